@@ -1,0 +1,277 @@
+"""What must be computed: the nets, their stages, and what flows between them.
+
+    nets      model                  or   teacher ──┐  (a flow from net to net)
+    stages    0 ──▶ 1 ──▶ 2 ──▶ 3         0 ──▶ 1   ▼
+    device    0     1     0     1         student   2 ──▶ 3
+
+Stages are numbered over the whole program. A program says nothing about order: that
+is the schedule's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hocket.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """One model of the program.
+
+    Args:
+        name: `model`, or `student` and `teacher`, or one name per job.
+        num_microbatches: the parts that one step's batch is cut into.
+        batch_loss: the loss is over the whole batch (op L) and not part of the
+            last forward of each microbatch.
+    """
+
+    name: str
+    num_microbatches: int
+    batch_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A contiguous part of one net, on one device.
+
+    Args:
+        net: the name of the net it is a part of.
+        device: where it lives, numbered within one replica of the program.
+        trainable: it has backwards, and updates by an optimizer.
+        delay: forward and backward of step `t` read the weights after
+            `max(0, t - delay)` updates.
+        follows: the trainable stages whose weights this one tracks (a momentum
+            teacher); such a stage has no backward, but is updated.
+    """
+
+    net: str
+    device: int
+    trainable: bool = True
+    delay: int = 0
+    follows: tuple[int, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether its weights change at all."""
+        return self.trainable or bool(self.follows)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What must be computed, and what needs what.
+
+    Args:
+        nets: each model, with its number of microbatches per step.
+        stages: numbered over the whole program, in an order in which values flow.
+        flows: `(from_stage, to_stage)`, each from a lower to a higher number.
+        num_steps: updates of every stage, numbered from 0.
+        num_replicas: copies of the whole pipeline, on other devices, that train on
+            other parts of the batch.
+
+    Raises:
+        PlanError: the facts contradict each other; the message lists all that do.
+    """
+
+    nets: tuple[Net, ...]
+    stages: tuple[Stage, ...]
+    flows: tuple[tuple[int, int], ...]
+    num_steps: int = 1
+    num_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse facts that contradict each other."""
+        faults = [*_number_faults(self), *_stage_faults(self), *_flow_faults(self)]
+        if faults:
+            raise PlanError("this program is not possible:\n  " + "\n  ".join(faults))
+
+    def __hash__(self) -> int:
+        """Hash the facts, once: rules are looked up by program very often."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(
+            (self.nets, self.stages, self.flows, self.num_steps, self.num_replicas)
+        )
+
+    @classmethod
+    def chain(
+        cls,
+        devices: Sequence[int],
+        num_microbatches: int,
+        *,
+        num_steps: int = 1,
+        num_replicas: int = 1,
+        trainable: bool = True,
+        delays: Sequence[int] | None = None,
+    ) -> Program:
+        """One net whose stages follow each other, the usual case.
+
+        Args:
+            devices: the device of each stage.
+            num_microbatches: per step.
+            num_steps: updates of every stage.
+            num_replicas: copies of the whole pipeline.
+            trainable: False for evaluation.
+            delays: of each stage; all 0 when not given.
+        """
+        delays = [0] * len(devices) if delays is None else delays
+        stages = tuple(
+            Stage("model", device, trainable, delay)
+            for device, delay in zip(devices, delays, strict=True)
+        )
+        flows = tuple((s, s + 1) for s in range(len(stages) - 1))
+        nets = (Net("model", num_microbatches),)
+        return cls(nets, stages, flows, num_steps, num_replicas)
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are in one replica."""
+        return len(self.stages)
+
+    @cached_property
+    def num_devices(self) -> int:
+        """How many devices one replica uses."""
+        return 1 + max(stage.device for stage in self.stages)
+
+    @cached_property
+    def _nets(self) -> dict[str, Net]:
+        return {net.name: net for net in self.nets}
+
+    def net_of(self, stage: int) -> Net:
+        """The net that a stage is a part of."""
+        return self._nets[self.stages[stage].net]
+
+    def num_microbatches_of(self, stage: int) -> int:
+        """How many microbatches a stage sees in one step."""
+        return self.net_of(stage).num_microbatches
+
+    @cached_property
+    def stages_on(self) -> tuple[tuple[int, ...], ...]:
+        """The stages on each device, in order of number."""
+        on: list[list[int]] = [[] for _ in range(self.num_devices)]
+        for number, stage in enumerate(self.stages):
+            on[stage.device].append(number)
+        return tuple(tuple(stages) for stages in on)
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the stages whose output it reads."""
+        into: list[list[int]] = [[] for _ in self.stages]
+        for from_stage, to_stage in self.flows:
+            into[to_stage].append(from_stage)
+        return tuple(tuple(stages) for stages in into)
+
+    @cached_property
+    def targets(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the stages that read its output."""
+        out: list[list[int]] = [[] for _ in self.stages]
+        for from_stage, to_stage in self.flows:
+            out[from_stage].append(to_stage)
+        return tuple(tuple(stages) for stages in out)
+
+    @cached_property
+    def gradient_targets(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, the stages that send it a gradient of its output."""
+        return tuple(
+            tuple(t for t in targets if stage.trainable and self.stages[t].trainable)
+            for stage, targets in zip(self.stages, self.targets, strict=True)
+        )
+
+    @cached_property
+    def loss_stages(self) -> frozenset[int]:
+        """The stages that a whole-batch loss reads and sends gradients to.
+
+        These are the trainable ends of a net with `batch_loss`.
+        """
+        return frozenset(
+            number
+            for number, stage in enumerate(self.stages)
+            if stage.trainable
+            and self._nets[stage.net].batch_loss
+            and not self.gradient_targets[number]
+        )
+
+
+def _number_faults(program: Program) -> list[str]:
+    faults = []
+    if not program.nets or not program.stages:
+        faults.append("it needs at least one net and one stage")
+    for name, number in (
+        ("num_steps", program.num_steps),
+        ("num_replicas", program.num_replicas),
+        *((f"num_microbatches of {n.name}", n.num_microbatches) for n in program.nets),
+    ):
+        if number < 1:
+            faults.append(f"{name} is {number}, and must be at least 1")
+    names = [net.name for net in program.nets]
+    if len(set(names)) != len(names):
+        faults.append(f"two nets share a name: {', '.join(names)}")
+    return faults
+
+
+def _stage_faults(program: Program) -> list[str]:
+    faults = []
+    names = {net.name for net in program.nets}
+    for number, stage in enumerate(program.stages):
+        where = f"stage {number}"
+        if stage.net not in names:
+            faults.append(f"{where} is part of net {stage.net!r}, which is not listed")
+        if stage.device < 0 or stage.delay < 0:
+            faults.append(f"{where} has a negative device or delay")
+        for other in stage.follows:
+            if not 0 <= other < len(program.stages):
+                faults.append(f"{where} follows stage {other}, which does not exist")
+            elif stage.trainable or not program.stages[other].trainable:
+                faults.append(
+                    f"{where} follows stage {other}: only a stage that is not "
+                    "trainable may follow, and only one that is"
+                )
+            elif program.stages[other].device != stage.device:
+                faults.append(
+                    f"{where} on device {stage.device} follows stage {other} on "
+                    f"device {program.stages[other].device}: put both on one device"
+                )
+    return faults
+
+
+def _flow_faults(program: Program) -> list[str]:
+    faults = []
+    seen = set()
+    for flow in program.flows:
+        from_stage, to_stage = flow
+        if not 0 <= from_stage < to_stage < len(program.stages):
+            faults.append(
+                f"flow {from_stage} -> {to_stage} must go from a lower to a higher "
+                f"stage number, both below {len(program.stages)}"
+            )
+        elif flow in seen:
+            faults.append(f"flow {from_stage} -> {to_stage} is listed twice")
+        seen.add(flow)
+    return faults or _net_flow_faults(program)
+
+
+def _net_flow_faults(program: Program) -> list[str]:
+    if any(stage.net not in {net.name for net in program.nets} for stage in program.stages):
+        return []
+    nets = {net.name: net for net in program.nets}
+    faults = []
+    for from_stage, to_stage in program.flows:
+        source, target = program.stages[from_stage], program.stages[to_stage]
+        num_from = nets[source.net].num_microbatches
+        num_to = nets[target.net].num_microbatches
+        if source.trainable and not target.trainable:
+            faults.append(
+                f"flow {from_stage} -> {to_stage} leads from a trainable stage to one "
+                "that is not, which would lose the gradient: make both trainable"
+            )
+        if num_from != num_to and not nets[target.net].batch_loss:
+            faults.append(
+                f"flow {from_stage} -> {to_stage} leads from net {source.net} with "
+                f"{num_from} microbatches to net {target.net} with {num_to}: use equal "
+                "numbers, or a loss over the whole batch"
+            )
+    return faults
