@@ -1,0 +1,174 @@
+"""Seconds and bytes: what each op costs, and each message.
+
+Costs say nothing about order. They come from a profile, from formulas, or from
+`Costs.uniform` for pictures and closed forms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from hocket.errors import CostsError
+from hocket.plan.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """What one stage costs, per microbatch unless said otherwise.
+
+    Args:
+        forward_s: F.
+        input_grad_s: I. B takes `input_grad_s + weight_grad_s`.
+        weight_grad_s: W.
+        loss_s: L, once per step.
+        update_s: U, once per step.
+        output_bytes: the message to each stage that reads the output.
+        input_grad_bytes: the message back to each stage that the input came from.
+        activation_bytes: held from F until B or I has ended.
+        weight_grad_held_bytes: the part of that which is held on until W has ended.
+        weight_bytes: one version of the weights.
+        gradient_bytes: the gradient buffer, and the size of a reduction.
+        optimizer_bytes: the optimizer's state.
+    """
+
+    forward_s: float = 0.0
+    input_grad_s: float = 0.0
+    weight_grad_s: float = 0.0
+    loss_s: float = 0.0
+    update_s: float = 0.0
+    output_bytes: int = 0
+    input_grad_bytes: int = 0
+    activation_bytes: int = 0
+    weight_grad_held_bytes: int = 0
+    weight_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way for bytes: a message takes `latency_s + bytes / bytes_per_s`.
+
+    Messages on one link follow each other at its bandwidth; latencies overlap.
+
+    Args:
+        latency_s: from the last byte's leaving to its being usable.
+        bytes_per_s: the bandwidth.
+        name: pairs of devices whose links have the same name share one link (a
+            network card, say). Without a name, each ordered pair has its own.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = inf
+    name: str = ""
+
+    def occupied_s(self, num_bytes: int) -> float:
+        """How long a message keeps others off the link."""
+        return num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What every op and message of a program costs.
+
+    Args:
+        stages: one per stage of the program; or exactly one together with
+            `is_device_share`.
+        is_device_share: the one cost given is a device's whole share of the model,
+            which its stages split evenly.
+        link: between any two devices that `links` does not name.
+        links: `(from_device, to_device, link)` for single pairs.
+        reduce_link: between a device and its replicas, for op R (ring all-reduce).
+        handling: what a lane itself spends on each message it sends or receives.
+        op_s: what a lane spends on each op besides the work (the host's overhead).
+        lane_capacity: how many lanes' worth of work a device does per second while
+            several of its lanes are busy: 1 is plain time sharing, 2 means that two
+            lanes do not disturb each other.
+    """
+
+    stages: tuple[StageCost, ...]
+    is_device_share: bool = False
+    link: Link = field(default_factory=Link)
+    links: tuple[tuple[int, int, Link], ...] = ()
+    reduce_link: Link = field(default_factory=Link)
+    handling: Link = field(default_factory=Link)
+    op_s: float = 0.0
+    lane_capacity: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if self.is_device_share and len(self.stages) != 1:
+            raise CostsError(
+                f"is_device_share takes exactly one cost, got {len(self.stages)}"
+            )
+        if self.lane_capacity < 1:
+            raise CostsError(f"lane_capacity is {self.lane_capacity}, below 1")
+
+    @classmethod
+    def uniform(
+        cls,
+        *,
+        forward_s: float = 1.0,
+        input_grad_s: float = 1.0,
+        weight_grad_s: float = 1.0,
+        message_s: float = 0.0,
+        update_s: float = 0.0,
+        activation_bytes: int = 1,
+    ) -> Costs:
+        """Equal devices: one microbatch through a device's whole share of the model.
+
+        A device with several stages splits its share evenly among them. A message
+        takes `message_s` from any device to any other and keeps no other off the link.
+        """
+        share = StageCost(
+            forward_s=forward_s,
+            input_grad_s=input_grad_s,
+            weight_grad_s=weight_grad_s,
+            update_s=update_s,
+            activation_bytes=activation_bytes,
+        )
+        return cls((share,), is_device_share=True, link=Link(latency_s=message_s))
+
+    def of(self, program: Program) -> tuple[StageCost, ...]:
+        """The cost of each stage of `program`.
+
+        Raises:
+            CostsError: the costs are of another number of stages.
+        """
+        if not self.is_device_share:
+            if len(self.stages) != program.num_stages:
+                raise CostsError(
+                    f"costs of {len(self.stages)} stages do not fit a program of "
+                    f"{program.num_stages}"
+                )
+            return self.stages
+        return tuple(
+            _split(self.stages[0], len(program.stages_on[stage.device]))
+            for stage in program.stages
+        )
+
+    def link_between(self, from_device: int, to_device: int) -> Link:
+        """The link that messages between two devices take."""
+        for a, b, link in self.links:
+            if (a, b) == (from_device, to_device):
+                return link
+        return self.link
+
+
+def _split(share: StageCost, num_stages: int) -> StageCost:
+    """An even part of a device's share. Messages keep their size."""
+    return StageCost(
+        forward_s=share.forward_s / num_stages,
+        input_grad_s=share.input_grad_s / num_stages,
+        weight_grad_s=share.weight_grad_s / num_stages,
+        loss_s=share.loss_s / num_stages,
+        update_s=share.update_s / num_stages,
+        output_bytes=share.output_bytes,
+        input_grad_bytes=share.input_grad_bytes,
+        activation_bytes=share.activation_bytes // num_stages,
+        weight_grad_held_bytes=share.weight_grad_held_bytes // num_stages,
+        weight_bytes=share.weight_bytes // num_stages,
+        gradient_bytes=share.gradient_bytes // num_stages,
+        optimizer_bytes=share.optimizer_bytes // num_stages,
+    )
