@@ -1,0 +1,81 @@
+# Everything one does with this repository. `make` alone lists the targets.
+# Needs Python >= 3.11 with venv, and make; all else is set up in .venv on first use.
+
+PYTHON ?= python3
+PYTEST_FLAGS ?= -n 2 --dist loadgroup
+
+VENV := .venv
+BIN := $(VENV)/bin
+SET_UP := $(VENV)/.set-up
+DOCS_SET_UP := $(VENV)/.set-up-docs
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint format types sizes docs golden bench \
+	test-long clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
+		$(firstword $(MAKEFILE_LIST))
+
+# ---------------------------------------------------------------- environment
+
+setup: $(SET_UP) ## make .venv with all that is needed; again when pins change
+
+# torch comes first: whatever asks for torch later must find the pinned one in place.
+$(SET_UP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "hocket needs Python >= 3.11; this is $$($(PYTHON) -V)." \
+			"Name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt \
+		--editable '.[recipes,plot,dev]'
+	@touch $@
+
+$(DOCS_SET_UP): $(SET_UP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+# ---------------------------------------------------------------- use
+
+demo: setup ## train a vision transformer on real digits, on two local workers
+	$(BIN)/hocket train digits-vit
+
+bench: setup ## run every benchmark: best on an idle machine, takes long
+	@for run in bench/*/run.py; do \
+		echo "== $$run"; $(BIN)/python $$run || exit 1; done
+
+# ---------------------------------------------------------------- checks
+
+test: setup lint types sizes ## lint, types, file sizes and all but the long tests
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+test-long: setup ## the tests that take minutes
+	$(BIN)/pytest $(PYTEST_FLAGS) -m long --timeout 1800
+
+check: test docs ## all that CI runs: `make test`, then the documentation
+
+lint: setup ## style, import rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: setup ## mend what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: setup ## mypy --strict over the package and the tests
+	$(BIN)/mypy
+
+sizes: setup ## no file over 500 lines, none named utils.py
+	$(BIN)/python scripts/check_sizes.py
+
+docs: $(DOCS_SET_UP) ## build docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going --quiet --builder html docs docs/_build/html
+
+golden: setup ## write tests/golden anew; then read `git diff tests/golden`
+	$(BIN)/pytest -m golden --write-golden
+
+clean: ## remove .venv, caches and what was built; runs/ stays
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis docs/_build \
+		build dist
+	find src tests scripts docs -name __pycache__ -prune -exec rm -rf {} +
