@@ -1,0 +1,1 @@
+"""The tests of hocket. The folders mirror those of src/hocket."""

@@ -1,0 +1,61 @@
+"""What every test stands on: Hypothesis profiles, folders, golden files, threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import hypothesis
+import pytest
+
+GOLDEN: Final = Path(__file__).parent / "golden"
+
+# In CI the same examples each time. Nowhere a deadline: a slow machine is not a bug.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# One thread for torch, here and in every worker that a test starts: the tests fill
+# the cores already. Set before anything imports torch, which reads them once.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that `make golden` gives."""
+    parser.addoption(
+        "--write-golden",
+        action="store_true",
+        help="write tests/golden anew; read the difference before you commit it",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the fixture `golden`, so that `-m golden` finds them."""
+    for item in items:
+        if "golden" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.golden)
+
+
+@pytest.fixture
+def free_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, and the current directory while the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` asserts that tests/golden/name holds just this text."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--write-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        kept = path.read_text() if path.exists() else ""
+        assert text == kept, f"{name}: if the new text is right, run `make golden`"
+
+    return compare

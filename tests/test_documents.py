@@ -1,0 +1,99 @@
+"""What the documents say is so: their code runs, their links and commands exist."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent
+DOCUMENTS: Final = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/[!_]*/*.md")]
+)
+FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK: Final = re.compile(r"\]\((?!https?:)([^)#]+)")
+TARGET: Final = re.compile(r"^([a-z-]+):", re.MULTILINE)
+COMMAND: Final = re.compile(r"(?:`|^)make ([a-z-]+)", re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    """A document's path from the root, as the name of a test's case."""
+    return str(path.relative_to(ROOT))
+
+
+def blocks_of(path: Path, language: str) -> Iterator[str]:
+    """The code blocks of a document that are marked with a language."""
+    return (body for mark, body in FENCE.findall(path.read_text()) if mark == language)
+
+
+def documents_with(language: str) -> list[Any]:
+    """The documents that hold code of a language, as cases for a test."""
+    return [
+        pytest.param(path, id=name_of(path))
+        for path in DOCUMENTS
+        if any(blocks_of(path, language))
+    ]
+
+
+@pytest.mark.parametrize("document", documents_with("pycon"))
+def test_sessions_print_what_they_show(document: Path) -> None:
+    """A reader who types a page's session sees what the page shows, in one go."""
+    session = "\n".join(blocks_of(document, "pycon"))
+    test = doctest.DocTestParser().get_doctest(session, {}, name_of(document), None, 0)
+    report: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+@pytest.mark.parametrize("document", documents_with("python"))
+def test_programs_run(document: Path, free_dir: Path) -> None:
+    """Each program of a document runs as it stands, in a process of its own."""
+    for number, program in enumerate(blocks_of(document, "python")):
+        script = free_dir / f"block_{number}.py"
+        script.write_text(program)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Links between files survive a move of either file."""
+    links = LINK.findall(document.read_text())
+    assert [to for to in links if not (document.parent / to).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_make_targets_exist(document: Path) -> None:
+    """A `make something` in a document is a target of the Makefile."""
+    targets = set(TARGET.findall((ROOT / "Makefile").read_text()))
+    assert set(COMMAND.findall(document.read_text())) <= targets
+
+
+def test_make_lists_every_target() -> None:
+    """`make` alone names each target of the Makefile, with a word on what it does."""
+    makefile = (ROOT / "Makefile").read_text()
+    listed = subprocess.run(
+        ["make", "--no-print-directory"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert set(re.findall(r"^  make ([a-z-]+) +\S", listed, re.MULTILINE)) == set(
+        TARGET.findall(makefile)
+    )

@@ -1,0 +1,117 @@
+"""Who may import whom: the folders of src/hocket, from the bottom to the top."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+SOURCE: Final = Path(__file__).parent.parent / "src" / "hocket"
+
+# A folder imports from its own line and the lines above it, never from those below.
+LAYERS: Final = (
+    ("errors", "env"),
+    ("plan",),
+    ("schedules", "passes"),
+    ("planner", "draw"),
+    ("model", "run"),
+    ("outoforder", "teacher", "freeze", "share"),
+    ("recipes",),
+    ("cli",),
+)
+RANK: Final = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+WITHOUT_TORCH: Final = [room for room, rank in RANK.items() if rank < RANK["model"]]
+
+
+def modules_named(node: ast.AST) -> Iterator[str]:
+    """The modules that one import statement names; nothing for any other node."""
+    match node:
+        case ast.Import(names=names):
+            yield from (name.name for name in names)
+        case ast.ImportFrom(module=str(module), names=names):
+            # `from hocket import plan` names a folder too.
+            yield from (f"{module}.{name.name}" for name in names)
+
+
+def rooms_imported(source: str) -> set[str]:
+    """The folders and top modules of hocket that a file imports, at any depth.
+
+    `import hocket` gives the empty name: the public interface, which stands on top.
+    """
+    imports = [m for node in ast.walk(ast.parse(source)) for m in modules_named(node)]
+    parts = [module.split(".") for module in imports]
+    ours = {".".join(part[1:2]) for part in parts if part[0] == "hocket"}
+    return ours - {"__version__"}
+
+
+def room_of(path: Path) -> str:
+    """The folder of src/hocket that a file is in, or the name of a top module."""
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imports_between_rooms() -> set[tuple[str, str]]:
+    """`(who, whom)` for every import from one room of the house to another."""
+    return {
+        (room_of(path), room)
+        for path in sorted(SOURCE.rglob("*.py"))
+        if room_of(path) in RANK
+        for room in rooms_imported(path.read_text())
+        if room != room_of(path)
+    }
+
+
+def test_every_folder_has_its_place() -> None:
+    """A new folder must be given its place in `LAYERS` before it may hold code."""
+    rooms = {room_of(path) for path in SOURCE.rglob("*.py")}
+    assert rooms - {"__init__", "__main__"} <= set(RANK)
+
+
+def test_imports_never_point_up() -> None:
+    """The plan knows nothing of what runs it; only the command line knows everything.
+
+    Imports inside functions and under TYPE_CHECKING count: they are knowledge too.
+    """
+    up = {
+        f"{who} imports hocket.{whom}"
+        for who, whom in imports_between_rooms()
+        if RANK.get(whom, RANK["cli"]) > RANK[who]
+    }
+    assert not up
+
+
+def test_neighbours_import_in_one_direction() -> None:
+    """Folders of one layer may know each other, but not both each the other."""
+    imports = imports_between_rooms()
+    assert not {(a, b) for a, b in imports if a < b and (b, a) in imports}
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_planning_half_runs_without_torch(room: str) -> None:
+    """Also through what it imports; the linter sees only direct imports of torch."""
+    paths = [path for path in sorted(SOURCE.rglob("*.py")) if room_of(path) == room]
+    names = [".".join(path.relative_to(SOURCE.parent).parts)[:-3] for path in paths]
+    program = (
+        f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=SOURCE.parent, timeout=60, check=False
+    )
+    assert done.returncode == 0
+
+
+def test_sees_what_it_looks_for() -> None:
+    """The reader of imports finds each form in which one can be written."""
+    source = (
+        "import hocket.run.worker\n"
+        "from hocket import draw\n"
+        "from hocket.plan.op import Op\n"
+        "def f():\n    from hocket.cli.main import app\n"
+        "import torch, hocket\n"
+    )
+    assert rooms_imported(source) == {"run", "draw", "plan", "cli", ""}
