@@ -1,0 +1,24 @@
+"""How Sphinx builds these pages: `make docs`, where a warning is an error."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "hocket"
+author = "the hocket authors"
+release = version_of("hocket")
+version = release
+
+extensions = ["myst_parser", "docstrings"]
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"hocket {release}"
+html_copy_source = False
+html_show_copyright = False

@@ -1,0 +1,77 @@
+"""Sphinx directives that show public names and schedules in their own words.
+
+The docstrings stand on the page letter by letter, because they hold pictures of
+schedules and formulas; nothing is written down twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from enum import Enum
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.inspect import stringify_signature
+
+import hocket
+
+
+def headline_of(name: str, value: object) -> str:
+    """How a name is used: what it takes, or else of what type it is."""
+    if isinstance(value, type) and issubclass(value, Exception):
+        return f"{name}({value.__mro__[1].__name__})"
+    if isinstance(value, type) and issubclass(value, Enum):
+        return f"{name}: {', '.join(value.__members__)}"
+    if not callable(value):
+        return f"{name}: {type(value).__name__}"
+    return name + stringify_signature(
+        inspect.signature(value),
+        show_return_annotation=not isinstance(value, type),
+        unqualified_typehints=True,
+    )
+
+
+def text_of(name: str, value: object) -> str:
+    """The headline, and below it the docstring where the value has one of its own."""
+    doc = inspect.getdoc(value) if callable(value) else None
+    headline = textwrap.fill(headline_of(name, value), 80, subsequent_indent="    ")
+    return headline + (f"\n\n{doc}" if doc else "")
+
+
+def section_of(name: str, text: str) -> nodes.section:
+    """A section that links can point to, with a text letter by letter."""
+    section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+    section += nodes.title(text=name)
+    section += nodes.literal_block(text, text, language="text")
+    return section
+
+
+class PublicNames(SphinxDirective):
+    """`public-names`: a section for each name in `hocket.__all__`."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the sections, in the order of `__all__`."""
+        return [
+            section_of(name, text_of(name, getattr(hocket, name)))
+            for name in hocket.__all__
+        ]
+
+
+class Schedules(SphinxDirective):
+    """`schedules`: a section for each schedule of the table."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the sections, in the order of the table."""
+        return [
+            section_of(name, inspect.getdoc(entry.make) or "")
+            for name, entry in hocket.SCHEDULES.items()
+        ]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Tell Sphinx of the directives."""
+    app.add_directive("public-names", PublicNames)
+    app.add_directive("schedules", Schedules)
+    return {"parallel_read_safe": True}
