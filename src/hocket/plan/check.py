@@ -3,7 +3,8 @@
 What is proved of a schedule that passes:
 
 1. every op that the program wants is there exactly once, on its own device;
-2. played under rendezvous sends and bounded receive buffers, every lane reaches its end;
+2. played under rendezvous sends and bounded receive buffers, every lane comes to its
+   end;
 3. every forward, and its backward, read the weights that the stage's delay promises,
    and so many versions of them must be alive;
 4. explicit messages are posted in the same order at both ends of each pair of devices;
@@ -79,19 +80,22 @@ def _op_faults(schedule: Schedule) -> Iterator[Fault]:
         elif _whole(op) not in due:
             yield f"{op} is no op of this program ({_sizes(program)})", op
     for op in due:
-        if op.kind is not Kind.BACKWARD:
-            if op not in found:
-                yield f"{op} is missing", None
-            continue
-        halves = [Op(kind, op.stage, op.microbatch, op.step) for kind in _HALVES]
-        num_halves = sum(half in found for half in halves)
-        if op in found and num_halves:
-            yield f"{op} is there whole and as {_HALF_NAMES}", op
-        elif op not in found and num_halves == 0:
-            yield f"{op} is missing, and so are {_HALF_NAMES}", None
-        elif num_halves == 1:
-            missing = next(half for half in halves if half not in found)
-            yield f"{missing} is missing, the other half is there", None
+        if op.kind is Kind.BACKWARD:
+            yield from _backward_faults(op, found)
+        elif op not in found:
+            yield f"{op} is missing", None
+
+
+def _backward_faults(op: Op, found: Counter[Op]) -> Iterator[Fault]:
+    """A backward must be there whole, or as both of its halves."""
+    halves = [Op(kind, op.stage, op.microbatch, op.step) for kind in _HALVES]
+    missing = [half for half in halves if half not in found]
+    if op in found and len(missing) < len(halves):
+        yield f"{op} is there whole and as {_HALF_NAMES}", op
+    elif op not in found and len(missing) == len(halves):
+        yield f"{op} is missing, and so are {_HALF_NAMES}", None
+    elif len(missing) == 1:
+        yield f"{missing[0]} is missing, the other half is there", None
 
 
 _HALVES = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
@@ -152,7 +156,11 @@ def _body_faults(schedule: Schedule) -> Iterator[Fault]:
         for i in range(begin + length, end):
             before, op = lane.ops[i - length], lane.ops[i]
             wanted = Op(
-                before.kind, before.stage, before.microbatch, before.step + 1, before.peer
+                before.kind,
+                before.stage,
+                before.microbatch,
+                before.step + 1,
+                before.peer,
             )
             if op != wanted:
                 yield f"{op} stands in the body where {wanted} would repeat it", op
@@ -180,7 +188,9 @@ def _message_order_faults(schedule: Schedule) -> Iterator[str]:
         ]
         if others == expected:
             continue
-        i = next(i for i, (a, b) in enumerate(zip(others, expected, strict=True)) if a != b)
+        i = next(
+            i for i, (a, b) in enumerate(zip(others, expected, strict=True)) if a != b
+        )
         yield (
             f"device {source} sends {ops[i]} as message {i} to device {target}, which "
             f"receives {others[i]} there: post them in the same order at both ends"

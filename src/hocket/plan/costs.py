@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import assert_never
 
 from hocket.errors import CostsError
+from hocket.plan.op import Kind
 from hocket.plan.program import Program
 
 
@@ -45,6 +47,32 @@ class StageCost:
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
 
+    def seconds(self, kind: Kind) -> float:
+        """How long an op keeps its lane busy; 0 for those that only start something."""
+        match kind:
+            case Kind.FORWARD:
+                return self.forward_s
+            case Kind.BACKWARD:
+                return self.input_grad_s + self.weight_grad_s
+            case Kind.BACKWARD_INPUT:
+                return self.input_grad_s
+            case Kind.BACKWARD_WEIGHT:
+                return self.weight_grad_s
+            case Kind.LOSS:
+                return self.loss_s
+            case Kind.UPDATE:
+                return self.update_s
+            case (
+                Kind.REDUCE
+                | Kind.SEND_FORWARD
+                | Kind.RECEIVE_FORWARD
+                | Kind.SEND_BACKWARD
+                | Kind.RECEIVE_BACKWARD
+            ):
+                return 0.0
+            case _:
+                assert_never(kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -66,6 +94,16 @@ class Link:
     def occupied_s(self, num_bytes: int) -> float:
         """How long a message keeps others off the link."""
         return num_bytes / self.bytes_per_s
+
+    def ring_s(self, num_bytes: int, num_members: int) -> float:
+        """How long a ring all-reduce of `num_bytes` takes.
+
+        Each member sends `2 (r - 1)` messages of `1 / r` of the bytes, one after
+        another: half of them add up, the other half spread the sums.
+        """
+        num_messages = 2 * (num_members - 1)
+        sent_s = self.occupied_s(num_bytes) / num_members
+        return num_messages * (self.latency_s + sent_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
-from hocket.plan.op import Kind, Op
+from hocket.plan.op import MESSAGES, Kind, Op
 from hocket.plan.program import Program
 
 
@@ -83,7 +83,7 @@ class Rule:
     every: bool = False
 
 
-_PER_MICROBATCH = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD})
+PER_MICROBATCH = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD})
 
 
 @lru_cache(maxsize=65536)
@@ -113,43 +113,39 @@ def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
             return (Rule(Fact.WEIGHT_GRAD, stage, every=True),)
         case Kind.UPDATE:
             return _update_needs(stage, program)
-        case Kind.SEND_FORWARD:
-            return (Rule(Fact.OUTPUT, stage),)
-        case Kind.SEND_BACKWARD:
-            return (Rule(Fact.INPUT_GRAD, stage),)
-        case Kind.RECEIVE_FORWARD | Kind.RECEIVE_BACKWARD:
-            return ()
-        case _:
-            assert_never(kind)
-
-
-@lru_cache(maxsize=65536)
-def make_rules(kind: Kind, stage: int) -> tuple[Rule, ...]:
-    """What any op of this kind on this stage makes."""
-    match kind:
-        case Kind.FORWARD:
-            return (Rule(Fact.OUTPUT, stage),)
-        case Kind.BACKWARD:
-            return (Rule(Fact.INPUT_GRAD, stage), Rule(Fact.WEIGHT_GRAD, stage))
-        case Kind.BACKWARD_INPUT:
-            return (Rule(Fact.INPUT_GRAD, stage),)
-        case Kind.BACKWARD_WEIGHT:
-            return (Rule(Fact.WEIGHT_GRAD, stage),)
-        case Kind.LOSS:
-            return (Rule(Fact.LOSS_GRAD, stage),)
-        case Kind.REDUCE:
-            return (Rule(Fact.REDUCED_GRAD, stage),)
-        case Kind.UPDATE:
-            return (Rule(Fact.WEIGHTS, stage, shift=1),)
         case (
             Kind.SEND_FORWARD
             | Kind.SEND_BACKWARD
             | Kind.RECEIVE_FORWARD
             | Kind.RECEIVE_BACKWARD
         ):
-            return ()  # they move a value and make none
+            return tuple(Rule(fact, stage) for fact in _SENT.get(kind, ()))
         case _:
             assert_never(kind)
+
+
+_SENT: Final = {
+    Kind.SEND_FORWARD: (Fact.OUTPUT,),
+    Kind.SEND_BACKWARD: (Fact.INPUT_GRAD,),
+}
+
+
+@lru_cache(maxsize=65536)
+def make_rules(kind: Kind, stage: int) -> tuple[Rule, ...]:
+    """What any op of this kind on this stage makes."""
+    return tuple(Rule(fact, stage, int(fact is Fact.WEIGHTS)) for fact in _MADE[kind])
+
+
+_MADE: Final = {
+    Kind.FORWARD: (Fact.OUTPUT,),
+    Kind.BACKWARD: (Fact.INPUT_GRAD, Fact.WEIGHT_GRAD),
+    Kind.BACKWARD_INPUT: (Fact.INPUT_GRAD,),
+    Kind.BACKWARD_WEIGHT: (Fact.WEIGHT_GRAD,),
+    Kind.LOSS: (Fact.LOSS_GRAD,),
+    Kind.REDUCE: (Fact.REDUCED_GRAD,),
+    Kind.UPDATE: (Fact.WEIGHTS,),  # of the version that comes next
+    **dict.fromkeys(MESSAGES, ()),  # they move a value and make none
+}
 
 
 def needs(op: Op, program: Program) -> tuple[Value, ...]:
@@ -212,7 +208,7 @@ def version_read(stage: int, step: int, program: Program) -> int:
 def _fill(rules: tuple[Rule, ...], op: Op, program: Program) -> Iterator[Value]:
     for rule in rules:
         step = max(0, op.step + rule.shift)
-        if rule.fact not in _PER_MICROBATCH:
+        if rule.fact not in PER_MICROBATCH:
             yield Value(rule.fact, rule.stage, None, step)
         elif rule.every:
             for microbatch in range(program.num_microbatches_of(rule.stage)):

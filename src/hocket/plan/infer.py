@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hocket.errors import ParseError
-from hocket.plan.op import Kind, Op
+from hocket.plan.op import Kind
 from hocket.plan.program import Program
 from hocket.plan.schedule import Lane
+
+_IN_EVALUATION = frozenset(
+    {Kind.FORWARD, Kind.LOSS, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD}
+)
 
 
 def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
@@ -18,11 +22,25 @@ def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
         path: named in errors.
 
     Raises:
-        ParseError: the ops contradict each other (a stage on two devices, or one that
-            nobody runs).
+        ParseError: the ops contradict each other (a stage on two devices, or a
+            stage, microbatch or step that is left out).
+        PlanError: the numbers of the devices have gaps.
     """
+    ops = [op for lane in lanes for op in lane.ops]
+    devices = _devices(lanes, path)
+    kinds = {op.kind for op in ops}
+    return Program.chain(
+        [devices[stage] for stage in range(_count("stage", devices, path))],
+        _count("microbatch", {op.microbatch or 0 for op in ops}, path),
+        num_steps=_count("step", {op.step for op in ops}, path),
+        num_replicas=2 if Kind.REDUCE in kinds else 1,
+        trainable=not kinds <= _IN_EVALUATION,
+        batch_loss=Kind.LOSS in kinds,
+    )
+
+
+def _devices(lanes: Sequence[Lane], path: str) -> dict[int, int]:
     devices: dict[int, int] = {}
-    trained = set()
     for lane in lanes:
         for op in lane.ops:
             other = devices.setdefault(op.stage, lane.device)
@@ -31,20 +49,18 @@ def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
                     f"{path}: stage {op.stage} runs on device {other} and, as {op}, "
                     f"on device {lane.device}; a stage lives on one device"
                 )
-            if op.kind not in (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD):
-                trained.add(op.stage)
-    missing = sorted(set(range(max(devices, default=0) + 1)) - set(devices))
-    if missing:
-        raise ParseError(f"{path}: no op for stage {', '.join(map(str, missing))}")
-    ops = [op for lane in lanes for op in lane.ops]
-    return Program.chain(
-        [devices[stage] for stage in sorted(devices)],
-        _count(ops, "microbatch"),
-        num_steps=_count(ops, "step"),
-        num_replicas=2 if any(op.kind is Kind.REDUCE for op in ops) else 1,
-        trainable=bool(trained),
-    )
+    return devices
 
 
-def _count(ops: Sequence[Op], field: str) -> int:
-    return 1 + max((getattr(op, field) or 0 for op in ops), default=0)
+def _count(noun: str, numbers: Collection[int], path: str) -> int:
+    """How many there are, if none is left out.
+
+    Looks at no more numbers than there are: a file may hold any, like 999999999.
+    """
+    left_out = set(range(len(numbers))).difference(numbers)
+    if left_out:
+        raise ParseError(
+            f"{path}: no op of {noun} {min(left_out)}, but one of {noun} "
+            f"{max(numbers)}; count from 0 without gaps"
+        )
+    return len(numbers)

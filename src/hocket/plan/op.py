@@ -110,5 +110,6 @@ class Op:
 _PATTERN: Final = re.compile(
     r"(\d{1,9})"
     rf"({'|'.join(sorted((k.value for k in Kind), key=len, reverse=True))})"
-    r"(\d{1,9})?(?:([<>])(\d{1,9}))?(?:@(\d{1,9}))?"
+    r"(\d{1,9})?(?:([<>])(\d{1,9}))?(?:@(\d{1,9}))?",
+    re.ASCII,  # no other script's digits, which would be printed as these
 )

@@ -49,8 +49,8 @@ def play(schedule: Schedule, num_buffers: int) -> list[Stand]:
     """
     state = _State(schedule, num_buffers)
     lanes = range(len(schedule.lanes))
-    while any([state.advance(lane) for lane in lanes]):
-        pass
+    while sum(state.advance(lane) for lane in lanes):
+        pass  # each round moves every lane as far as it goes
     return [state.stand(i) for i in lanes if not state.is_done(i)]
 
 

@@ -10,11 +10,15 @@ is the schedule's part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from hocket.errors import PlanError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,8 @@ class Net:
     """One model of the program.
 
     Args:
-        name: `model`, or `student` and `teacher`, or one name per job.
+        name: `model`, or `student` and `teacher`, or one name per job: letters,
+            digits and `_.-`.
         num_microbatches: the parts that one step's batch is cut into.
         batch_loss: the loss is over the whole batch (op L) and not part of the
             last forward of each microbatch.
@@ -39,7 +44,8 @@ class Stage:
 
     Args:
         net: the name of the net it is a part of.
-        device: where it lives, numbered within one replica of the program.
+        device: where it lives, numbered within one replica of the program, from 0
+            and without gaps.
         trainable: it has backwards, and updates by an optimizer.
         delay: forward and backward of step `t` read the weights after
             `max(0, t - delay)` updates.
@@ -106,6 +112,7 @@ class Program:
         num_steps: int = 1,
         num_replicas: int = 1,
         trainable: bool = True,
+        batch_loss: bool = False,
         delays: Sequence[int] | None = None,
     ) -> Program:
         """One net whose stages follow each other, the usual case.
@@ -116,15 +123,23 @@ class Program:
             num_steps: updates of every stage.
             num_replicas: copies of the whole pipeline.
             trainable: False for evaluation.
+            batch_loss: the loss is over the whole batch.
             delays: of each stage; all 0 when not given.
+
+        Raises:
+            PlanError: there are not as many delays as stages, or as for any program.
         """
         delays = [0] * len(devices) if delays is None else delays
+        if len(delays) != len(devices):
+            raise PlanError(
+                f"{len(delays)} delays do not fit {len(devices)} stages: give one each"
+            )
         stages = tuple(
             Stage("model", device, trainable, delay)
             for device, delay in zip(devices, delays, strict=True)
         )
         flows = tuple((s, s + 1) for s in range(len(stages) - 1))
-        nets = (Net("model", num_microbatches),)
+        nets = (Net("model", num_microbatches, batch_loss),)
         return cls(nets, stages, flows, num_steps, num_replicas)
 
     @property
@@ -183,16 +198,16 @@ class Program:
 
     @cached_property
     def loss_stages(self) -> frozenset[int]:
-        """The stages that a whole-batch loss reads and sends gradients to.
+        """The stages whose outputs a whole-batch loss reads, and sends gradients to.
 
-        These are the trainable ends of a net with `batch_loss`.
+        These are the ends of a net with `batch_loss`. In evaluation, where no stage
+        is trainable, the loss is computed too, and nobody reads its gradient.
         """
         return frozenset(
             number
             for number, stage in enumerate(self.stages)
-            if stage.trainable
-            and self._nets[stage.net].batch_loss
-            and not self.gradient_targets[number]
+            if self._nets[stage.net].batch_loss
+            and not (self.gradient_targets if stage.trainable else self.targets)[number]
         )
 
 
@@ -210,6 +225,11 @@ def _number_faults(program: Program) -> list[str]:
     names = [net.name for net in program.nets]
     if len(set(names)) != len(names):
         faults.append(f"two nets share a name: {', '.join(names)}")
+    faults += [
+        f"a net is named {name!r}: use letters, digits and _.- alone"
+        for name in names
+        if not _NAME.fullmatch(name)
+    ]
     return faults
 
 
@@ -222,20 +242,33 @@ def _stage_faults(program: Program) -> list[str]:
             faults.append(f"{where} is part of net {stage.net!r}, which is not listed")
         if stage.device < 0 or stage.delay < 0:
             faults.append(f"{where} has a negative device or delay")
-        for other in stage.follows:
-            if not 0 <= other < len(program.stages):
-                faults.append(f"{where} follows stage {other}, which does not exist")
-            elif stage.trainable or not program.stages[other].trainable:
-                faults.append(
-                    f"{where} follows stage {other}: only a stage that is not "
-                    "trainable may follow, and only one that is"
-                )
-            elif program.stages[other].device != stage.device:
-                faults.append(
-                    f"{where} on device {stage.device} follows stage {other} on "
-                    f"device {program.stages[other].device}: put both on one device"
-                )
+        faults += _follow_faults(program, number)
+    devices = {stage.device for stage in program.stages}
+    gaps = sorted(set(range(len(devices))) - devices)
+    if gaps:
+        faults.append(
+            f"no stage is on device {gaps[0]}, but one on device {max(devices)}: "
+            "number the devices from 0 without gaps"
+        )
     return faults
+
+
+def _follow_faults(program: Program, number: int) -> Iterator[str]:
+    stage = program.stages[number]
+    for other in stage.follows:
+        where = f"stage {number} follows stage {other}"
+        if not 0 <= other < len(program.stages):
+            yield f"{where}, which does not exist"
+        elif stage.trainable or not program.stages[other].trainable:
+            yield (
+                f"{where}: only a stage that is not trainable may follow, and only "
+                "one that is"
+            )
+        elif program.stages[other].device != stage.device:
+            yield (
+                f"{where}, but they are on devices {stage.device} and "
+                f"{program.stages[other].device}: put both on one device"
+            )
 
 
 def _flow_faults(program: Program) -> list[str]:
@@ -251,27 +284,25 @@ def _flow_faults(program: Program) -> list[str]:
         elif flow in seen:
             faults.append(f"flow {from_stage} -> {to_stage} is listed twice")
         seen.add(flow)
-    return faults or _net_flow_faults(program)
+    names = {net.name for net in program.nets}
+    if faults or any(stage.net not in names for stage in program.stages):
+        return faults
+    return list(_net_flow_faults(program))
 
 
-def _net_flow_faults(program: Program) -> list[str]:
-    if any(stage.net not in {net.name for net in program.nets} for stage in program.stages):
-        return []
-    nets = {net.name: net for net in program.nets}
-    faults = []
+def _net_flow_faults(program: Program) -> Iterator[str]:
     for from_stage, to_stage in program.flows:
         source, target = program.stages[from_stage], program.stages[to_stage]
-        num_from = nets[source.net].num_microbatches
-        num_to = nets[target.net].num_microbatches
+        num_from = program.num_microbatches_of(from_stage)
+        num_to = program.num_microbatches_of(to_stage)
         if source.trainable and not target.trainable:
-            faults.append(
+            yield (
                 f"flow {from_stage} -> {to_stage} leads from a trainable stage to one "
                 "that is not, which would lose the gradient: make both trainable"
             )
-        if num_from != num_to and not nets[target.net].batch_loss:
-            faults.append(
+        if num_from != num_to and to_stage not in program.loss_stages:
+            yield (
                 f"flow {from_stage} -> {to_stage} leads from net {source.net} with "
                 f"{num_from} microbatches to net {target.net} with {num_to}: use equal "
-                "numbers, or a loss over the whole batch"
+                "numbers, or let it end in a loss over the whole batch"
             )
-    return faults

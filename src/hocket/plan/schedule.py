@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.errors import PlanError
+from hocket.errors import ParseError, PlanError
+from hocket.plan.op import MESSAGES, Op
 
 if TYPE_CHECKING:
-    from hocket.plan.op import Op
     from hocket.plan.program import Program
 
 
@@ -92,8 +92,14 @@ class Schedule:
 
         Raises:
             PlanError: fewer steps than prologue and epilogue need, or an order of
-                several steps without a body.
+                several steps without a body, or one that holds messages, which reach
+                from one step into the next.
         """
+        if any(op.kind in MESSAGES for lane in self.lanes for op in lane.ops):
+            raise PlanError(
+                "an order with messages cannot be continued: choose the number of "
+                "steps first, then add the messages"
+            )
         if self.body:
             return self._with_body_repeated(num_steps)
         if self.program.num_steps != 1:
@@ -172,7 +178,11 @@ class Schedule:
         """
         from hocket.plan.torch_csv import from_csv
 
-        return from_csv(Path(path).read_text(encoding="utf-8"), path=str(path))
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ParseError(f"{path} is no text: {error}") from None
+        return from_csv(text, path=str(path))
 
 
 def _shifted(op: Op, num_steps: int) -> Op:

@@ -2,21 +2,37 @@
 
 Schedules write down forwards and backwards; what must follow them is always the same:
 
-    d0  ... 0B2 0B3 0R 2B3 2R 0U 2U
-                     │         └─ the updates, when all of the device's work is done
-                     └─ each stage's reduction as soon as its gradients are complete,
-                        so that it overlaps with what is left to compute
+    d0  ... 2B3 2R 0B2 0B3 0R 2U 0U
+                 │          │   └─ the updates, when all of the device's work is done
+                 └──────────┴─ each stage's reduction as soon as its gradients are
+                               complete, to overlap with what is left to compute
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from hocket.plan.op import Kind, Op
 from hocket.plan.program import Program
-from hocket.plan.schedule import Lane
+from hocket.plan.schedule import Lane, Schedule
 
 _MAKES_WEIGHT_GRAD = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
+
+
+def repeat_step(program: Program, order: Callable[[int], Iterable[Op]]) -> Schedule:
+    """A synchronous schedule: every step is one order, closed by R and U.
+
+    Args:
+        program: with as many steps as the order is to be repeated.
+        order: the compute of step 0 on a device.
+    """
+    lanes = tuple(
+        close_step(program, device, order(device))
+        for device in range(program.num_devices)
+    )
+    one_step = Schedule(replace(program, num_steps=1), lanes)
+    return one_step.with_num_steps(program.num_steps)
 
 
 def close_step(
@@ -41,5 +57,6 @@ def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
         if program.num_replicas > 1 and last.get(op.stage) == i:
             yield Op(Kind.REDUCE, op.stage, None, step)
     moving = [s for s in program.stages_on[device] if program.stages[s].moves]
-    for stage in sorted(moving, key=lambda s: last.get(s, -1)):
+    # A stage that follows others is updated after them, whose new weights it reads.
+    for stage in sorted(moving, key=lambda s: last.get(s, len(ops))):
         yield Op(Kind.UPDATE, stage, None, step)

@@ -8,11 +8,12 @@ Where the lanes alone do not tell the program, lines before them do:
 
     steps 2
     replicas 2
-    repeats 3
+    net teacher microbatches=4
     net student microbatches=4 loss=batch
-    stage 0 net=student device=0 delay=1
-    stage 1 net=teacher device=0 trainable=no follows=0
-    flow 1>0
+    stage 0 net=teacher device=0 delay=1 trainable=no follows=1
+    stage 1 net=student device=0
+    flow 0>1
+    repeats 3                         how often the body stands there, if not once
 
 `#` begins a comment. Printing and parsing are each other's inverse.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Final
 
 from hocket.errors import HocketError, ParseError
 from hocket.plan.infer import infer_program
@@ -28,7 +30,11 @@ from hocket.plan.op import Op
 from hocket.plan.program import Net, Program, Stage
 from hocket.plan.schedule import Lane, Schedule
 
-_LANE = re.compile(r"d(\d{1,9})(?:\.(\d{1,9}))?")
+_LANE: Final = re.compile(r"d(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
+_SIGNS: Final = ("|:", ":|")  # around the body
+_NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
+_PAIR: Final = re.compile(r"([a-z]+)=(\S+)")
+_FLOW: Final = re.compile(r"(\d{1,9})>(\d{1,9})", re.ASCII)
 
 
 def to_text(schedule: Schedule) -> str:
@@ -60,9 +66,8 @@ def from_text(text: str, *, path: str = "<text>") -> Schedule:
             continue
         try:
             draft.read(words)
-        except (HocketError, ValueError, KeyError) as error:
-            reason = error if isinstance(error, HocketError) else f"cannot read {line!r}"
-            raise ParseError(f"{path}, line {number}: {reason}") from None
+        except HocketError as error:
+            raise ParseError(f"{path}, line {number}: {error}") from None
     return draft.schedule(path)
 
 
@@ -105,16 +110,19 @@ class _Draft:
         """Take in one line."""
         match words:
             case ["steps" | "replicas" | "repeats" as name, count]:
-                self.counts[name] = int(count)
+                self.counts[name] = _number(count)
             case ["net", name, *pairs]:
-                options = _options(pairs, {"microbatches", "loss"})
-                batch_loss = options.get("loss") == "batch"
-                self.nets.append(Net(name, int(options["microbatches"]), batch_loss))
-            case ["stage", number, *pairs]:
-                self._read_stage(int(number), pairs)
+                options = _options(pairs, required={"microbatches"}, known={"loss"})
+                batch_loss = _choice(options.get("loss", "microbatch"), _LOSSES)
+                number = _number(options["microbatches"])
+                self.nets.append(Net(name, number, batch_loss))
+            case ["stage", number_text, *pairs]:
+                self._read_stage(_number(number_text), pairs)
             case ["flow", flow]:
-                from_stage, to_stage = flow.split(">")
-                self.flows.append((int(from_stage), int(to_stage)))
+                match = _FLOW.fullmatch(flow)
+                if match is None:
+                    raise ParseError(f"expected a flow like 0>1, got {flow!r}")
+                self.flows.append((int(match[1]), int(match[2])))
             case [label, *ops] if _LANE.fullmatch(label):
                 self._read_lane(label, ops)
             case _:
@@ -126,27 +134,37 @@ class _Draft:
     def _read_stage(self, number: int, pairs: list[str]) -> None:
         if number != len(self.stages):
             raise ParseError(f"expected stage {len(self.stages)}, got stage {number}")
-        options = _options(pairs, {"net", "device", "delay", "trainable", "follows"})
-        follows = tuple(int(s) for s in options.get("follows", "").split(",") if s)
+        options = _options(
+            pairs, required={"net", "device"}, known={"delay", "trainable", "follows"}
+        )
+        follows = options.get("follows")
         self.stages.append(
             Stage(
                 options["net"],
-                int(options["device"]),
-                options.get("trainable", "yes") == "yes",
-                int(options.get("delay", "0")),
-                follows,
+                _number(options["device"]),
+                _choice(options.get("trainable", "yes"), _YES_OR_NO),
+                _number(options.get("delay", "0")),
+                tuple(map(_number, follows.split(","))) if follows else (),
             )
         )
 
     def _read_lane(self, label: str, words: list[str]) -> None:
         match = _LANE.fullmatch(label)
         assert match is not None
-        if "|:" in words or ":|" in words:
-            if words.count("|:") != 1 or words.count(":|") != 1:
-                raise ParseError(f"lane {label} needs one |: and one :| around its body")
+        signs = tuple(word for word in words if word in _SIGNS)
+        if signs:
+            if signs != _SIGNS:
+                raise ParseError(
+                    f"lane {label} needs one |: and one :| around its body"
+                )
             self.body.append((words.index("|:"), words.index(":|") - 1))
-        ops = tuple(Op.parse(word) for word in words if word not in ("|:", ":|"))
-        self.lanes.append(Lane(int(match[1]), int(match[2] or 0), ops))
+        ops = tuple(Op.parse(word) for word in words if word not in _SIGNS)
+        lane = Lane(int(match[1]), int(match[2] or 0), ops)
+        if lane.label in {other.label for other in self.lanes}:
+            raise ParseError(
+                f"a second lane {lane.label}; write all its ops in one line"
+            )
+        self.lanes.append(lane)
 
     def schedule(self, path: str) -> Schedule:
         """Put what was read together."""
@@ -154,13 +172,30 @@ class _Draft:
             raise ParseError(f"{path}: no lanes; expected lines like 'd0  0F0 0B0 0U'")
         lanes = tuple(self.lanes)
         num_repeats = self.counts.get("repeats", 1) if self.body else 0
+        self._refuse_what_would_be_ignored(path)
         try:
-            program = self._program() if self.stages else infer_program(lanes, path=path)
+            if self.stages:
+                program = self._program()
+            else:
+                program = infer_program(lanes, path=path)
             return Schedule(program, lanes, tuple(self.body), num_repeats)
         except ParseError:
             raise
         except HocketError as error:
             raise ParseError(f"{path}: {error}") from None
+
+    def _refuse_what_would_be_ignored(self, path: str) -> None:
+        if "repeats" in self.counts and not self.body:
+            raise ParseError(
+                f"{path}: repeats, but no lane marks its body by |: and :|"
+            )
+        header = [*self.counts.keys() - {"repeats"}]
+        header += ["net"] * bool(self.nets) + ["flow"] * bool(self.flows)
+        if header and not self.stages:
+            raise ParseError(
+                f"{path}: a line that begins with {min(header)}, but none with stage: "
+                "name every stage, or leave the program to be told by the lanes"
+            )
 
     def _program(self) -> Program:
         return Program(
@@ -172,12 +207,37 @@ class _Draft:
         )
 
 
-def _options(pairs: list[str], known: set[str]) -> dict[str, str]:
-    options = dict(pair.split("=", 1) for pair in pairs)
-    unknown = set(options) - known
-    if unknown:
-        raise ParseError(
-            f"unknown setting {', '.join(sorted(unknown))}; known: "
-            f"{', '.join(sorted(known))}"
-        )
+_LOSSES: Final = {"batch": True, "microbatch": False}
+_YES_OR_NO: Final = {"yes": True, "no": False}
+
+
+def _options(
+    pairs: list[str], *, required: set[str], known: set[str]
+) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for pair in pairs:
+        match = _PAIR.fullmatch(pair)
+        if match is None:
+            raise ParseError(f"expected a setting like device=0, got {pair!r}")
+        if match[1] not in required | known:
+            raise ParseError(
+                f"unknown setting {match[1]!r}; known: "
+                f"{', '.join(sorted(required | known))}"
+            )
+        options[match[1]] = match[2]
+    missing = required - options.keys()
+    if missing:
+        raise ParseError(f"expected {min(missing)}=... in this line")
     return options
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ParseError(f"expected a whole number from 0 on, got {text!r}")
+    return int(text)
+
+
+def _choice(text: str, choices: dict[str, bool]) -> bool:
+    if text not in choices:
+        raise ParseError(f"expected {' or '.join(choices)}, got {text!r}")
+    return choices[text]

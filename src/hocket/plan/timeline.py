@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.errors import PlanError
+from hocket.plan.arrays import Floats
 from hocket.plan.memory import MemoryCurve, activation_units
-from hocket.plan.op import ASYNCHRONOUS, BACKWARDS, Kind, Op
+from hocket.plan.op import ASYNCHRONOUS, Op
 from hocket.plan.schedule import Schedule
-
-Floats = NDArray[np.float64]
+from hocket.plan.steady import Window, steady_windows
+from hocket.plan.traffic import Traffic, Transfer
 
 
 class Origin(Enum):
@@ -35,19 +36,7 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One message between devices, or one reduction (from a device to itself)."""
-
-    op: Op  # the op that made what is sent, or the reduction
-    from_device: int
-    to_device: int
-    start_s: float
-    end_s: float
-    num_bytes: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """Start and end of every op of a schedule.
 
@@ -55,7 +44,7 @@ class Timeline:
         schedule: what was done.
         start_s: one array per lane, one entry per op of that lane.
         end_s: likewise.
-        transfers: the messages, where they are known.
+        traffic: the messages and reductions, where they are known.
         memory: bytes over time of each device, where they are known.
         origin: simulated, measured or emulated.
     """
@@ -63,7 +52,7 @@ class Timeline:
     schedule: Schedule
     start_s: tuple[Floats, ...]
     end_s: tuple[Floats, ...]
-    transfers: tuple[Transfer, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
     memory: tuple[MemoryCurve, ...] = ()
     origin: Origin = Origin.SIMULATED
 
@@ -74,6 +63,23 @@ class Timeline:
             starts, ends = self.start_s[i].tolist(), self.end_s[i].tolist()
             for op, start_s, end_s in zip(lane.ops, starts, ends, strict=True):
                 yield Span(i, op, start_s, end_s)
+
+    @property
+    def transfers(self) -> Iterator[Transfer]:
+        """Every message and reduction, in order of start."""
+        traffic, lanes = self.traffic, self.schedule.lanes
+        columns = (
+            traffic.lane,
+            traffic.position,
+            traffic.from_device,
+            traffic.to_device,
+            traffic.start_s,
+            traffic.end_s,
+            traffic.num_bytes,
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for lane, position, *rest in rows:
+            yield Transfer(lanes[lane].ops[position], *rest)
 
     @cached_property
     def begin_s(self) -> float:
@@ -86,35 +92,25 @@ class Timeline:
         last = max((float(e.max()) for e in self.end_s if e.size), default=0.0)
         return last - self.begin_s
 
-    @property
+    @cached_property
     def bubble_fraction(self) -> float:
         """The share of the makespan in which a lane does not work: mean over lanes."""
-        lanes = range(len(self.schedule.lanes))
-        return float(np.mean([self.lane_bubble_fraction(lane) for lane in lanes]))
+        return self._mean_idle_fraction([[self._whole]] * len(self.schedule.lanes))
 
     def lane_bubble_fraction(self, lane: int) -> float:
         """The share of the makespan in which one lane does not work."""
-        return self._idle_fraction(lane, self.begin_s, self.begin_s + self.makespan_s)
+        return self._idle_fraction(lane, [self._whole])
 
     @cached_property
     def steady_bubble_fraction(self) -> float:
         """The bubble while the pipeline is full: mean over lanes.
 
         Of a flush-free order, within its repeating body. Of any other, between the end
-        of warm-up (every lane has begun its first backward) and the start of cool-down
-        (the first lane has ended its last forward); where these leave nothing between
-        them, there is no steady state, and it is the whole bubble.
+        of warm-up and the start of cool-down of each step. Where there is no such
+        time, there is no steady state, and it is the whole bubble. See `steady`.
         """
-        windows = [self._steady_window(i) for i in range(len(self.schedule.lanes))]
-        if not self.schedule.body:
-            begin = max(begin for begin, _ in windows)
-            end = min(end for _, end in windows)
-            if end <= begin:
-                return self.bubble_fraction
-            windows = [(begin, end)] * len(windows)
-        return float(
-            np.mean([self._idle_fraction(i, *w) for i, w in enumerate(windows)])
-        )
+        windows = steady_windows(self.schedule, self.start_s, self.end_s)
+        return self._mean_idle_fraction(windows) if windows else self.bubble_fraction
 
     def peak_activations(self, device: int) -> float:
         """The most activation units alive at once on a device.
@@ -125,53 +121,86 @@ class Timeline:
         return activation_units(self, device).peak
 
     def peak_bytes(self, device: int) -> float:
-        """The most bytes alive at once on a device, where the timeline knows them."""
+        """The most bytes alive at once on a device.
+
+        Raises:
+            PlanError: the timeline does not know them.
+        """
+        if not self.memory:
+            raise PlanError(
+                f"this {self.origin.value} timeline holds no bytes over time: "
+                "peak_activations counts activations without them"
+            )
         return self.memory[device].peak
 
     def link_bytes(self) -> dict[tuple[int, int], int]:
-        """Bytes sent from device to device over the whole timeline."""
-        total: dict[tuple[int, int], int] = {}
-        for transfer in self.transfers:
-            link = (transfer.from_device, transfer.to_device)
-            total[link] = total.get(link, 0) + transfer.num_bytes
-        return total
+        """Bytes sent from device to device over the whole timeline.
+
+        A reduction counts as from a device to itself, with the bytes that are reduced.
+        """
+        traffic, num_devices = self.traffic, self.schedule.program.num_devices
+        pair = traffic.from_device * num_devices + traffic.to_device
+        pairs, which = np.unique(pair, return_inverse=True)
+        total = np.zeros(pairs.size, np.int64)
+        np.add.at(total, which, traffic.num_bytes)
+        return {
+            divmod(pair, num_devices): num_bytes
+            for pair, num_bytes in zip(pairs.tolist(), total.tolist(), strict=True)
+        }
+
+    def to_json(self) -> str:
+        """Everything in the timeline, as text that `from_json` reads."""
+        from hocket.plan.timeline_json import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str, *, path: str = "<json>") -> Timeline:
+        """Read what `to_json` writes; `path` is named in errors.
+
+        Raises:
+            ParseError: with the path, and what is wrong where.
+        """
+        from hocket.plan.timeline_json import from_json
+
+        return from_json(text, path=path)
+
+    @property
+    def _whole(self) -> Window:
+        return self.begin_s, self.begin_s + self.makespan_s
 
     @cached_property
-    def _works(self) -> tuple[NDArray[np.bool_], ...]:
-        """Of each lane's ops, which keep the lane busy."""
-        return tuple(
-            np.array([op.kind not in ASYNCHRONOUS for op in lane.ops], dtype=bool)
-            for lane in self.schedule.lanes
-        )
+    def _busy_s(self) -> tuple[tuple[Floats, Floats], ...]:
+        """Of each lane a curve: instants, and the seconds it has worked until then.
 
-    def _idle_fraction(self, lane: int, begin: float, end: float) -> float:
-        if end <= begin:
+        An op that only starts something keeps its lane no time.
+        """
+        curves = []
+        for lane, starts, ends in zip(
+            self.schedule.lanes, self.start_s, self.end_s, strict=True
+        ):
+            works = np.array([op.kind not in ASYNCHRONOUS for op in lane.ops], bool)
+            edges = np.column_stack((starts[works], ends[works]))
+            lengths = edges[:, 1] - edges[:, 0]
+            worked = np.cumsum(lengths)
+            amounts = np.column_stack((worked - lengths, worked))
+            curves.append((edges.ravel(), amounts.ravel()))
+        return tuple(curves)
+
+    def _mean_idle_fraction(self, windows: Sequence[Sequence[Window]]) -> float:
+        idle = [self._idle_fraction(i, of_one) for i, of_one in enumerate(windows)]
+        return float(np.mean(idle))
+
+    def _idle_fraction(self, lane: int, windows: Sequence[Window]) -> float:
+        """The share of some windows in which a lane does not work."""
+        begin_s, end_s = np.array(windows).T
+        total_s = float((end_s - begin_s).sum())
+        if total_s <= 0.0:
             return 0.0
-        works = self._works[lane]
-        starts = np.clip(self.start_s[lane][works], begin, end)
-        ends = np.clip(self.end_s[lane][works], begin, end)
-        return 1.0 - float((ends - starts).sum()) / (end - begin)
-
-    def _steady_window(self, lane: int) -> tuple[float, float]:
-        if self.schedule.body:
-            return self._body_window(lane)
-        ops, starts, ends = (
-            self.schedule.lanes[lane].ops,
-            self.start_s[lane],
-            self.end_s[lane],
+        instants, worked_s = self._busy_s[lane]
+        if not instants.size:
+            return 1.0
+        busy_s = np.interp(end_s, instants, worked_s) - np.interp(
+            begin_s, instants, worked_s
         )
-        back = [i for i, op in enumerate(ops) if op.kind in BACKWARDS]
-        forward = [i for i, op in enumerate(ops) if op.kind is Kind.FORWARD]
-        if not forward:
-            return self.begin_s, self.begin_s
-        first = back[0] if back else forward[0]
-        return float(starts[first]), float(ends[forward[-1]])
-
-    def _body_window(self, lane: int) -> tuple[float, float]:
-        """From the body's first op to the first op after it: whole repetitions."""
-        begin, end = self.schedule.body[lane]
-        starts, ends = self.start_s[lane], self.end_s[lane]
-        if begin == end:
-            return self.begin_s, self.begin_s
-        last = starts[end] if end < len(starts) else ends[end - 1]
-        return float(starts[begin]), float(last)
+        return max(0.0, 1.0 - float(busy_s.sum()) / total_s)
