@@ -1,0 +1,47 @@
+"""Draw the pictures of the README and the documentation: `python docs/images/make.py`.
+
+They come from the library alone, so that they are what it does; a test holds them so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hocket.draw import Style, to_svg
+from hocket.plan.costs import Costs, StageCost
+from hocket.plan.simulate import simulate
+from hocket.plan.timeline import Timeline
+from hocket.schedules import make_schedule
+
+HERE = Path(__file__).parent
+NUM_DEVICES, NUM_MICROBATCHES = 4, 8
+
+
+def timeline_of(name: str, num_steps: int = 1, update_s: float = 0.0) -> Timeline:
+    """A schedule on four equal devices; a backward takes twice as long as a forward."""
+    schedule = make_schedule(
+        name,
+        num_devices=NUM_DEVICES,
+        num_microbatches=NUM_MICROBATCHES,
+        num_steps=num_steps,
+    )
+    share = StageCost(
+        forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0, update_s=update_s
+    )
+    return simulate(schedule, Costs((share,), is_device_share=True))
+
+
+def pictures() -> dict[str, str]:
+    """The contents of each file in this folder, by name."""
+    names = ("gpipe", "1f1b", "interleaved-1f1b")
+    compared = [(name, timeline_of(name)) for name in names]
+    two_steps = timeline_of("1f1b", num_steps=2, update_s=0.5)
+    return {
+        "schedules.svg": to_svg(compared, style=Style(show_memory=False)),
+        "1f1b.svg": to_svg([("1f1b", two_steps)]),
+    }
+
+
+if __name__ == "__main__":
+    for name, picture in pictures().items():
+        (HERE / name).write_text(picture, encoding="utf-8")

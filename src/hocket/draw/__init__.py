@@ -1,0 +1,26 @@
+"""Pictures of timelines: text, SVG, PNG, one HTML page, and traces for Perfetto."""
+
+from __future__ import annotations
+
+from hocket.draw.html import Chart, Facts, Line, Table, to_html, to_report
+from hocket.draw.layout import Style
+from hocket.draw.palette import Theme
+from hocket.draw.perfetto import to_perfetto
+from hocket.draw.png import to_png
+from hocket.draw.svg import to_svg
+from hocket.draw.text import to_text
+
+__all__ = [
+    "Chart",
+    "Facts",
+    "Line",
+    "Style",
+    "Table",
+    "Theme",
+    "to_html",
+    "to_perfetto",
+    "to_png",
+    "to_report",
+    "to_svg",
+    "to_text",
+]

@@ -1,0 +1,56 @@
+"""Which op waited for which message: transfers matched with their two ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hocket.plan.dataflow import Value, makes, needs
+from hocket.plan.op import MESSAGES
+from hocket.plan.timeline import Timeline
+
+# An op's place: its lane's index, and its position in that lane.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A message, from the op that made its value to an op that read it."""
+
+    transfer: int  # its row in the timeline's traffic
+    maker: Place
+    reader: Place
+
+
+def flows(timeline: Timeline) -> Iterator[Flow]:
+    """Every message with each of its readers, in the order of lanes and ops.
+
+    Reductions, which end on the device where they began, are not among them.
+    """
+    schedule = timeline.schedule
+    sent: dict[tuple[Value, int], int] = {}
+    makers: list[Place] = []
+    for row, (place, from_device, to_device) in enumerate(_sent(timeline)):
+        makers.append(place)
+        if from_device != to_device:
+            op = schedule.lanes[place[0]].ops[place[1]]
+            # A send makes nothing: what it needs is what it carries.
+            carried = makes(op, schedule.program) or needs(op, schedule.program)
+            sent.update({(value, to_device): row for value in carried})
+    for i, lane in enumerate(schedule.lanes if sent else ()):
+        for j, op in enumerate(lane.ops):
+            if op.kind in MESSAGES:
+                continue
+            for value in needs(op, schedule.program):
+                found = sent.get((value, lane.device))
+                if found is not None:
+                    yield Flow(found, makers[found], (i, j))
+
+
+def _sent(timeline: Timeline) -> Iterator[tuple[Place, int, int]]:
+    """The maker's place and the two devices of each transfer."""
+    traffic = timeline.traffic
+    places = zip(traffic.lane.tolist(), traffic.position.tolist(), strict=True)
+    ends = zip(traffic.from_device.tolist(), traffic.to_device.tolist(), strict=True)
+    for place, (from_device, to_device) in zip(places, ends, strict=True):
+        yield place, from_device, to_device

@@ -1,0 +1,8 @@
+"""One self-contained page per timeline or training run."""
+
+from __future__ import annotations
+
+from hocket.draw.html.content import Chart, Facts, Line, Table
+from hocket.draw.html.page import to_html, to_report
+
+__all__ = ["Chart", "Facts", "Line", "Table", "to_html", "to_report"]

@@ -1,0 +1,177 @@
+"""Timelines as the columns of numbers that the page's script draws.
+
+Times are whole ticks, so that 20,000 spans make a page of well under a megabyte: a
+span is the gap since the span before it on its lane, and its duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor, log10
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.draw.flows import flows
+from hocket.draw.html.content import Chart
+from hocket.draw.layout import Titled
+from hocket.draw.memory import memory_title, settled
+from hocket.draw.palette import KIND_NAMES, SURFACES, Theme, fill, stage_tones, text_on
+from hocket.draw.steps import step_ends
+from hocket.draw.summary import knows_bytes, memory_curves
+from hocket.plan.op import ASYNCHRONOUS, MESSAGES, Kind
+from hocket.plan.timeline import Timeline
+
+_KINDS = tuple(Kind)
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_Columns = dict[str, Any]
+
+
+def page_data(timelines: Sequence[Titled], charts: Sequence[Chart]) -> _Columns:
+    """All that the script needs, as plain lists, numbers and strings."""
+    tones = sorted(
+        {t for _, line in timelines for t in stage_tones(line.schedule.program)}
+    )
+    return {
+        "kinds": [
+            {
+                "letter": kind.value,
+                "name": KIND_NAMES[kind],
+                "beside": kind in ASYNCHRONOUS,
+                "message": kind in MESSAGES,
+            }
+            for kind in _KINDS
+        ],
+        "fills": {theme.value: _fills(tones, theme) for theme in Theme},
+        "panels": [_panel(title, line, tones) for title, line in timelines],
+        "charts": [_chart(chart) for chart in charts],
+    }
+
+
+def surface_variables(theme: Theme) -> str:
+    """The colours of everything that is not an op, as CSS variables."""
+    surface = SURFACES[theme]
+    return "".join(f"--{name}:{getattr(surface, name)};" for name in surface.__slots__)
+
+
+def _fills(tones: Sequence[float], theme: Theme) -> list[list[list[str]]]:
+    """For each tone and each kind: the colour, and the colour of text on it."""
+    return [
+        [[fill(kind, tone, theme), text_on(fill(kind, tone, theme))] for kind in _KINDS]
+        for tone in tones
+    ]
+
+
+def _panel(title: str, timeline: Timeline, tones: Sequence[float]) -> _Columns:
+    program = timeline.schedule.program
+    clock = _Clock(timeline)
+    ends = step_ends(timeline)
+    return {
+        "title": title or timeline.origin.value,
+        "origin": timeline.origin.value,
+        "tick": clock.tick_s,
+        "makespan": clock.ticks(timeline.begin_s + timeline.makespan_s),
+        "nets": [stage.net for stage in program.stages]
+        if len(program.nets) > 1
+        else [],
+        "tones": [tones.index(tone) for tone in stage_tones(program)],
+        "lanes": [_lane(timeline, i, clock) for i in range(len(ends))],
+        "steps": [_gaps(clock.array(lane_ends)) for lane_ends in ends],
+        "transfers": _transfers(timeline, clock),
+        "memory": _memory(timeline, clock),
+    }
+
+
+class _Clock:
+    """Times as whole ticks since the timeline's begin."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        makespan_s = timeline.makespan_s
+        self.begin_s = timeline.begin_s
+        self.tick_s = 10.0 ** (floor(log10(makespan_s)) - 7) if makespan_s > 0 else 1.0
+
+    def ticks(self, time_s: float) -> int:
+        return round((time_s - self.begin_s) / self.tick_s)
+
+    def array(self, time_s: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.rint((time_s - self.begin_s) / self.tick_s).astype(np.int64)
+
+
+def _gaps(ticks: NDArray[np.int64]) -> list[int]:
+    """Each number minus the one before it."""
+    gaps: list[int] = np.diff(ticks, prepend=0).tolist()
+    return gaps
+
+
+def _lane(timeline: Timeline, index: int, clock: _Clock) -> _Columns:
+    lane = timeline.schedule.lanes[index]
+    starts = clock.array(timeline.start_s[index])
+    ends = clock.array(timeline.end_s[index])
+    before = np.concatenate(([0], ends[:-1]))
+    return {
+        "label": lane.label,
+        "device": lane.device,
+        "bubble": round(timeline.lane_bubble_fraction(index), 6),
+        "kind": [_CODES[op.kind] for op in lane.ops],
+        "stage": [op.stage for op in lane.ops],
+        "microbatch": [
+            -1 if op.microbatch is None else op.microbatch for op in lane.ops
+        ],
+        "step": _gaps(np.array([op.step for op in lane.ops], np.int64)),
+        "gap": (starts - before).tolist(),
+        "duration": (ends - starts).tolist(),
+    }
+
+
+def _transfers(timeline: Timeline, clock: _Clock) -> _Columns:
+    """Messages that somebody waited for: `lane, position` of both ends of each."""
+    found = list(flows(timeline))
+    rows = np.array([flow.transfer for flow in found], np.int64)
+    traffic = timeline.traffic
+    return {
+        "maker": [number for flow in found for number in flow.maker],
+        "reader": [number for flow in found for number in flow.reader],
+        "start": clock.array(traffic.start_s[rows]).tolist(),
+        "end": clock.array(traffic.end_s[rows]).tolist(),
+        "bytes": traffic.num_bytes[rows].tolist(),
+    }
+
+
+def _memory(timeline: Timeline, clock: _Clock) -> _Columns:
+    curves = []
+    for curve in memory_curves(timeline):
+        time_s, amount = settled(curve, timeline)
+        times = clock.array(time_s + timeline.begin_s)
+        curves.append(
+            {
+                "peak": round(curve.peak, 4),
+                "time": _gaps(times),
+                "amount": [_plain(a) for a in np.round(amount, 4).tolist()],
+            }
+        )
+    return {
+        "title": "memory" if knows_bytes(timeline) else memory_title(timeline),
+        "isBytes": knows_bytes(timeline),
+        "curves": curves,
+    }
+
+
+def _plain(number: float) -> float | int:
+    """Whole numbers without a point: bytes mostly are."""
+    return int(number) if number == int(number) else number
+
+
+def _chart(chart: Chart) -> _Columns:
+    return {
+        "title": chart.title,
+        "lines": [
+            {
+                "name": line.name,
+                "steps": list(line.steps),
+                "values": line.finite_values(),
+                "isEvaluation": line.is_evaluation,
+            }
+            for line in chart.lines
+        ],
+    }

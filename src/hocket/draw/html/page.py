@@ -1,0 +1,123 @@
+"""Timelines as one self-contained HTML page, which loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from hocket.draw.html.content import Chart, Facts, Table
+from hocket.draw.html.data import page_data, surface_variables
+from hocket.draw.html.numbers import number_tables
+from hocket.draw.layout import Titled, as_panels
+from hocket.draw.palette import Theme
+from hocket.draw.quantity import counted
+from hocket.draw.summary import num_microbatches_text
+from hocket.plan.timeline import Timeline
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# In this order they make one script; each says what it holds.
+_SCRIPTS: Final = (
+    "text.js",
+    "model.js",
+    "view.js",
+    "paint.js",
+    "scales.js",
+    "marks.js",
+    "hover.js",
+    "input.js",
+    "overview.js",
+    "charts.js",
+    "main.js",
+)
+
+
+def to_html(
+    timelines: Timeline | Sequence[Titled],
+    title: str = "timeline",
+    *,
+    tables: Sequence[Table] = (),
+) -> str:
+    """Draw timelines one above the other on one time axis, to zoom and to point at.
+
+    Args:
+        timelines: a timeline, or `(title, timeline)` pairs such as "predicted" and
+            "measured"; the tables compare two.
+        title: of the page.
+        tables: more of them, below the numbers of the timelines.
+
+    Raises:
+        PlanError: no timeline was given.
+    """
+    return to_report(timelines, title, tables=tables)
+
+
+def to_report(
+    timelines: Timeline | Sequence[Titled],
+    title: str,
+    *,
+    summary: str = "",
+    samples_per_step: float | None = None,
+    tables: Sequence[Table] = (),
+    charts: Sequence[Chart] = (),
+    facts: Sequence[Facts] = (),
+) -> str:
+    """The page of `to_html`, with what a training run has to tell besides.
+
+    Args:
+        timelines: as in `to_html`.
+        title: of the page.
+        summary: one sentence below the title; by default the program's sizes.
+        samples_per_step: turns steps per second into samples per second.
+        tables: more of them, below the numbers of the timelines.
+        charts: quantities over steps, such as the loss.
+        facts: sections to fold out.
+
+    Raises:
+        PlanError: no timeline was given.
+    """
+    panels = as_panels(timelines)
+    whole, each = number_tables(panels, samples_per_step)
+    return _template().render(
+        title=title,
+        summary=summary or _sizes(panels[0][1]),
+        whole=whole,
+        each=each,
+        tables=tables,
+        panels=[panel_title or line.origin.value for panel_title, line in panels],
+        charts=charts,
+        facts=facts,
+        data=page_data(panels, charts),
+        light=surface_variables(Theme.LIGHT),
+        dark=surface_variables(Theme.DARK),
+        style=_asset("style.css"),
+        script="\n".join(_asset(name) for name in _SCRIPTS),
+    )
+
+
+def _sizes(timeline: Timeline) -> str:
+    program = timeline.schedule.program
+    counts: list[tuple[int | str, str]] = [
+        (program.num_devices, "device"),
+        (program.num_stages, "stage"),
+        (num_microbatches_text(program), "microbatch"),
+        (program.num_steps, "step"),
+    ]
+    return ", ".join(counted(count, noun) for count, noun in counts)
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_asset("page.html"))

@@ -1,0 +1,88 @@
+"""The numbers of a timeline that people compare: they stand beside every picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from hocket.plan.memory import MemoryCurve, activation_units
+from hocket.plan.program import Program
+from hocket.plan.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a timeline comes to.
+
+    Args:
+        makespan_s: from the first op's start to the last op's end.
+        step_s: the makespan divided by the number of steps.
+        bubble: the share of the makespan in which a lane does not work, lanes' mean.
+        steady_bubble: the same while the pipeline is full.
+        lane_bubbles: `(lane's label, its bubble)`.
+        peak_activations: of each device, in microbatches' worth.
+        peak_bytes: of each device; empty where the timeline does not know.
+        sent_bytes: from device to device, reductions left out.
+    """
+
+    makespan_s: float
+    step_s: float
+    bubble: float
+    steady_bubble: float
+    lane_bubbles: tuple[tuple[str, float], ...]
+    peak_activations: tuple[float, ...]
+    peak_bytes: tuple[float, ...]
+    sent_bytes: int
+
+
+def summarize(timeline: Timeline) -> Summary:
+    """Read the numbers off a timeline."""
+    schedule = timeline.schedule
+    return Summary(
+        makespan_s=timeline.makespan_s,
+        step_s=timeline.makespan_s / schedule.program.num_steps,
+        bubble=timeline.bubble_fraction,
+        steady_bubble=timeline.steady_bubble_fraction,
+        lane_bubbles=tuple(
+            (lane.label, timeline.lane_bubble_fraction(i))
+            for i, lane in enumerate(schedule.lanes)
+        ),
+        peak_activations=tuple(
+            activation_units(timeline, device).peak
+            for device in range(schedule.program.num_devices)
+        ),
+        peak_bytes=_peak_bytes(timeline),
+        sent_bytes=sum(
+            num_bytes
+            for (from_device, to_device), num_bytes in timeline.link_bytes().items()
+            if from_device != to_device
+        ),
+    )
+
+
+def _peak_bytes(timeline: Timeline) -> tuple[float, ...]:
+    if not knows_bytes(timeline):
+        return ()
+    return tuple(curve.peak for curve in timeline.memory)
+
+
+def num_microbatches_text(program: Program) -> str:
+    """The microbatches per step of each net: `8`, or `8 + 4` of two."""
+    return " + ".join(str(net.num_microbatches) for net in program.nets)
+
+
+def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:
+    """Of each device, bytes over time; activation units where bytes are not known."""
+    if knows_bytes(timeline):
+        return timeline.memory
+    devices = range(timeline.schedule.program.num_devices)
+    return tuple(activation_units(timeline, device) for device in devices)
+
+
+# Below this nobody measured: `Costs.uniform` counts a byte for each microbatch.
+_LEAST_BYTES: Final = 1024
+
+
+def knows_bytes(timeline: Timeline) -> bool:
+    """Whether the timeline knows how many bytes are alive."""
+    return any(curve.peak >= _LEAST_BYTES for curve in timeline.memory)
