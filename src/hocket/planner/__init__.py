@@ -1,0 +1,1 @@
+"""Choose: balance stages, rank candidates."""
