@@ -99,4 +99,15 @@ class WaitError(RunError):
 
 
 class WorkerError(RunError):
-    """A worker failed; raised by the process that started the workers."""
+    """A worker failed; raised by the process that started the workers.
+
+    Attributes:
+        rank: of the worker that failed first.
+        exit_code: with which the process should end (`hocket.env.ExitCode`).
+    """
+
+    def __init__(self, message: str, rank: int, exit_code: int) -> None:
+        """Keep who failed first beside the story."""
+        self.rank = rank
+        self.exit_code = exit_code
+        super().__init__(message)

@@ -1,0 +1,215 @@
+"""How hocket talks with what starts it: environment variables in, exit codes out.
+
+No other file reads or writes the environment. Three groups of variables:
+
+    the user's    HOCKET_TIMEOUT_S, OMP_NUM_THREADS, GLOO_SOCKET_IFNAME, ...
+    torchrun's    RANK, WORLD_SIZE, ..., TORCHELASTIC_RESTART_COUNT
+    the launcher's, for the workers it starts itself    HOCKET_JOB_DIR, ...
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from hocket.errors import (
+    DataError,
+    ModelError,
+    NonFiniteError,
+    PlanError,
+    RecipeError,
+    RunError,
+    WaitError,
+    WorkerError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    Args:
+        name: as in the shell.
+        meaning: in one sentence.
+        default: what holds where it is not set; empty for nothing.
+    """
+
+    name: str
+    meaning: str
+    default: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is set, and to something."""
+        return bool(os.environ.get(self.name))
+
+    def text(self) -> str:
+        """Its value, or the default; an empty value counts as not set."""
+        return os.environ.get(self.name) or self.default
+
+    def integer(self) -> int:
+        """Its value as a whole number.
+
+        Raises:
+            RunError: it is not one, or there is neither a value nor a default.
+        """
+        try:
+            return int(self.text())
+        except ValueError:
+            raise RunError(
+                f"environment variable {self.name}={self.text()!r} must be a whole "
+                f"number: {self.meaning}"
+            ) from None
+
+    def seconds(self) -> float:
+        """Its value as a positive number of seconds.
+
+        Raises:
+            RunError: it is not one.
+        """
+        try:
+            value = float(self.text())
+        except ValueError:
+            value = 0.0
+        if not 0.0 < value < float("inf"):
+            raise RunError(
+                f"environment variable {self.name}={self.text()!r} must be a positive "
+                f"number of seconds: {self.meaning}"
+            )
+        return value
+
+    def set_default(self, value: str) -> None:
+        """Set it for this process and those it starts, unless the user has."""
+        if not self.is_set:
+            os.environ[self.name] = value
+
+    def restore(self, value: str | None) -> None:
+        """Put back what `raw` gave."""
+        if value is None:
+            os.environ.pop(self.name, None)
+        else:
+            os.environ[self.name] = value
+
+    def raw(self) -> str | None:
+        """Its value as it stands, None if it is not set at all."""
+        return os.environ.get(self.name)
+
+
+TIMEOUT_S: Final = Variable(
+    "HOCKET_TIMEOUT_S",
+    "seconds that a worker waits for another before it gives up",
+    "60",
+)
+THREADS: Final = Variable(
+    "OMP_NUM_THREADS",
+    "threads per worker; where it is not set, workers that hocket starts share the "
+    "cores evenly",
+)
+GLOO_INTERFACE: Final = Variable(
+    "GLOO_SOCKET_IFNAME",
+    "network interface of gloo; the loopback where all workers are on one host",
+)
+NCCL_INTERFACE: Final = Variable(
+    "NCCL_SOCKET_IFNAME",
+    "network interface of NCCL; the loopback where all workers are on one host",
+)
+
+RANK: Final = Variable("RANK", "this worker's rank; torchrun sets it")
+WORLD_SIZE: Final = Variable("WORLD_SIZE", "number of workers; torchrun sets it")
+LOCAL_RANK: Final = Variable(
+    "LOCAL_RANK", "this worker's rank on its host, and its CUDA device", "0"
+)
+LOCAL_WORLD_SIZE: Final = Variable(
+    "LOCAL_WORLD_SIZE", "number of workers on this host", "1"
+)
+MASTER_ADDR: Final = Variable(
+    "MASTER_ADDR", "host of the store in which workers meet; torchrun sets it"
+)
+MASTER_PORT: Final = Variable(
+    "MASTER_PORT", "port of the store in which workers meet; torchrun sets it"
+)
+RUN_ID: Final = Variable(
+    "TORCHELASTIC_RUN_ID", "name of the torchrun job; torchrun sets it", "job"
+)
+ATTEMPT: Final = Variable(
+    "TORCHELASTIC_RESTART_COUNT",
+    "how often the workers were started again; torchrun sets it",
+    "0",
+)
+ERROR_FILE: Final = Variable(
+    "TORCHELASTIC_ERROR_FILE",
+    "where torchrun looks for a worker's failure, for its summary; torchrun sets it",
+)
+
+JOB_DIR: Final = Variable(
+    "HOCKET_JOB_DIR",
+    "folder (mode 0700) in which workers that hocket started on one host find each "
+    "other and leave their reports; the launcher sets it",
+)
+LAUNCHER_PID: Final = Variable(
+    "HOCKET_LAUNCHER_PID",
+    "process that started this worker; without it the worker ends; the launcher sets "
+    "it",
+)
+ELASTIC_SIGNALS: Final = Variable(
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "signals that torch's launcher handles; it sets this itself, and hocket puts back "
+    "what was there",
+)
+
+VARIABLES: Final = (
+    TIMEOUT_S,
+    THREADS,
+    GLOO_INTERFACE,
+    NCCL_INTERFACE,
+    RANK,
+    WORLD_SIZE,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    RUN_ID,
+    ATTEMPT,
+    ERROR_FILE,
+    JOB_DIR,
+    LAUNCHER_PID,
+    ELASTIC_SIGNALS,
+)
+
+
+class ExitCode(IntEnum):
+    """What the process leaves behind, for workers and for the command line alike."""
+
+    OK = 0
+    USAGE = 2  # a recipe, a setting, data or a model that is not valid
+    PLAN = 3  # what was asked for cannot be planned
+    NON_FINITE = 5  # a loss that is not a number
+    HANG = 6  # a worker waited for another until its timeout
+    WORKER = 7  # a worker failed in any other way
+    INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT
+    TERMINATED = 143  # 128 + SIGTERM
+
+
+_CODES: Final = (
+    (RecipeError, ExitCode.USAGE),
+    (DataError, ExitCode.USAGE),
+    (ModelError, ExitCode.USAGE),
+    (PlanError, ExitCode.PLAN),
+    (NonFiniteError, ExitCode.NON_FINITE),
+    (WaitError, ExitCode.HANG),
+    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+)
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """With which code a process should end that this error ends.
+
+    >>> exit_code_of(WaitError("rank 0 waited for rank 1")).name
+    'HANG'
+    """
+    if isinstance(error, WorkerError):
+        return ExitCode(error.exit_code)
+    codes = (code for kind, code in _CODES if isinstance(error, kind))
+    return next(codes, ExitCode.WORKER)

@@ -1,0 +1,1 @@
+"""Workers that play a schedule: stages, messages, reductions, failures."""

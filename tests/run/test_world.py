@@ -1,0 +1,141 @@
+"""Joining a job, and telling each other small facts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hocket.errors import RunError, SchemaError, WaitError
+from hocket.run.exchange import MAX_BYTES, Exchange
+from hocket.run.reporting import reporting
+from hocket.run.world import join_world
+
+
+def exchanges(world_size: int, timeout_s: float) -> list[Exchange]:
+    """The ends of all workers, in one process."""
+    store = dist.HashStore()
+    return [Exchange(store, rank, world_size, timeout_s) for rank in range(world_size)]
+
+
+def test_alone_without_a_job() -> None:
+    """A plain `python train.py` is a world of one, with no process group."""
+    world = join_world()
+    assert (world.rank, world.world_size, world.same_host) == (0, 1, (0,))
+    assert world.device == torch.device("cpu")
+    assert world.gather_json({"a": [1, None]}) == [{"a": [1, None]}]
+    assert world.broadcast_json("b") == "b"
+    world.barrier()
+    assert not dist.is_initialized()
+    world.close()
+
+
+def test_half_a_job_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that ran alone by mistake would train another model than the rest."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RunError, match="not MASTER_ADDR and MASTER_PORT"):
+        join_world()
+
+
+def test_a_rank_beyond_the_world_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both numbers are told."""
+    job = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match="RANK=2 must be 0 to WORLD_SIZE - 1 = 1"):
+        join_world()
+
+
+def test_backends_that_are_not_there() -> None:
+    """The way out is in the message."""
+    with pytest.raises(RunError, match="'gloo' and 'nccl'"):
+        join_world(backend="mpi")
+    if not torch.cuda.is_available():
+        with pytest.raises(RunError, match="use the CPU with backend='gloo'"):
+            join_world(backend="nccl")
+
+
+def test_everyone_hears_everyone() -> None:
+    """In as many rounds as they like, mixed with broadcasts and barriers."""
+    with ThreadPoolExecutor(3) as pool:
+
+        def talk(own: Exchange) -> list[object]:
+            heard: list[object] = []
+            for turn in range(3):
+                heard += own.gather("gather", [own.rank, turn])
+                heard.append(own.broadcast("broadcast", own.rank, from_rank=turn))
+                own.barrier("barrier")
+            return heard
+
+        heard = list(pool.map(talk, exchanges(3, 20.0)))
+    assert (
+        heard
+        == [
+            [
+                [0, 0],
+                [1, 0],
+                [2, 0],
+                0,
+                [0, 1],
+                [1, 1],
+                [2, 1],
+                1,
+                [0, 2],
+                [1, 2],
+                [2, 2],
+                2,
+            ]
+        ]
+        * 3
+    )
+
+
+def test_who_does_not_come_is_named() -> None:
+    """All of them; and only the speaker, where one speaks."""
+    with pytest.raises(WaitError, match=r"waited 0\.05 s at 'plan' for ranks 1, 2$"):
+        exchanges(3, 0.05)[0].gather("plan", "x")
+    with pytest.raises(WaitError, match=r"^rank 0 .* at 'seed' for rank 2$"):
+        exchanges(3, 0.05)[0].broadcast("seed", "x", from_rank=2)
+    with pytest.raises(WaitError, match=r"waited 0\.1 s at 'end' for ranks 0, 2$"):
+        exchanges(3, 60.0)[1].barrier("end", timeout_s=0.1)
+
+
+def test_exchanges_are_small() -> None:
+    """The store is no place for weights."""
+    [own] = exchanges(1, 1.0)
+    with pytest.raises(SchemaError, match="exchanges are for at most 16,777,216"):
+        own.gather("weights", "x" * MAX_BYTES)
+
+
+def test_a_good_end_leaves_nothing(tmp_path: Path) -> None:
+    """No ring, no report, no folder."""
+    with reporting(join_world(), tmp_path) as ring:
+        ring.begin("0F0", 0)
+        ring.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_goes_on_with_its_last_ops(tmp_path: Path) -> None:
+    """What prints the traceback prints them too; the report is in the folder."""
+
+    def fail() -> None:
+        with reporting(join_world(), tmp_path) as ring:
+            ring.begin("0F0", 3)
+            ring.end()
+            ring.begin("0B0", 3)
+            int("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        fail()
+    title, ops, *lines = caught.value.__notes__[0].splitlines()
+    assert title == "rank 0 failed at step 3 in 0B0"
+    assert ops == "the last ops of rank 0, newest last:"
+    assert [line.split()[:3] for line in lines] == [
+        ["step", "3", "0F0"],
+        ["step", "3", "0B0"],
+    ]
+    assert len(list(tmp_path.rglob("rank-0.json"))) == 1

@@ -1,0 +1,182 @@
+"""Entry functions of the workers that the tests of launching start.
+
+Also a script: `python workers.py RUN_DIR FAULT AT_STEP` launches `train`; under
+torchrun it is a worker of `train` itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hocket import env
+from hocket.errors import NonFiniteError, WaitError, WorkerError
+from hocket.run.job import Json
+from hocket.run.launch import launch
+from hocket.run.reporting import reporting
+from hocket.run.ring import Ring
+from hocket.run.world import World, join_world, ping
+
+NEVER_S = 300.0  # longer than any test
+
+
+def greet(word: str) -> Json:
+    """Where this worker is, and what it was told."""
+    world = join_world()
+    total = torch.tensor([float(world.rank)])
+    dist.all_reduce(total)
+    begin_s = time.perf_counter()
+    estimate_s = ping(world.rank, 1 - world.rank)
+    place: Json = {
+        "word": word,
+        "rank": world.rank,
+        "world_size": world.world_size,
+        "same_host": list(world.same_host),
+        "threads": torch.get_num_threads(),
+        "timeout_s": world.timeout_s,
+        "offset_s": world.clock_offset_s,
+        "estimate_s": estimate_s,
+        "ping_s": time.perf_counter() - begin_s,
+        "total": total.item(),
+        "gathered": world.gather_json({"rank": world.rank}),
+        "told": world.broadcast_json(f"by {world.rank}", from_rank=1),
+        "own_listeners": _listeners(os.getpid()),
+        "launcher_listeners": _listeners(env.LAUNCHER_PID.integer()),
+    }
+    world.barrier("end")
+    world.close()
+    return place
+
+
+def fail_until(attempt: int) -> Json:
+    """Rank 1 is killed in all attempts before this one."""
+    world = join_world()
+    first = world.store.add("arrivals", 1)
+    world.barrier()
+    if world.rank == 1 and world.attempt < attempt:
+        FAULTS["kill"]()
+    total = torch.tensor([1.0])
+    dist.all_reduce(total)
+    world.close()
+    return {"attempt": world.attempt, "arrival": first, "total": total.item()}
+
+
+def _listeners(pid: int) -> list[str]:
+    """The addresses at which a process listens, as /proc writes them."""
+    sockets = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            sockets.add(os.readlink(handle))
+    return [
+        line.split()[1].partition(":")[0]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in sockets
+    ]
+
+
+def train(run_dir: str, fault: str, at_step: int) -> None:
+    """Send one number forth and back per step; rank 1 has a fault at one step.
+
+    At that step, rank 1 is in 1B0, and rank 0 waits for what it should send.
+    """
+    world = join_world()
+    with reporting(world, Path(run_dir)) as ring:
+        for step in range(1000):
+            for _ in _step(world, ring, step):
+                if world.rank == 1 and step == at_step:
+                    FAULTS[fault]()
+    world.close()
+
+
+def _step(world: World, ring: Ring, step: int) -> Iterator[None]:
+    """One step of a two-stage pipeline; yields in the middle of the last op."""
+    message = torch.zeros(4)
+    if world.rank == 0:
+        ring.begin("0F0", step)
+        dist.send(message, 1)
+        ring.end()
+        ring.begin("0B0", step)
+        ring.wait("dx of stage 1", 1)
+        _receive(message, 1)
+    else:
+        ring.begin("1F0", step)
+        ring.wait("y of stage 0", 0)
+        _receive(message, 0)
+        ring.end()
+        ring.begin("1B0", step)
+        yield
+        dist.send(message, 0)
+    ring.end()
+
+
+def _receive(message: torch.Tensor, rank: int) -> None:
+    """Receive as the pipeline does: a wait that fails is a WaitError."""
+    try:
+        dist.recv(message, rank)
+    except RuntimeError as error:
+        raise WaitError(f"nothing came: {str(error).splitlines()[0]}") from error
+
+
+def _raise() -> None:
+    raise ValueError("the spoon is bent")
+
+
+def _not_finite() -> None:
+    raise NonFiniteError("the loss is nan")
+
+
+def _hold_the_lock() -> None:
+    """Hang in a call that never lets Python run, not even its signal handlers."""
+    sum(range(10**13))
+
+
+def _wait_below_python() -> None:
+    """Hang in a call that lets other threads run, but goes on after a signal."""
+    while True:
+        ctypes.CDLL(None).sleep(int(NEVER_S))
+
+
+FAULTS = {
+    "none": lambda: None,
+    "raise": _raise,
+    "not-finite": _not_finite,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit": lambda: os._exit(3),
+    "lock": _hold_the_lock,
+    "sleep": _wait_below_python,
+}
+
+
+def main() -> None:
+    """Do what the command line says."""
+    run_dir, fault, at_step = sys.argv[1:]
+    if env.RANK.is_set:
+        train(run_dir, fault, int(at_step))
+        return
+    try:
+        launch(
+            train,
+            [run_dir, fault, int(at_step)],
+            num_workers=2,
+            run_dir=Path(run_dir),
+            timeout_s=30.0,
+        )
+    except (KeyboardInterrupt, WorkerError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(env.exit_code_of(error))
+
+
+if __name__ == "__main__":
+    main()
