@@ -22,6 +22,8 @@ for memory, and that seconds vary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from hocket.plan.arrays import Floats
@@ -30,9 +32,10 @@ from hocket.plan.schedule import Schedule
 from hocket.plan.simulator.events import play_events
 from hocket.plan.simulator.in_order import is_decided_by_lanes, play_in_order
 from hocket.plan.simulator.memory import Times, memory_curves
-from hocket.plan.simulator.played import Played
+from hocket.plan.simulator.messages import UNREAD
+from hocket.plan.simulator.needs import LOCAL
 from hocket.plan.simulator.work import Work, prepare
-from hocket.plan.timeline import Timeline
+from hocket.plan.timeline import Origin, Timeline
 from hocket.plan.traffic import Traffic
 
 
@@ -57,22 +60,64 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     work = prepare(schedule, costs)
     decided = is_decided_by_lanes(work)
     played = play_in_order(work) if decided else play_events(work, costs)
-    return _timeline(work, costs, played)
-
-
-def _timeline(work: Work, costs: Costs, played: Played) -> Timeline:
     times = Times(
         np.array(played.start_s),
         np.array(played.end_s),
         np.array(played.sent_s),
         np.array(played.arrived_s),
     )
+    return _timeline(work, costs, times, played.reduced_s, Origin.SIMULATED)
+
+
+def observed(
+    schedule: Schedule,
+    costs: Costs,
+    start_s: Sequence[Floats],
+    end_s: Sequence[Floats],
+    origin: Origin,
+) -> Timeline:
+    """A timeline of what was measured, with the bytes that the costs tell.
+
+    A message counts as on its way from the end of the op that made it until the first
+    op that reads it starts: later than it arrived, if the reader was busy.
+
+    Args:
+        schedule: what was done.
+        costs: say how many bytes everything has.
+        start_s: of each op, one array per lane.
+        end_s: likewise.
+        origin: measured or emulated.
+    """
+    work = prepare(schedule, costs)
+    needs, messages = work.needs, work.messages
+    start, end = np.concatenate([*start_s]), np.concatenate([*end_s])
+    read_s = np.full(needs.arrivals.maker.size + 1, np.inf)  # and one that nobody reads
+    remote = needs.arrival != LOCAL
+    np.minimum.at(read_s, needs.arrival[remote], start[needs.row[remote]])
+    sent_s = end[messages.sender]
+    arrived_s = np.where(
+        messages.arrival == UNREAD, sent_s, read_s[messages.arrival]
+    )
+    times = Times(start, end, sent_s, arrived_s)
+    reduced = np.flatnonzero(work.is_reduction).tolist()
+    reduced_s = {row: float(start[row]) for row in reduced}
+    return _timeline(work, costs, times, reduced_s, origin)
+
+
+def _timeline(
+    work: Work,
+    costs: Costs,
+    times: Times,
+    reduced_s: Mapping[int, float],
+    origin: Origin,
+) -> Timeline:
     return Timeline(
         work.schedule,
         _by_lane(times.start_s, work),
         _by_lane(times.end_s, work),
-        _traffic(work, costs, played, times),
+        _traffic(work, costs, times, reduced_s),
         memory_curves(work, costs, times),
+        origin,
     )
 
 
@@ -80,11 +125,13 @@ def _by_lane(column: Floats, work: Work) -> tuple[Floats, ...]:
     return tuple(np.split(column, work.columns.first[1:-1]))
 
 
-def _traffic(work: Work, costs: Costs, played: Played, times: Times) -> Traffic:
+def _traffic(
+    work: Work, costs: Costs, times: Times, reduced_s: Mapping[int, float]
+) -> Traffic:
     """The messages and the reductions, in order of start."""
     columns, messages = work.columns, work.messages
-    reductions = np.array(sorted(played.reduced_s), np.int64)
-    begin_s = np.array([played.reduced_s[row] for row in reductions.tolist()], float)
+    reductions = np.array(sorted(reduced_s), np.int64)
+    begin_s = np.array([reduced_s[row] for row in reductions.tolist()], float)
     rows = np.concatenate((messages.maker, reductions))
     sizes = np.array([c.gradient_bytes for c in costs.of(work.schedule.program)])
     traffic = Traffic(

@@ -1,9 +1,9 @@
 """When a pipeline is full: the time that its steady bubble is measured in.
 
-    d0  F F F . . . B F B F B . B . B          one step of a synchronous order
-    d1      F F . B F B F B F B . B
-    d2        F B F B F B F B F B
-                    └─────┘
+    d0  F F F . . B F B F B F B . B . B      one step of a synchronous order
+    d1  . F F . B F B F B F B F B . B .
+    d2  . . F B F B F B F B F B F B . .
+                  └─────────┘
     from when every lane has begun its first backward (and, where a lane has none, its
     first forward) until one lane has ended its last forward
 

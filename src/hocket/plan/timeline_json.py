@@ -16,6 +16,7 @@ Numbers are written so that they are read back as they were, to the last bit.
 from __future__ import annotations
 
 import json
+import reprlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -89,7 +90,8 @@ class _Reader:
         top = self.mapping(document, "the document", _KEYS)
         if top["hocket_timeline"] != VERSION:
             raise self.fault(
-                "hocket_timeline", f"is {top['hocket_timeline']!r}, expected {VERSION}"
+                "hocket_timeline",
+                f"is {reprlib.repr(top['hocket_timeline'])}, expected {VERSION}",
             )
         if not isinstance(top["schedule"], str):
             raise self.fault("schedule", "is not text")
@@ -141,7 +143,9 @@ class _Reader:
             raise self.fault(where, "is not a list")
         for i, number in enumerate(value):
             if type(number) not in (int, float) or not abs(number) <= _MOST:
-                raise self.fault(f"{where}[{i}]", f"is {number!r}, not a finite number")
+                raise self.fault(
+                    f"{where}[{i}]", f"is {reprlib.repr(number)}, not a finite number"
+                )
         return np.array(value, np.float64)
 
     def ints(self, value: object, where: str, stop: int) -> Ints:
@@ -151,7 +155,8 @@ class _Reader:
         for i, number in enumerate(value):
             if type(number) is not int or not 0 <= number < stop:
                 raise self.fault(
-                    f"{where}[{i}]", f"is {number!r}, not a whole number below {stop}"
+                    f"{where}[{i}]",
+                    f"is {reprlib.repr(number)}, not a whole number below {stop}",
                 )
         return np.array(value, np.int64)
 
@@ -168,7 +173,9 @@ class _Reader:
         """How it came to be."""
         known = [origin.value for origin in Origin]
         if value not in known:
-            raise self.fault("origin", f"is {value!r}, expected {' or '.join(known)}")
+            raise self.fault(
+                "origin", f"is {reprlib.repr(value)}, expected {' or '.join(known)}"
+            )
         return Origin(value)
 
     def traffic(self, value: object, schedule: Schedule) -> Traffic:

@@ -1,0 +1,124 @@
+"""What a schedule is made for, and what the table says of one.
+
+Claims are written in the letters of the papers:
+
+    p  devices              F  forward            seconds of one microbatch in a
+    m  microbatches         I  input gradient     device's whole share of the model,
+    v  stages per device    W  weight gradient    which its stages split evenly
+    n  steps                B  I + W
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+from hocket.errors import ShapeError
+from hocket.plan.costs import StageCost
+from hocket.plan.program import Program
+from hocket.plan.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers that a schedule is made for.
+
+    Args:
+        num_devices: of one replica; `p` in formulas.
+        num_microbatches: per step; `m`.
+        stages_per_device: `v`.
+        num_steps: `n`.
+        num_replicas: copies of the whole pipeline.
+
+    Raises:
+        ShapeError: one of them is below 1; names all that are.
+    """
+
+    num_devices: int
+    num_microbatches: int
+    stages_per_device: int = 1
+    num_steps: int = 1
+    num_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers below 1."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        faults = [f"{name}={number}" for name, number in given.items() if number < 1]
+        if faults:
+            raise ShapeError(f"{', '.join(faults)}: each must be at least 1")
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages all devices hold together."""
+        return self.num_devices * self.stages_per_device
+
+    def chain(self, devices: Sequence[int] = (), *, trainable: bool = True) -> Program:
+        """One net of this shape.
+
+        Args:
+            devices: of each stage; when not given, the stages go round and round the
+                devices.
+            trainable: False for evaluation.
+        """
+        return Program.chain(
+            devices or [stage % self.num_devices for stage in range(self.num_stages)],
+            self.num_microbatches,
+            num_steps=self.num_steps,
+            num_replicas=self.num_replicas,
+            trainable=trainable,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A schedule and what it claims; the tests hold every entry to its claims.
+
+    The claims are for equal stages, messages that take no time, and no options.
+
+    Args:
+        make: the generator: a `Shape`, and the schedule's options by keyword. Raises
+            ShapeError with the numbers given and the numbers that would work.
+        bubble_s: seconds in which each device does not work, over all steps. Takes the
+            cost of a device's whole share of the model.
+        peak_activations: the most activation units alive at once on a device.
+        num_buffers: the fewest receive buffers per flow with which no lane ever waits
+            for ever, even if each send ends only when a buffer has taken it.
+        stages_per_device: what `make_schedule` takes when not told otherwise.
+    """
+
+    make: Callable[..., Schedule]
+    bubble_s: Callable[[Shape, StageCost], float]
+    peak_activations: Callable[[Shape, int], float]
+    num_buffers: Callable[[Shape], int]
+    stages_per_device: int = 1
+
+    @property
+    def summary(self) -> str:
+        """The generator's docstring, its first line."""
+        return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that the generator takes beside the shape."""
+        _, *options = inspect.signature(self.make).parameters
+        return tuple(options)
+
+
+def microbatch_s(share: StageCost) -> float:
+    """`F + B`: what one microbatch takes a device."""
+    return share.forward_s + share.input_grad_s + share.weight_grad_s
+
+
+def refuse_several_stages(name: str, shape: Shape) -> None:
+    """For schedules that know one stage per device.
+
+    Raises:
+        ShapeError: there are more.
+    """
+    if shape.stages_per_device != 1:
+        raise ShapeError(
+            f"{name} puts one stage on each device, got stages_per_device="
+            f"{shape.stages_per_device}: use 1, or interleaved-1f1b or looped-bfs, "
+            "which take several"
+        )

@@ -1,0 +1,52 @@
+"""GPipe: all forwards, then all backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from hocket.plan.costs import StageCost
+from hocket.plan.op import Kind, Op
+from hocket.plan.schedule import Schedule
+from hocket.plan.step_end import repeat_step
+from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_stages
+
+
+def gpipe(shape: Shape) -> Schedule:
+    """All forwards, then all backwards: the plainest order, and the most memory.
+
+    Bubble per step: `(p - 1) * (F + B)`. Every device holds all `m` microbatches.
+
+    >>> print(gpipe(Shape(num_devices=3, num_microbatches=4)))
+    d0  0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3 0U
+    d1  1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3 1U
+    d2  2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3 2U
+
+    Source: Huang et al., arXiv:1811.06965, Fig. 2c; torch's `ScheduleGPipe`. The
+    figure runs the backwards from the last microbatch to the first. Here, as in torch,
+    the first comes first: bubble and memory are the same, and gradients add up in the
+    order of the plain loop.
+
+    Raises:
+        ShapeError: several stages per device.
+    """
+    refuse_several_stages("gpipe", shape)
+
+    def order(device: int) -> Iterator[Op]:
+        for microbatch in range(shape.num_microbatches):
+            yield Op(Kind.FORWARD, device, microbatch)
+        for microbatch in range(shape.num_microbatches):
+            yield Op(Kind.BACKWARD, device, microbatch)
+
+    return repeat_step(shape.chain(), order)
+
+
+def _bubble_s(shape: Shape, share: StageCost) -> float:
+    return shape.num_steps * (shape.num_devices - 1) * microbatch_s(share)
+
+
+def _peak_activations(shape: Shape, device: int) -> float:
+    return shape.num_microbatches
+
+
+ENTRY: Final = Entry(gpipe, _bubble_s, _peak_activations, num_buffers=lambda shape: 1)

@@ -1,0 +1,134 @@
+"""The table of schedules: ours, and those of packages that offer theirs.
+
+A package offers a schedule as an entry point, whose name is the schedule's:
+
+    [project.entry-points."hocket.schedules"]
+    my-schedule = "my_package.my_schedule:ENTRY"      # a hocket.schedules.Entry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Final
+
+from hocket.errors import PlanError
+from hocket.plan.schedule import Schedule
+from hocket.schedules import (
+    forward_only,
+    gpipe,
+    interleaved_1f1b,
+    looped_bfs,
+    one_f_one_b,
+)
+from hocket.schedules.entry import Entry, Shape
+
+GROUP: Final = "hocket.schedules"
+
+OURS: Final[Mapping[str, Entry]] = {
+    "gpipe": gpipe.ENTRY,
+    "1f1b": one_f_one_b.ENTRY,
+    "interleaved-1f1b": interleaved_1f1b.ENTRY,
+    "looped-bfs": looped_bfs.ENTRY,
+    "forward-only": forward_only.ENTRY,
+}
+
+
+@cache
+def all_schedules() -> Mapping[str, Entry]:
+    """Ours and everybody else's, by name; read once per process.
+
+    Raises:
+        PlanError: two schedules have one name, or an entry point offers no `Entry`.
+    """
+    return joined(OURS, entry_points(group=GROUP))
+
+
+def joined(
+    ours: Mapping[str, Entry], offers: Iterable[EntryPoint]
+) -> Mapping[str, Entry]:
+    """The entries that are ours, and those that are offered.
+
+    Raises:
+        PlanError: two schedules have one name, or an entry point offers no `Entry`.
+    """
+    schedules = dict(ours)
+    homes = {name: f"hocket ({entry.make.__module__})" for name, entry in ours.items()}
+    for offer in offers:
+        package = offer.dist.name if offer.dist else "a package without a name"
+        home = f"{package} ({offer.value})"
+        if offer.name in schedules:
+            raise PlanError(
+                f"two schedules are named {offer.name!r}: one of {homes[offer.name]}, "
+                f"one of {home}; rename or uninstall one"
+            )
+        entry = offer.load()
+        if not isinstance(entry, Entry):
+            raise PlanError(
+                f"schedule {offer.name!r} of {home} is no hocket.schedules.Entry, but "
+                f"of type {type(entry).__name__}"
+            )
+        schedules[offer.name], homes[offer.name] = entry, home
+    return MappingProxyType(schedules)
+
+
+def make_schedule(
+    name: str,
+    *,
+    num_devices: int,
+    num_microbatches: int,
+    num_steps: int = 1,
+    num_replicas: int = 1,
+    stages_per_device: int | None = None,
+    **options: object,
+) -> Schedule:
+    """Make a schedule of the table `SCHEDULES`.
+
+    Args:
+        name: as in the table.
+        num_devices: of one replica.
+        num_microbatches: per step.
+        num_steps: how many steps the order is for.
+        num_replicas: copies of the whole pipeline, on other devices.
+        stages_per_device: what is usual for this schedule when not given.
+        options: what else this schedule takes.
+
+    Raises:
+        PlanError: no schedule of that name, or an option that it does not take; tells
+            the nearest that there is.
+        ShapeError: the schedule does not take these numbers; tells those that it does.
+
+    >>> print(make_schedule("1f1b", num_devices=2, num_microbatches=2))
+    d0  0F0 0F1 0B0 0B1 0U
+    d1  1F0 1B0 1F1 1B1 1U
+    """
+    schedules = all_schedules()
+    if name not in schedules:
+        raise PlanError(f"no schedule is named {name!r}; {_nearest(name, schedules)}")
+    entry = schedules[name]
+    for option in options:
+        if option not in entry.options:
+            raise PlanError(
+                f"schedule {name!r} takes no option {option!r}; "
+                f"{_nearest(option, entry.options)}"
+            )
+    if stages_per_device is None:
+        stages_per_device = entry.stages_per_device
+    shape = Shape(
+        num_devices, num_microbatches, stages_per_device, num_steps, num_replicas
+    )
+    return entry.make(shape, **options)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that was most likely meant, and all of them."""
+    names = sorted(known)
+    if not names:
+        return "it takes none"
+    near = get_close_matches(word, names, n=1)
+    return (
+        f"did you mean {near[0]!r}? " if near else ""
+    ) + f"There are {', '.join(names)}"
