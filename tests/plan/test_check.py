@@ -56,6 +56,14 @@ def test_names_every_fault_at_once() -> None:
     assert any(text.startswith("9F0 is no op of this program") for text in faults)
 
 
+def test_a_header_that_claims_too_much_costs_nothing() -> None:
+    """Past bug: a hundred million claimed microbatches were listed one by one."""
+    header = "steps 1\nnet model microbatches=99999999\nstage 0 net=model device=0\n"
+
+    with pytest.raises(ScheduleError, match="99999999 forwards are due, of 3 ops"):
+        check(Schedule.parse(header + "d0 0F0 0B0 0U"))
+
+
 def test_marks_the_ops_at_fault_in_the_picture() -> None:
     """The picture shows where the fault is."""
     with pytest.raises(ScheduleError) as caught:

@@ -69,6 +69,12 @@ Fault = tuple[str, Op | None]
 
 def _op_faults(schedule: Schedule) -> Iterator[Fault]:
     program = schedule.program
+    num_forwards = program.num_steps * sum(
+        program.num_microbatches_of(stage) for stage in range(program.num_stages)
+    )
+    if num_forwards > schedule.num_ops:  # a header may claim any number: do not list
+        yield f"{num_forwards} forwards are due, of {schedule.num_ops} ops in all", None
+        return
     found = Counter(op for lane in schedule.lanes for op in lane.ops)
     yield from _placement_faults(schedule)
     due = dict.fromkeys(due_ops(program))
