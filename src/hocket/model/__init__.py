@@ -1,0 +1,1 @@
+"""Cut any module into stages, and measure its layers."""

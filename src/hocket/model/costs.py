@@ -1,0 +1,78 @@
+"""From measured layers to what the simulator wants: costs of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hocket.model.profile import LayerProfile, Profile
+from hocket.model.stage import StageModule
+from hocket.plan.costs import Costs, Link, StageCost
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCost:
+    """What the optimizer's step of one stage takes.
+
+    Args:
+        seconds: median.
+        state_bytes: of the optimizer's state after a step.
+    """
+
+    seconds: float
+    state_bytes: int
+
+
+def stage_costs(
+    profile: Profile,
+    boundaries: Sequence[int],
+    modules: Sequence[StageModule],
+    *,
+    link: Link,
+    handling: Link,
+    updates: Sequence[UpdateCost],
+) -> Costs:
+    """Add up layers into stages.
+
+    Args:
+        profile: of the layers.
+        boundaries: the layers at which stages 1, 2, ... begin.
+        modules: the stages, for the bytes of their weights.
+        link: between any two devices.
+        handling: what a lane spends on a message.
+        updates: of each stage.
+    """
+    edges = (0, *boundaries, len(profile.layers))
+    stages = []
+    for i, module in enumerate(modules):
+        layers = profile.layers[edges[i] : edges[i + 1]]
+        last = i + 1 == len(modules)
+        following = None if last else profile.layers[edges[i + 1]]
+        weights = _num_bytes(list(module.parameters()))
+        trained = _num_bytes([p for p in module.parameters() if p.requires_grad])
+        stages.append(
+            StageCost(
+                forward_s=sum(layer.forward_s for layer in layers),
+                input_grad_s=sum(layer.input_grad_s for layer in layers),
+                weight_grad_s=sum(layer.weight_grad_s for layer in layers),
+                update_s=updates[i].seconds,
+                output_bytes=0 if following is None else following.received_bytes,
+                input_grad_bytes=layers[0].received_grad_bytes,
+                activation_bytes=_kept_bytes(layers),
+                weight_bytes=weights,
+                gradient_bytes=trained,
+                optimizer_bytes=updates[i].state_bytes,
+            )
+        )
+    return Costs(tuple(stages), link=link, handling=handling)
+
+
+def _kept_bytes(layers: Sequence[LayerProfile]) -> int:
+    made = sum(layer.activation_bytes for layer in layers)
+    return made + sum(layer.kept_input_bytes for layer in layers[1:])
+
+
+def _num_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,172 @@
+"""A stage of a cut model: a module that computes one contiguous part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import ModelError
+from hocket.model.emit import Code
+from hocket.model.homes import Home
+from hocket.model.value import Value
+
+_NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
+
+
+class StageModule(nn.Module):
+    """One stage. Its parameters are the uncut model's own, under their own names.
+
+    `stage(*received, *batch)` takes the values from the stage before, in the order of
+    `received`, then the batch's tensors at the positions `batch_inputs`. It returns a
+    tuple in the order of `sent`; the last stage returns what the model returns.
+
+    Made by `hocket.model.cut.cut`.
+
+    Args:
+        index: which stage of the model, from 0.
+        num_stages: how many there are.
+        batch_inputs: which leaves of the flattened batch `(args, kwargs)` it reads.
+        received: the values from the stage before.
+        sent: the values for the next stage.
+        has_random: whether it draws random numbers in training.
+        fixed_samples: the only number of samples it runs with; 0 if any will do.
+        size_at: which argument tells the number of samples, and in which dimension.
+        rebuild: puts the outputs into the model's own structure, where it has one.
+        frozen: modules run as they are that stay in evaluation mode in training.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        num_stages: int,
+        batch_inputs: tuple[int, ...],
+        received: tuple[Value, ...],
+        sent: tuple[Value, ...],
+        has_random: bool,
+        fixed_samples: int,
+        size_at: tuple[int, int] | None,
+        rebuild: Callable[[Any], Any] | None,
+        frozen: tuple[nn.Module, ...],
+    ) -> None:
+        super().__init__()
+        self.index = index
+        self.num_stages = num_stages
+        self.batch_inputs = batch_inputs
+        self.received = received
+        self.sent = sent
+        self.has_random = has_random
+        self.fixed_samples = fixed_samples
+        self.size_at = size_at
+        self._rebuild = rebuild
+        # In a tuple, for nn.Module registers what is assigned by itself.
+        self._frozen = frozen
+        self._mode_runs: dict[bool, _Run] = {}
+
+    def set_code(self, code: Mapping[bool, Code], homes: Mapping[str, Home]) -> None:
+        """Give the stage its work, once its parameters are in place.
+
+        Args:
+            code: by mode, `True` for training.
+            homes: where each parameter and buffer is kept, by first name.
+        """
+        for mode, one in code.items():
+            buffers = one.constants.buffers if one.constants else ()
+            self._mode_runs[mode] = _Run(
+                one,
+                [homes[name] for name in one.state],
+                [homes[name] for name in buffers],
+                self.size_at,
+            )
+
+    def forward(self, *values: Tensor) -> Any:
+        """Compute the stage for one microbatch.
+
+        Raises:
+            ModelError: a number of samples that the captured model does not run with.
+        """
+        if self.fixed_samples:
+            self._check_size(values)
+        out = self._mode_runs[self.training](values)
+        return out if self._rebuild is None else self._rebuild(out)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch dropout, batch norm and the like; what was frozen stays so."""
+        super().train(mode)
+        for module in self._frozen:
+            module.training = False
+        return self
+
+    def extra_repr(self) -> str:
+        """Shown by `print(stage)`."""
+        place = f"{self.index} of {self.num_stages}"
+        return f"{place}, receives {len(self.received)}, sends {len(self.sent)}"
+
+    def _check_size(self, values: tuple[Tensor, ...]) -> None:
+        if self.size_at is None:
+            return
+        argument, dim = self.size_at
+        size = values[argument].shape[dim]
+        if size != self.fixed_samples:
+            raise ModelError(
+                f"stage {self.index} got {size} samples, but the model runs only with "
+                f"the {self.fixed_samples} it was captured with, because its code "
+                "fixes the number: leave out smaller batches (drop_last=True)"
+            )
+
+
+@dataclass(slots=True)
+class _Run:
+    """One mode of a stage at work.
+
+    Args:
+        code: what to call.
+        state: where its parameters and buffers are kept.
+        buffers: where the buffers that its constants depend on are kept.
+        size_at: which value tells the number of samples, and in which dimension.
+        kept: constants, by all that they depend on.
+    """
+
+    code: Code
+    state: list[Home]
+    buffers: list[Home]
+    size_at: tuple[int, int] | None
+    kept: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+
+    def __call__(self, values: tuple[Tensor, ...]) -> Any:
+        code = self.code
+        device = values[0].device
+        # Read where it is kept, for `torch.func.functional_call` puts others there.
+        state = [home[name] for home, name in self.state]
+        if code.constants is None:
+            return code.function(code.objects, device, *state, *values)
+        constants = self._constants(device, values)
+        return code.function(code.objects, device, *state, *constants, *values)
+
+    def _constants(
+        self, device: torch.device, values: tuple[Tensor, ...]
+    ) -> tuple[Any, ...]:
+        num_samples = 0
+        if self.size_at is not None:
+            argument, dim = self.size_at
+            num_samples = values[argument].shape[dim]
+        buffers = [home[name] for home, name in self.buffers]
+        key = (device, num_samples, *((id(x), x._version) for x in buffers))
+        found = self.kept.get(key)
+        return self._made(key, buffers) if found is None else found
+
+    def _made(self, key: tuple[Any, ...], buffers: list[Tensor]) -> tuple[Any, ...]:
+        constants = self.code.constants
+        assert constants is not None
+        device, num_samples, *_ = key
+        # Made in evaluation, they may serve training: no inference tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            made = constants.function(self.code.objects, device, num_samples, *buffers)
+        if len(self.kept) == _NUM_KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[key] = made
+        return made
