@@ -1,0 +1,1 @@
+"""Benchmarks: one folder per claim."""

@@ -1,0 +1,3 @@
+"""Shared memory beside gloo."""
+
+from __future__ import annotations

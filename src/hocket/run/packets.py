@@ -1,0 +1,107 @@
+"""What the two ends of a shared-memory channel tell each other, as bytes.
+
+to the receiver   Message         the next slot is filled
+                  Announcement    a schema comes for the first time
+to the sender     Taken           so many slots are free again
+                  Complaint       why the receiver gives up
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+MAX_PACKET_BYTES: Final = 2048
+
+_MESSAGE: Final = struct.Struct("=cQQI")
+_ANNOUNCEMENT: Final = struct.Struct("=cIQ")
+_TAKEN: Final = struct.Struct("=cI")
+_MAX_TEXT_BYTES: Final = MAX_PACKET_BYTES - 64
+_LOW: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A slot is filled.
+
+    Args:
+        tag: of the message in it.
+        slot: its number.
+    """
+
+    tag: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Messages of this schema follow.
+
+    Args:
+        digest: of the schema.
+        slot_bytes: of new memory, whose descriptor comes with the packet; or 0.
+        text: the schema; cut off if it is very long, for it serves errors only.
+    """
+
+    digest: int
+    slot_bytes: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The receiver took so many messages, the oldest, out of their slots."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """The receiver gives up; the text becomes the sender's error too."""
+
+    text: str
+
+
+Packet: TypeAlias = Message | Announcement | Taken | Complaint
+
+
+def pack(packet: Packet) -> bytes:
+    """A packet as bytes: a letter, numbers, and at the end the text."""
+    match packet:
+        case Message(tag, slot):
+            return _MESSAGE.pack(b"M", tag >> 64, tag & _LOW, slot)
+        case Announcement(digest, slot_bytes, text):
+            return _ANNOUNCEMENT.pack(b"A", digest, slot_bytes) + _cut(text)
+        case Taken(count):
+            return _TAKEN.pack(b"T", count)
+        case Complaint(text):
+            return b"C" + _cut(text)
+        case _:
+            assert_never(packet)
+
+
+def unpack(data: bytes) -> Packet:
+    """What `pack` was given."""
+    match data[:1]:
+        case b"M":
+            _, high, low, slot = _MESSAGE.unpack(data)
+            return Message(high << 64 | low, slot)
+        case b"A":
+            _, digest, slot_bytes = _ANNOUNCEMENT.unpack_from(data)
+            return Announcement(digest, slot_bytes, _text(data, _ANNOUNCEMENT.size))
+        case b"T":
+            _, count = _TAKEN.unpack(data)
+            return Taken(count)
+        case b"C":
+            return Complaint(_text(data, 1))
+        case letter:
+            raise AssertionError(f"no packet begins with {letter!r}")
+
+
+def _cut(text: str) -> bytes:
+    return text.encode()[:_MAX_TEXT_BYTES]
+
+
+def _text(data: bytes, begin: int) -> str:
+    return data[begin:].decode(errors="ignore")

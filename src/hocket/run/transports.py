@@ -1,0 +1,128 @@
+"""Choose what carries messages between each two workers."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Literal, TypeAlias
+
+import torch.distributed as dist
+
+from hocket.errors import RunError
+from hocket.run.ring import Ring
+from hocket.run.shared_memory import SharedMemoryTransport, place
+from hocket.run.torch_transport import TorchTransport
+from hocket.run.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
+from hocket.run.world import World
+
+TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
+
+
+class MixedTransport(Transport):
+    """Shared memory between workers that can share it, else torch.distributed.
+
+    Args:
+        near: for the ranks in `neighbours`.
+        far: for all others.
+        rank: this worker's.
+        neighbours: the ranks that can share memory with this one.
+    """
+
+    def __init__(
+        self, near: Transport, far: Transport, rank: int, neighbours: frozenset[int]
+    ) -> None:
+        self._near = near
+        self._far = far
+        self._rank = rank
+        self._neighbours = neighbours
+
+    def sender(self, channel: Channel) -> Sender:
+        """See `Transport.sender`."""
+        return self._towards(channel.to_rank).sender(channel)
+
+    def receiver(self, channel: Channel) -> Receiver:
+        """See `Transport.receiver`."""
+        return self._towards(channel.from_rank).receiver(channel)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._near.close()
+        self._far.close()
+
+    def _towards(self, rank: int) -> Transport:
+        return self._near if rank in self._neighbours else self._far
+
+
+def make_transport(
+    name: TransportName,
+    world: World,
+    store: dist.Store,
+    ring: Ring,
+    *,
+    num_buffers: int,
+    timeout_s: float,
+) -> Transport:
+    """The transport that a user asked for. Every worker must call this.
+
+    Args:
+        name: "auto" takes shared memory wherever two workers can share it.
+        world: all workers.
+        store: with a prefix of this pipeline's own.
+        ring: told of waits.
+        num_buffers: receive buffers per flow that the schedule needs.
+        timeout_s: after which a wait ends.
+
+    Raises:
+        RunError: shared memory was asked for, and not all workers can share it.
+    """
+    num_buffers = max(NUM_BUFFERS, num_buffers)
+    neighbours = frozenset() if name == "torch" else _neighbours(world)
+    if name == "shared-memory" and len(neighbours) < world.world_size:
+        others = sorted(set(range(world.world_size)) - neighbours)
+        raise RunError(
+            f"rank {world.rank} cannot share memory with ranks {others}: they are on "
+            "another host, compute on GPUs, or this system has no memory to share; "
+            'use transport="auto" or "torch"'
+        )
+    near = SharedMemoryTransport(
+        dist.PrefixStore("shared memory", store),
+        timeout_s=timeout_s,
+        num_buffers=num_buffers,
+        on_wait=ring.wait,
+    )
+    far = TorchTransport(
+        dist.PrefixStore("torch", store),
+        device=world.device,
+        timeout_s=timeout_s,
+        num_buffers=num_buffers,
+        on_wait=ring.wait,
+        group=_own_group(world, neighbours, timeout_s),
+    )
+    return MixedTransport(near, far, world.rank, neighbours)
+
+
+def _neighbours(world: World) -> frozenset[int]:
+    """The ranks on CPUs that share this worker's memory."""
+    own = f"rank {world.rank}"
+    if world.device.type == "cpu":
+        with contextlib.suppress(RunError):  # a system without: torch carries all
+            own = place()
+    places = world.gather_json(own, "places")
+    return frozenset(r for r, other in enumerate(places) if other == own)
+
+
+def _own_group(
+    world: World, neighbours: frozenset[int], timeout_s: float
+) -> dist.ProcessGroup | None:
+    """A gloo group in which only this transport sends, if anything goes through it.
+
+    Made wherever some worker has no neighbour: every worker must take part.
+    """
+    if world.world_size == 1 or world.device.type != "cpu":
+        return None
+    if len(neighbours) == world.world_size:
+        return None
+    ranks = list(range(world.world_size))
+    timeout = timedelta(seconds=timeout_s)
+    group: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend="gloo")
+    return group

@@ -1,0 +1,159 @@
+"""Jobs of real workers that begin at once, forked from a process that has loaded torch.
+
+`hocket.launch` starts a Python per worker, which takes seconds, most of them for
+imports. Here workers begin with the same first lines (hocket.run.start), but nobody
+watches over them: when one fails, the others must find out, and end, by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Final
+
+from hocket import env
+from hocket.run.failure import Report, read_report, report_of_silent
+from hocket.run.job import WorkerFiles, attempt_dir
+from hocket.run.start import Job, main
+
+FAULT: Final = "fault"  # the file into which whoever has a fault writes its rank
+WHOLE_S: Final = 60.0  # for a job without a fault, on a busy machine
+LAST_S: Final = 0.5  # for whoever had the fault, when all others have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the workers of a job ended; everything by rank.
+
+    Args:
+        codes: exit codes; minus the signal's number if a signal killed it.
+        after_s: how long after the fault it ended.
+        hung: those that had to be killed.
+        reports: of those that did not end well.
+        results: of those that did.
+        output: what it wrote to stdout and stderr.
+    """
+
+    codes: dict[int, int]
+    after_s: dict[int, float]
+    hung: set[int]
+    reports: dict[int, Report]
+    results: dict[int, Any]
+    output: dict[int, str]
+
+
+def run_forked(
+    entry: str,
+    *args: Any,
+    num_workers: int,
+    folder: Path,
+    timeout_s: float,
+    limit_s: float = WHOLE_S,
+) -> Outcome:
+    """Run a function in workers, and wait until all have ended.
+
+    Args:
+        entry: `module:function`.
+        args: of the function, as JSON.
+        num_workers: to start.
+        folder: of the test; one job each.
+        timeout_s: what workers wait for each other.
+        limit_s: after a fault, those that are left so much later are killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([entry.partition(":")[0]])
+    workers = [
+        context.Process(
+            target=_enter, args=(rank, num_workers, folder, entry, args, timeout_s)
+        )
+        for rank in range(num_workers)
+    ]
+    try:
+        for worker in workers:
+            worker.start()
+        ended_s = _wait(workers, folder / FAULT, limit_s)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+    return _outcome([worker.exitcode or 0 for worker in workers], ended_s, folder)
+
+
+def _wait(
+    workers: list[ForkServerProcess], fault: Path, limit_s: float
+) -> dict[int, float]:
+    """When each ended, in seconds since 1970."""
+    ended_s: dict[int, float] = {}
+    ranks: dict[Any, int] = {worker.sentinel: r for r, worker in enumerate(workers)}
+    deadline_s = time.time() + WHOLE_S
+    while ranks and time.time() < deadline_s:
+        for sentinel in wait(list(ranks), 0.1):
+            ended_s[ranks.pop(sentinel)] = time.time()
+        if fault.exists():
+            deadline_s = fault.stat().st_mtime + limit_s
+            if list(ranks.values()) == [int(fault.read_text())]:
+                deadline_s = min(deadline_s, max(ended_s.values(), default=0) + LAST_S)
+    return ended_s
+
+
+def _outcome(codes: list[int], ended_s: dict[int, float], folder: Path) -> Outcome:
+    fault = folder / FAULT
+    fault_s = fault.stat().st_mtime if fault.exists() else 0.0
+    files = [WorkerFiles(_attempt(folder), rank) for rank in range(len(codes))]
+    reports, results = {}, {}
+    for rank, code in enumerate(codes):
+        if code:
+            hung = rank not in ended_s
+            silent = report_of_silent(files[rank], code, time.time(), hung=hung)
+            reports[rank] = read_report(files[rank].report) or silent
+        else:
+            results[rank] = json.loads(files[rank].result.read_text())
+    return Outcome(
+        dict(enumerate(codes)),
+        {rank: end_s - fault_s for rank, end_s in ended_s.items()},
+        set(range(len(codes))) - set(ended_s),
+        reports,
+        results,
+        {rank: _output(folder, rank).read_text() for rank in range(len(codes))},
+    )
+
+
+def _attempt(folder: Path) -> Path:
+    return attempt_dir(folder / "job", 0)
+
+
+def _output(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.txt"
+
+
+def _enter(
+    rank: int,
+    num_workers: int,
+    folder: Path,
+    entry: str,
+    args: tuple[Any, ...],
+    timeout_s: float,
+) -> None:
+    """The worker's own part: become what the launcher would have started."""
+    os.setsid()
+    output = os.open(_output(folder, rank), os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ |= {
+        env.RANK.name: str(rank),
+        env.WORLD_SIZE.name: str(num_workers),
+        env.LOCAL_RANK.name: str(rank),
+        env.LOCAL_WORLD_SIZE.name: str(num_workers),
+        env.JOB_DIR.name: str(folder / "job"),
+        env.LAUNCHER_PID.name: str(os.getppid()),
+        env.TIMEOUT_S.name: repr(timeout_s),
+    }
+    main(Job(entry=entry, args=list(args), sys_path=[], argv=[]))

@@ -1,0 +1,74 @@
+"""What only the transport over torch.distributed promises: numbers for gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import RunError
+from hocket.run.schema import message_tag
+from hocket.run.torch_transport import TorchTransport
+from hocket.run.torch_wire import wire_number
+from tests.run.pair import SCHEMA, THERE, TORCH, Settings, Worker, content, run_pair
+
+ways = st.tuples(
+    st.integers(0, 1023), st.integers(0, 10**9), st.integers(0, 2**128 - 1)
+)
+
+
+@given(ways, ways)
+def test_numbers_are_unique_among_messages_on_their_way(
+    a: tuple[int, int, int], b: tuple[int, int, int]
+) -> None:
+    """31 bits; two channels differ, and so do messages less than 1024 apart."""
+    assert 0 <= wire_number(*a) < 1 << 31
+    if a[0] != b[0] or 0 < abs(a[1] - b[1]) < 1024:
+        assert wire_number(*a) != wire_number(*b)
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_numbers_tell_microbatches_apart(a: int, b: int) -> None:
+    """Two ends that disagree about the order do not take each other's messages."""
+    numbers = [wire_number(0, 0, message_tag(SCHEMA, 3, mb)) for mb in (a, b)]
+
+    assert (a == b) == (numbers[0] == numbers[1])
+
+
+def send_another(worker: Worker) -> None:
+    """Send microbatch 2."""
+    sender, _ = worker.ends
+    sender.send(message_tag(SCHEMA, 3, 2), content(0, 0), SCHEMA)
+    sender.flush(30.0)
+
+
+def expect_one(worker: Worker) -> None:
+    """Expect microbatch 1."""
+    _, receiver = worker.ends
+    tag = message_tag(SCHEMA, 3, 1)
+    receiver.expect([tag], SCHEMA)
+    receiver.receive(tag)
+
+
+@pytest.mark.timeout(110)
+def test_a_disagreement_ends_with_the_wait(tmp_path: Path) -> None:
+    """gloo can not say what came instead; no tensor is handed out."""
+    settings = Settings(TORCH, timeout_s=1.0)
+    _, outcome = run_pair(tmp_path, settings, send_another, expect_one)
+
+    assert outcome.kind == "WaitError"
+    assert "step 3, microbatch 1: waited 1.0 s for rank 0" in outcome.error
+    assert "its messages are others than those expected" in outcome.error
+
+
+def test_refuses_more_channels_than_there_are_numbers() -> None:
+    """Two channels with one number would mix their messages."""
+    store = dist.HashStore()
+    store.add("num channels", 1024)
+    transport = TorchTransport(store, device=torch.device("cpu"), timeout_s=1.0)
+    with pytest.raises(RunError, match="1024 channels, no more"):
+        transport.sender(THERE)
