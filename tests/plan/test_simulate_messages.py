@@ -95,6 +95,32 @@ def test_who_is_ready_first_goes_first_on_a_shared_link() -> None:
     ]
 
 
+def test_among_messages_ready_at_one_instant_the_first_listed_goes_first() -> None:
+    """At 1 lane d0.1 sends, and only then can d0 make and send its own, at 1 too."""
+    schedule = Schedule.parse(
+        """
+        net model microbatches=1
+        stage 0 net=model device=0 trainable=no
+        stage 1 net=model device=0 trainable=no
+        stage 2 net=model device=0 trainable=no
+        stage 3 net=model device=1 trainable=no
+        flow 0>3
+        flow 1>2
+        flow 2>3
+        d0    2F0 2SEND_F0>3
+        d0.1  0F0 0SEND_F0>3 1F0
+        d1    3RECV_F0<0 3RECV_F0<2 3F0
+        """
+    )
+    slow, fast = StageCost(1.0, output_bytes=4), StageCost(0.0, output_bytes=4)
+    costs = Costs((slow, fast, fast, fast), link=Link(0.0, 1.0))
+
+    assert sent(simulate(schedule, costs)) == [
+        ("2F0", 1, 1.0, 5.0),
+        ("0F0", 1, 5.0, 9.0),
+    ]
+
+
 def test_value_goes_once_to_each_device_that_needs_it() -> None:
     """Two readers on one device share a message; one on another has its own."""
     schedule = Schedule.parse(
@@ -209,6 +235,30 @@ def test_explicit_messages_cost_handling_at_the_send_and_at_the_first_reader() -
     # d1 reaches the second RECV at 6, when the message (made at 5) has been handled.
     assert starts(timeline)["0F1"] == 3.0
     assert starts(timeline)["1F1"] == 7.0
+
+
+def test_message_is_not_ready_before_its_sender_has_handled_it() -> None:
+    """Its RECV is reached at 2.5, while the sending lane still handles it, until 3.
+
+    d0  0F0 0-1, SEND handled 1-3
+    d1  2F0 0-2.5, RECV, handling 3-5, 1F0 5-6
+    """
+    schedule = Schedule.parse(
+        """
+        net model microbatches=1
+        stage 0 net=model device=0 trainable=no
+        stage 1 net=model device=1 trainable=no
+        stage 2 net=model device=1 trainable=no
+        flow 0>1
+        d0  0F0 0SEND_F0>1
+        d1  2F0 1RECV_F0<0 1F0
+        """
+    )
+    costs = (StageCost(1.0), StageCost(1.0), StageCost(2.5))
+    timeline = simulate(schedule, Costs(costs, handling=Link(2.0)))
+
+    assert sent(timeline) == [("0F0", 1, 3.0, 3.0)]
+    assert starts(timeline)["1F0"] == 5.0
 
 
 def test_receives_posted_ahead_make_explicit_messages_as_early_as_implicit() -> None:

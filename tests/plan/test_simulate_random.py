@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.plan.check import check
-from hocket.plan.costs import Costs
+from hocket.plan.costs import Costs, Link, StageCost
 from hocket.plan.schedule import Schedule
 from hocket.plan.simulate import simulate
 from hocket.plan.simulator.events import play_events
@@ -58,6 +59,24 @@ def test_both_clocks_tell_the_same_time(
 
     assert is_decided_by_lanes(work)
     assert play_in_order(work) == play_events(work, third)
+
+
+@pytest.mark.parametrize(
+    ("link", "decided"),
+    [
+        (Link(1.0, 1.0), True),
+        (Link(1.0, name="card"), True),  # nothing takes time on it
+        (Link(1.0, 1.0, "card"), False),
+    ],
+)
+def test_fast_clock_is_for_links_of_one_sender(link: Link, *, decided: bool) -> None:
+    """Or on which messages never wait for each other."""
+    cost = StageCost(1.0, output_bytes=1, input_grad_bytes=1)
+    schedule = Schedule.parse("d0  0F0 0B0 0U\nd1  1F0 1B0 1U")
+
+    assert is_decided_by_lanes(prepare(schedule, Costs((cost, cost), link=link))) == (
+        decided
+    )
 
 
 @many

@@ -14,7 +14,7 @@ from tests.run.processes import START_S, start
 
 texts = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=12)
 begins = st.tuples(texts, st.integers(0, 10**9))
-waits = st.tuples(texts)
+waits = st.tuples(texts, st.booleans())
 one_op = st.tuples(begins, st.lists(waits, max_size=2), st.booleans())
 
 
@@ -25,7 +25,7 @@ def seen(entry: Entry) -> tuple[int, str, State, str, int]:
 
 @given(ops=st.lists(one_op, max_size=2 * NUM_SLOTS + 3))
 def test_holds_the_newest_ops(
-    ops: list[tuple[tuple[str, int], list[tuple[str]], bool]],
+    ops: list[tuple[tuple[str, int], list[tuple[str, bool]], bool]],
 ) -> None:
     """Up to 128 of them, oldest first, each as far as it came."""
     ring = Ring()
@@ -33,9 +33,12 @@ def test_holds_the_newest_ops(
     for (op, step), what, ends in ops:
         ring.begin(op, step)
         state = State.BEGUN
-        for (text,) in what:
+        for text, comes in what:
             ring.wait(text, step % 7)
             state = State.WAITING
+            if comes:
+                ring.resume()
+                state = State.BEGUN
         if ends:
             ring.end()
             state = State.ENDED

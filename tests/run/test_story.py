@@ -41,6 +41,9 @@ HUNG = report(2, Cause.HUNG, 9.9)
 GAVE_UP = report(1, Cause.WAITED, 5.0, waits_for=2, code=6)
 STOPPED = report(0, Cause.STOPPED, 4.0, waits_for=1, code=143)
 BUSY = report(2, Cause.STOPPED, 9.5, code=143)
+# Waited for several at once, so it cannot say for whom.
+GAVE_UP_ON_ALL = report(3, Cause.WAITED, 3.0, code=6)
+STOPPED_FOR_BUSY = report(0, Cause.STOPPED, 4.0, waits_for=2, code=143)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,7 @@ BUSY = report(2, Cause.STOPPED, 9.5, code=143)
         ([STOPPED, GAVE_UP, HUNG], HUNG, ExitCode.HANG),
         ([STOPPED, GAVE_UP, HUNG, KILLED], KILLED, ExitCode.WORKER),
         ([STOPPED, GAVE_UP, BUSY], BUSY, ExitCode.HANG),
+        ([STOPPED_FOR_BUSY, GAVE_UP_ON_ALL, BUSY], BUSY, ExitCode.HANG),
         ([BUSY, STOPPED], STOPPED, ExitCode.WORKER),
         ([GAVE_UP, report(0, Cause.WAITED, 4.0, 1)], None, ExitCode.HANG),
         ([report(0, Cause.RAISED, 8.0, code=5), KILLED], None, ExitCode.NON_FINITE),

@@ -49,8 +49,8 @@ def greet(word: str) -> Json:
         "total": total.item(),
         "gathered": world.gather_json({"rank": world.rank}),
         "told": world.broadcast_json(f"by {world.rank}", from_rank=1),
-        "own_listeners": _listeners(os.getpid()),
-        "launcher_listeners": _listeners(env.LAUNCHER_PID.integer()),
+        "own_listeners": listeners(os.getpid()),
+        "launcher_listeners": listeners(env.LAUNCHER_PID.integer()),
     }
     world.barrier("end")
     world.close()
@@ -70,7 +70,7 @@ def fail_until(attempt: int) -> Json:
     return {"attempt": world.attempt, "arrival": first, "total": total.item()}
 
 
-def _listeners(pid: int) -> list[str]:
+def listeners(pid: int) -> list[str]:
     """The addresses at which a process listens, as /proc writes them."""
     sockets = set()
     for handle in Path(f"/proc/{pid}/fd").iterdir():

@@ -94,10 +94,9 @@ def observed(
     read_s = np.full(needs.arrivals.maker.size + 1, np.inf)  # and one that nobody reads
     remote = needs.arrival != LOCAL
     np.minimum.at(read_s, needs.arrival[remote], start[needs.row[remote]])
-    sent_s = end[messages.sender]
-    arrived_s = np.where(
-        messages.arrival == UNREAD, sent_s, read_s[messages.arrival]
-    )
+    sent_s = end[messages.maker]
+    first_s = np.where(messages.arrival == UNREAD, sent_s, read_s[messages.arrival])
+    arrived_s = np.maximum(sent_s, first_s)  # two devices' clocks may differ a little
     times = Times(start, end, sent_s, arrived_s)
     reduced = np.flatnonzero(work.is_reduction).tolist()
     reduced_s = {row: float(start[row]) for row in reduced}

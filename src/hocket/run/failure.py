@@ -192,7 +192,8 @@ def _progress(entry: Entry, now_s: float) -> str:
         what += f" from rank {entry.from_rank}"
     match entry.state:
         case State.BEGUN:
-            return f"began {now_s - entry.begun_s:.3f} s before"
+            began = f"began {now_s - entry.begun_s:.3f} s before"
+            return f"{began}, waited for {what}" if what else began
         case State.WAITING:
             return f"waiting {now_s - entry.changed_s:.3f} s for {what}"
         case State.ENDED:

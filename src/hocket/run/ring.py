@@ -120,6 +120,10 @@ class Ring:
             self._buffer, self._at + _TAIL_AT, monotonic(), 2, from_rank, what.encode()
         )
 
+    def resume(self) -> None:
+        """What the op waited for has come: from now on it is busy by itself."""
+        _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 1)
+
     def end(self) -> None:
         """The op is done."""
         _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 3)

@@ -35,7 +35,8 @@ def first_failures(reports: Sequence[Report]) -> list[Report]:
     busy with something else while another waited in vain; it shows late, by what the
     other reports; 3. who gave up waiting, or was asked to stop.
     """
-    awaited = {r.waits_for_rank for r in reports if r.cause is Cause.WAITED}
+    waiting = {Cause.WAITED, Cause.STOPPED}
+    awaited = {r.waits_for_rank for r in reports if r.cause in waiting}
 
     def order(report: Report) -> int:
         match report.cause:

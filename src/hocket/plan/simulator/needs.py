@@ -13,7 +13,7 @@ from hocket.plan.arrays import Ints
 from hocket.plan.dataflow import is_given, make_rules, need_rules
 from hocket.plan.program import Program
 from hocket.plan.simulator.columns import HINT, Columns
-from hocket.plan.simulator.values import ValueNumbers, fill
+from hocket.plan.simulator.values import FACTS, ValueNumbers, fill
 
 NEVER: Final = -1  # no op of the schedule makes the value
 GIVEN: Final = -2  # it exists before any work is done
@@ -60,32 +60,27 @@ class Needs:
         Raises:
             ScheduleError: two ops make the same value.
         """
+        numbers = ValueNumbers.of(program)
         makers = _makers(columns, program)
         row, value = fill(columns, program, partial(need_rules, program=program))
-        maker = makers[value]
-        numbers = ValueNumbers.of(program)
-        unmade = np.unique(value[maker == NEVER])
+        unmade = np.unique(value[makers[value] == NEVER]).tolist()
         given = [number for number in unmade if is_given(numbers.value(number))]
         makers[np.array(given, np.int64)] = GIVEN
         maker = makers[value]
 
-        # Remote needs, by the op that makes the value and the device that wants it.
+        # One arrival for all needs of one value on one device that is not its own.
         device = columns.device
         remote = np.flatnonzero((maker >= 0) & (device[maker] != device[row]))
-        wish = value[remote] * program.num_devices + device[row[remote]]
-        wishes, first, which = np.unique(wish, return_index=True, return_inverse=True)
-        arrivals = Arrivals(
-            *np.divmod(wishes, program.num_devices), maker[remote[first]]
+        fact, _ = numbers.fact_and_stage(value[remote])
+        wish = maker[remote] * program.num_devices + device[row[remote]]
+        _, first, which = np.unique(
+            wish * len(FACTS) + fact, return_index=True, return_inverse=True
         )
-        order = np.lexsort((arrivals.device, arrivals.maker))
-        place = np.empty_like(order)
-        place[order] = np.arange(order.size)
+        first = remote[first]
         arrival = np.full(row.size, LOCAL)
-        arrival[remote] = place[which]
-        sorted_arrivals = Arrivals(
-            arrivals.value[order], arrivals.device[order], arrivals.maker[order]
-        )
-        return cls(row, value, maker, arrival, sorted_arrivals)
+        arrival[remote] = which
+        arrivals = Arrivals(value[first], device[row[first]], maker[first])
+        return cls(row, value, maker, arrival, arrivals)
 
 
 def _makers(columns: Columns, program: Program) -> Ints:

@@ -1,0 +1,218 @@
+"""From a model and a batch to a plan: capture, profile, balance, schedule, predict.
+
+Every worker takes the same path and ends with the same plan: what is measured is
+averaged over the workers, who measure at the same time (as they will compute at the
+same time), and the plans are compared before the first step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.errors import ModelError, SchemaError
+from hocket.model.capture import Captured, capture
+from hocket.model.costs import stage_costs
+from hocket.model.cut import boundaries_from_names, cut
+from hocket.model.example import Example
+from hocket.model.measure import profile
+from hocket.model.profile import Profile, conditions_of, mean_profile, path_of
+from hocket.model.stage import StageModule
+from hocket.plan.costs import Costs
+from hocket.plan.program import Program
+from hocket.plan.schedule import Schedule
+from hocket.plan.simulate import simulate
+from hocket.plan.timeline import Timeline
+from hocket.planner.balance import balance
+from hocket.run.batch import Microbatch, digest
+from hocket.run.layout import Layout
+from hocket.run.link_costs import measure_messages
+from hocket.run.loss import TOTAL, LossFunction, named_losses
+from hocket.run.transport import Transport
+from hocket.run.update import OptimizerFactory
+from hocket.run.update_costs import measure_updates
+from hocket.run.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run, and how long it should take.
+
+    Args:
+        boundaries: the layers at which stages 1, 2, ... begin.
+        stage_names: the first layer of each stage.
+        state_names: of each stage, the names in the uncut model's `state_dict()`.
+        example: what the model was captured with; batches must have its form.
+        schedule: one step.
+        profile: of each layer.
+        costs: of each stage and message.
+        predicted: the simulated timeline of one step.
+    """
+
+    boundaries: tuple[int, ...]
+    stage_names: tuple[str, ...]
+    state_names: tuple[tuple[str, ...], ...]
+    example: Example
+    schedule: Schedule
+    profile: Profile
+    costs: Costs
+    predicted: Timeline
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal plans; workers compare theirs."""
+        return _short_hash(f"{self.stage_names}\n{self.schedule}")
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for.
+
+    Args:
+        model: uncut.
+        loss: as for the pipeline.
+        optimizer: likewise.
+        example: one microbatch.
+        spec: puts the example's leaves back into `(args, kwargs)`.
+        cut_names: the modules with which stages 1, 2, ... begin.
+        profile_dir: where profiles are kept and found again.
+    """
+
+    model: nn.Module
+    loss: LossFunction
+    optimizer: OptimizerFactory
+    example: Microbatch
+    spec: pytree.TreeSpec
+    cut_names: Sequence[str] | None
+    profile_dir: Path | None
+
+
+def build_plan(
+    request: Request,
+    order: Schedule,
+    world: World,
+    layout: Layout,
+    transport: Transport,
+) -> tuple[Plan, tuple[StageModule, ...]]:
+    """Decide everything that can be decided before the first step.
+
+    Every worker must call this.
+
+    Raises:
+        ModelError: the model cannot be captured or cut as asked.
+        SchemaError: the workers came to different plans.
+    """
+    args, kwargs = pytree.tree_unflatten(request.example.leaves, request.spec)
+    captured = capture(request.model, args, kwargs)
+    _compare(
+        world,
+        schedule=_short_hash(str(order)),
+        model=captured.digest,
+        weights=f"{digest(dict(captured.state.tensors)):08x}",
+    )
+    profile = _profile(captured, request, world)
+    boundaries = _boundaries(captured, profile, order.program, request.cut_names)
+    modules = cut(captured, boundaries)
+    messages = measure_messages(world, transport)
+    own = order.program.stages_on[layout.device]
+    costs = stage_costs(
+        profile,
+        boundaries,
+        modules,
+        link=messages.link,
+        handling=messages.handling,
+        updates=measure_updates(modules, own, request.optimizer, world),
+    )
+    plan = Plan(
+        boundaries,
+        tuple(captured.layers[i].name for i in (0, *boundaries)),
+        tuple(tuple(module.state_dict()) for module in modules),
+        captured.example,
+        order,
+        profile,
+        costs,
+        simulate(order, costs),
+    )
+    _compare(world, plan=plan.digest)
+    return plan, modules
+
+
+def _profile(captured: Captured, request: Request, world: World) -> Profile:
+    """Found again by rank 0, or measured on all workers at once, and then the mean."""
+    conditions = conditions_of(captured, world.device)
+    folder = request.profile_dir
+    path = None if folder is None else path_of(folder, conditions)
+    found = None
+    if world.rank == 0 and path is not None and path.exists():
+        found = Profile.load(path).to_json()
+    found = world.broadcast_json(found, name="profile found")
+    if found is not None:
+        return Profile.from_json(found)
+
+    def finish(output: object) -> Tensor:
+        return named_losses(request.loss(output, request.example.targets))[TOTAL]
+
+    world.barrier("profile")
+    own = profile(captured, request.example.leaves, device=world.device, finish=finish)
+    parts = world.gather_json(own.to_json(), "profile measured")
+    mean = mean_profile([Profile.from_json(part) for part in parts])
+    if world.rank == 0 and path is not None:
+        mean.save(path)
+    return mean
+
+
+def _boundaries(
+    captured: Captured,
+    profile: Profile,
+    program: Program,
+    cut_names: Sequence[str] | None,
+) -> tuple[int, ...]:
+    num_stages = program.num_stages
+    if cut_names is not None:
+        if len(cut_names) != num_stages - 1:
+            raise ModelError(
+                f"{len(cut_names)} cut points make {len(cut_names) + 1} stages, the "
+                f"schedule has {num_stages}: name {num_stages - 1} modules"
+            )
+        return boundaries_from_names(captured, cut_names)
+    if len(captured.layers) < num_stages:
+        raise ModelError(
+            f"the model has {len(captured.layers)} layers that it can be cut between, "
+            f"too few for {num_stages} stages: use fewer devices, or fewer stages per "
+            "device"
+        )
+    return balance(profile.layer_s, num_stages)
+
+
+def _compare(world: World, **digests: str) -> None:
+    """Refuse to start workers that are not about to do the same.
+
+    Raises:
+        SchemaError: two workers differ; names both, and in what.
+    """
+    told = world.gather_json(dict(digests), "compare")
+    for what in digests:
+        first, *others = [part[what] for part in told if isinstance(part, dict)]
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise SchemaError(
+                    f"rank {rank} has another {what} than rank 0 (digests "
+                    f"{str(other)[:8]} and {str(first)[:8]}): make the pipeline from "
+                    f"the same model, example and settings on every worker. {_REMEDY}"
+                )
+
+
+_REMEDY: Final = (
+    "Weights are the same where every worker seeds before it makes the model, or loads "
+    "the same checkpoint"
+)

@@ -1,0 +1,215 @@
+"""Evaluation: the same stages in the same places, forward only."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.errors import DataError, SchemaError
+from hocket.plan.schedule import Schedule
+from hocket.run.batch import Microbatch, count_samples, digest, split_batch
+from hocket.run.build import Plan
+from hocket.run.crew import Crew
+from hocket.run.layout import Layout
+from hocket.run.loader import noted
+from hocket.run.loss import TOTAL, LossFunction, named_losses
+from hocket.run.mail import Mail
+from hocket.run.ring import Ring
+from hocket.run.same_batch import Step
+from hocket.run.worker import Hooks, Work, Worker
+from hocket.run.world import World
+from hocket.schedules import make_schedule
+
+Metrics = Callable[[Any, Any], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """Means over all samples of a loader.
+
+    Args:
+        loss: what is trained.
+        losses: every scalar that the loss function names.
+        metrics: every scalar that the metrics function names.
+        num_samples: that they are means of.
+    """
+
+    loss: float
+    losses: dict[str, float]
+    metrics: dict[str, float]
+    num_samples: int
+
+
+@dataclass
+class _Sums:
+    """Sums over samples, on the last stage."""
+
+    losses: dict[str, float]
+    metrics: dict[str, float]
+    num_samples: int = 0
+
+    def add(
+        self, named: Mapping[str, Tensor], to: dict[str, float], count: int
+    ) -> None:
+        for name, value in named.items():
+            to[name] = to.get(name, 0.0) + float(value) * count
+
+
+class Evaluator:
+    """Runs loaders through the stages in evaluation mode.
+
+    Args:
+        crew: whose stages and transport are used.
+        world: to add up over replicas.
+        layout: this worker's place.
+        ring: told of each op.
+        loss: as in training.
+        plan: for training: evaluation uses its placement and microbatches.
+        timeout_s: after which a wait ends.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        world: World,
+        layout: Layout,
+        ring: Ring,
+        loss: LossFunction,
+        plan: Plan,
+        *,
+        timeout_s: float,
+    ) -> None:
+        schedule = plan.schedule
+        self._crew = crew
+        self._example = plan.example
+        self._world = world
+        self._layout = layout
+        self._ring = ring
+        self._loss = loss
+        self._num_microbatches = schedule.program.nets[0].num_microbatches
+        self._devices = tuple(stage.device for stage in schedule.program.stages)
+        self._mail = Mail(
+            self._forward_only(self._num_microbatches),
+            layout.device,
+            layout.ranks,
+            crew.transport,
+            crew.store,
+            prefix="evaluation ",
+            timeout_s=timeout_s,
+        )
+        self._workers: dict[int, Worker] = {}
+        self._sums = _Sums({}, {})
+        self._metrics: Metrics | None = None
+        self._number = 0
+        self._digest = 0
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics | None
+    ) -> EvaluationResult:
+        """Means of losses and metrics over all samples, the same on every worker.
+
+        Raises:
+            DataError: the loader is empty.
+            ModelError: a batch differs from the example in more than the samples.
+            SchemaError: the replicas did not evaluate on the same batches.
+        """
+        self._sums, self._metrics = _Sums({}, {}), metrics
+        self._digest = 0
+        for runner in self._crew.runners.values():
+            runner.train(mode=False)
+        with torch.no_grad():
+            for batch in noted(loader, self._ring, self._number, "eval batch"):
+                self._play(batch)
+        return self._total()
+
+    def _play(self, batch: Any) -> None:
+        mine, num_samples = self._share(batch)
+        salt = digest(batch)
+        self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
+        if mine:
+            sizes = tuple(part.num_samples for part in mine)
+            step = Step(self._number, salt, num_samples, sizes)
+            self._worker(len(mine)).play(Work(step, mine))
+        self._number += 1
+
+    def _share(self, batch: Any) -> tuple[tuple[Microbatch, ...], int]:
+        """This replica's microbatches; fewer, or none, of a small batch."""
+        num_samples = count_samples(batch)
+        if not num_samples:
+            return (), 0
+        replicas = self._layout.num_replicas
+        most = min(self._num_microbatches * replicas, num_samples)
+        each = -(-most // replicas)
+        num_parts = min(each * replicas, num_samples)
+        parts = split_batch(batch, num_parts, self._example)
+        first = self._layout.replica * each
+        return parts[first : first + each], num_samples
+
+    def _worker(self, num_microbatches: int) -> Worker:
+        if num_microbatches not in self._workers:
+            self._workers[num_microbatches] = Worker(
+                self._forward_only(num_microbatches),
+                self._layout.device,
+                self._crew.runners,
+                {},
+                self._mail,
+                self._ring,
+                Hooks(on_output=self._on_output),
+                evaluates=True,
+            )
+        return self._workers[num_microbatches]
+
+    def _forward_only(self, num_microbatches: int) -> Schedule:
+        return make_schedule(
+            "forward-only",
+            num_devices=self._layout.num_devices,
+            num_microbatches=num_microbatches,
+            devices=self._devices,
+        )
+
+    def _on_output(self, microbatch: Microbatch, output: object) -> None:
+        count, sums = microbatch.num_samples, self._sums
+        sums.num_samples += count
+        sums.add(
+            named_losses(self._loss(output, microbatch.targets)), sums.losses, count
+        )
+        if self._metrics is not None:
+            sums.add(self._metrics(output, microbatch.targets), sums.metrics, count)
+
+    def _total(self) -> EvaluationResult:
+        """Add up over the workers; only last stages have anything to add."""
+        total = _Sums({}, {})
+        own = self._sums
+        parts = self._world.gather_json(
+            {
+                "losses": own.losses,
+                "metrics": own.metrics,
+                "count": own.num_samples,
+                "digest": self._digest,
+            },
+            "end of the evaluation",
+        )
+        for rank, part in enumerate(parts):
+            if part["digest"] != self._digest:
+                raise SchemaError(
+                    f"ranks {self._world.rank} and {rank} evaluated on different "
+                    "batches: every worker must iterate over the same ones in the same "
+                    "order"
+                )
+            total.num_samples += int(part["count"])
+            for mine, theirs in (
+                (total.losses, part["losses"]),
+                (total.metrics, part["metrics"]),
+            ):
+                for name, value in theirs.items():
+                    mine[name] = mine.get(name, 0.0) + value
+        if total.num_samples == 0:
+            raise DataError("the loader to evaluate on is empty")
+        losses = {n: v / total.num_samples for n, v in total.losses.items()}
+        metrics = {n: v / total.num_samples for n, v in total.metrics.items()}
+        return EvaluationResult(losses[TOTAL], losses, metrics, total.num_samples)

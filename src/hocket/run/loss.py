@@ -1,0 +1,58 @@
+"""What a loss function may return, and how parts of it add up to the batch's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hocket.errors import ModelError
+
+LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
+
+TOTAL = "loss"  # the name of what is trained
+
+
+def named_losses(value: Any) -> dict[str, Tensor]:
+    """The scalars by name, what is trained first, under the name `loss`.
+
+    A mapping with a key `loss` trains that; any other mapping trains the sum of its
+    values (as detection models mean theirs). Everything else in it is reported only.
+
+    Raises:
+        ModelError: the value is neither a scalar tensor nor a mapping of them.
+    """
+    if isinstance(value, Tensor):
+        named = {TOTAL: value}
+    elif isinstance(value, Mapping) and value:
+        named = {str(name): scalar for name, scalar in value.items()}
+        if TOTAL not in named:
+            _check_scalars(named)
+            named = {TOTAL: sum_of(list(named.values())), **named}
+    else:
+        raise ModelError(
+            "loss(output, targets) must return a scalar tensor or a dict of named "
+            "scalar tensors, the mean over the microbatch's samples; got "
+            f"{type(value).__name__}"
+        )
+    _check_scalars(named)
+    return named
+
+
+def sum_of(scalars: list[Tensor]) -> Tensor:
+    """Add scalars without beginning from an int."""
+    total = scalars[0]
+    for scalar in scalars[1:]:
+        total = total + scalar
+    return total
+
+
+def _check_scalars(named: Mapping[str, Any]) -> None:
+    for name, scalar in named.items():
+        if not isinstance(scalar, Tensor) or scalar.dim() != 0:
+            shape = tuple(scalar.shape) if isinstance(scalar, Tensor) else type(scalar)
+            raise ModelError(
+                f"the loss named {name!r} must be a scalar tensor, got {shape}: take "
+                "the mean over the microbatch's samples"
+            )

@@ -1,0 +1,225 @@
+"""The messages of one worker: which go where, in which order, under which tag.
+
+Each flow between stages on different devices is two channels, one for outputs and one
+for gradients:
+
+    stage a ──F a>b──▶ stage b
+            ◀─B b>a───
+
+A channel's messages of one step come in the order in which the sender's lane makes
+them, so the receiver can have buffers ready before they are sent. What a message holds
+(shapes and types) is agreed once per shape signature, through the store, and is part of
+every tag, together with the step, the microbatch and a digest of the batch. The first
+message of a step is its header, by which workers with different batches find out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.plan.op import BACKWARDS, Kind
+from hocket.plan.schedule import Schedule
+from hocket.run.rendezvous import Role, agree
+from hocket.run.same_batch import HEADER, Step, compare
+from hocket.run.schema import Schema, message_tag, schema_of
+from hocket.run.transport import Channel, Receiver, Sender, Transport
+
+Signature = int  # of a message's shapes: the number of samples in the microbatch
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    channel: Channel
+    sender: Sender
+    schemas: dict[Signature, Schema] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Incoming:
+    channel: Channel
+    receiver: Receiver
+    order: tuple[int, ...]  # the microbatches, as the sender's lane makes them
+    schemas: dict[Signature, Schema] = field(default_factory=dict)
+    coming: deque[tuple[int, Signature]] = field(default_factory=deque)
+    header_due: bool = False  # until this step's is read
+
+
+class Mail:
+    """Sends and receives what one device's lane hands to others.
+
+    Args:
+        schedule: one step's order, of all devices.
+        device: this worker's.
+        ranks: of each device in this replica.
+        transport: what carries the messages.
+        store: where schemas are agreed.
+        prefix: of the keys in the store; differs between training and evaluation.
+        timeout_s: after which a wait ends.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        device: int,
+        ranks: Sequence[int],
+        transport: Transport,
+        store: dist.Store,
+        *,
+        prefix: str,
+        timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._out: dict[tuple[Kind, int], _Outgoing] = {}
+        self._in: dict[tuple[Kind, int], _Incoming] = {}
+        program = schedule.program
+        for source, target in program.flows:
+            flows = [(Kind.FORWARD, source, target)]
+            if program.stages[source].trainable and program.stages[target].trainable:
+                flows.append((Kind.BACKWARD, target, source))
+            for kind, a, b in flows:
+                from_device = program.stages[a].device
+                to_device = program.stages[b].device
+                if from_device == to_device:
+                    continue
+                channel = Channel(
+                    f"{prefix}{kind.value}{a}>{b}", ranks[from_device], ranks[to_device]
+                )
+                if from_device == device:
+                    self._out[kind, a] = _Outgoing(channel, transport.sender(channel))
+                elif to_device == device:
+                    order = _order(schedule, from_device, a, kind)
+                    receiver = transport.receiver(channel)
+                    self._in[kind, b] = _Incoming(channel, receiver, order)
+
+    def sends(self, kind: Kind, stage: int) -> bool:
+        """Whether what an op of this kind makes on a stage goes to another device."""
+        return (kind, stage) in self._out
+
+    def receives(self, kind: Kind, stage: int) -> bool:
+        """Whether a stage's inputs (F) or output gradients (B) come from elsewhere."""
+        return (kind, stage) in self._in
+
+    def begin(self, step: Step) -> None:
+        """Have buffers ready for what this step brings, as far as shapes are agreed.
+
+        A step may have fewer microbatches than the schedule (the last one in
+        evaluation): those that it has come in the schedule's order.
+        """
+        tag = message_tag(HEADER, step.number, 0)
+        for (kind, _), outgoing in self._out.items():
+            if kind is Kind.FORWARD:
+                outgoing.sender.send(tag, (step.header(),), HEADER)
+        for (kind, _), incoming in self._in.items():
+            if kind is Kind.FORWARD:
+                incoming.header_due = True
+                incoming.receiver.expect([tag], HEADER)
+            for microbatch in incoming.order:
+                if microbatch < len(step.sizes):
+                    incoming.coming.append((microbatch, step.sizes[microbatch]))
+            self._expect(incoming, step)
+
+    def send(
+        self,
+        kind: Kind,
+        stage: int,
+        step: Step,
+        microbatch: int,
+        values: Sequence[Tensor],
+    ) -> None:
+        """Send what an op made; the values must not be changed afterwards."""
+        outgoing = self._out[kind, stage]
+        size = step.sizes[microbatch]
+        schema = outgoing.schemas.get(size)
+        if schema is None:
+            schema = schema_of(values)
+            agree(
+                self._store,
+                outgoing.channel,
+                str(size),
+                schema,
+                Role.SENDER,
+                self._timeout_s,
+            )
+            outgoing.schemas[size] = schema
+        outgoing.sender.send(_tag(schema, step, microbatch), values, schema)
+
+    def receive(
+        self, kind: Kind, stage: int, step: Step, microbatch: int
+    ) -> tuple[Tensor, ...]:
+        """Wait for what an op of this stage needs; it stays valid until `release`.
+
+        Raises:
+            WaitError: it did not come within the timeout, or the sender is gone.
+            SchemaError: something else came, or the two sides' batches differ.
+        """
+        incoming = self._in[kind, stage]
+        if incoming.header_due:
+            self._read_header(incoming, step)
+        size = step.sizes[microbatch]
+        if size not in incoming.schemas:
+            incoming.schemas[size] = agree(
+                self._store,
+                incoming.channel,
+                str(size),
+                None,
+                Role.RECEIVER,
+                self._timeout_s,
+            )
+            self._expect(incoming, step)
+        tag = _tag(incoming.schemas[size], step, microbatch)
+        return incoming.receiver.receive(tag)
+
+    def release(self, kind: Kind, stage: int, step: Step, microbatch: int) -> None:
+        """Give back the buffer of a message that is no longer needed."""
+        incoming = self._in[kind, stage]
+        schema = incoming.schemas[step.sizes[microbatch]]
+        incoming.receiver.release(_tag(schema, step, microbatch))
+
+    def flush(self) -> None:
+        """Wait until everything sent has left.
+
+        Raises:
+            WaitError: something did not leave within the timeout.
+        """
+        for outgoing in self._out.values():
+            outgoing.sender.flush(self._timeout_s)
+
+    def _read_header(self, incoming: _Incoming, step: Step) -> None:
+        tag = message_tag(HEADER, step.number, 0)
+        (header,) = incoming.receiver.receive(tag)
+        ends = incoming.channel
+        compare(step.header(), ends.to_rank, header, ends.from_rank)
+        incoming.receiver.release(tag)
+        incoming.header_due = False
+
+    def _expect(self, incoming: _Incoming, step: Step) -> None:
+        """Announce coming messages in order, up to the first of an unknown shape."""
+        while incoming.coming:
+            microbatch, size = incoming.coming[0]
+            schema = incoming.schemas.get(size)
+            if schema is None:
+                return
+            incoming.coming.popleft()
+            incoming.receiver.expect([_tag(schema, step, microbatch)], schema)
+
+
+def _tag(schema: Schema, step: Step, microbatch: int) -> int:
+    return message_tag(schema, step.number, microbatch, step.salt)
+
+
+def _order(schedule: Schedule, device: int, stage: int, kind: Kind) -> tuple[int, ...]:
+    """In which order a stage's lane makes its outputs, or its input gradients."""
+    kinds = BACKWARDS if kind is Kind.BACKWARD else {Kind.FORWARD}
+    return tuple(
+        op.microbatch
+        for lane in schedule.lanes
+        if lane.device == device
+        for op in lane.ops
+        if op.kind in kinds and op.stage == stage and op.microbatch is not None
+    )

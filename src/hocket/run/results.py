@@ -1,0 +1,136 @@
+"""Tell every worker the step's losses, which only the last stage knows.
+
+The numbers leave as soon as the last forward has run, long before the step's end, so
+that nobody waits for them:
+
+    last stage   ... F B F B ─┬─ B B U
+                              └─▶ over the replicas, then to all devices
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import ModelError, WaitError
+from hocket.run.group import Group
+from hocket.run.schema import message_tag, schema_of
+from hocket.run.transport import Channel, Receiver, Sender, Transport
+
+_KEY = "loss names"
+_WHAT = "losses of the replicas"
+
+
+class Results:
+    """Sums the losses over microbatches and replicas, and hands them round.
+
+    Args:
+        ranks: of each device in this replica.
+        last_device: where the last stage lives.
+        device: this worker's.
+        transport: between the devices of this replica.
+        group: the last stage's replicas, on its device, where there are several.
+        store: where the losses' names are published, once.
+        timeout_s: after which a wait ends.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        last_device: int,
+        device: int,
+        transport: Transport,
+        group: Group | None,
+        store: dist.Store,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._timeout = timedelta(seconds=timeout_s)
+        self._names: list[str] = []
+        self._sums: Tensor | None = None
+        self._work: dist.Work | None = None
+        self._senders: list[Sender] = []
+        self._receiver: Receiver | None = None
+        for other, rank in enumerate(ranks):
+            channel = Channel(f"results>{other}", ranks[last_device], rank)
+            if other == last_device:
+                continue
+            if device == last_device:
+                self._senders.append(transport.sender(channel))
+            elif device == other:
+                self._receiver = transport.receiver(channel)
+
+    def begin(
+        self, losses: Mapping[int, Mapping[str, Tensor]], shares: Sequence[float]
+    ) -> None:
+        """On the last stage, when its last forward has run.
+
+        Args:
+            losses: of each microbatch, by name.
+            shares: of each microbatch in the whole batch, by samples.
+
+        Raises:
+            ModelError: the names are not the same for all microbatches and steps.
+        """
+        if not self._names:
+            self._names = list(next(iter(losses.values())))
+            self._store.set(_KEY, json.dumps(self._names))
+        names = self._names
+        for microbatch, named in losses.items():
+            if list(named) != names:
+                raise ModelError(
+                    f"the loss function named {', '.join(named)} for microbatch "
+                    f"{microbatch}, and {', '.join(names)} before: it must name the "
+                    "same scalars in the same order each time"
+                )
+        self._sums = torch.tensor(
+            [
+                sum(shares[m] * float(named[name]) for m, named in losses.items())
+                for name in names
+            ],
+            dtype=torch.float64,
+        )
+        if self._group is not None:
+            self._work = self._group.all_reduce(self._sums, _WHAT)
+
+    def finish(self, step: int) -> dict[str, float]:
+        """On every worker, at the end of its lane: the losses of the step."""
+        if self._receiver is not None:
+            return self._receive(step)
+        assert self._sums is not None
+        if self._group is not None and self._work is not None:
+            self._group.wait(self._work, _WHAT)
+        schema = schema_of((self._sums,))
+        for sender in self._senders:
+            sender.send(message_tag(schema, step, 0), (self._sums,), schema)
+        return dict(zip(self._names, self._sums.tolist(), strict=True))
+
+    def _receive(self, step: int) -> dict[str, float]:
+        assert self._receiver is not None
+        if not self._names:
+            self._names = self._read_names()
+        schema = schema_of((torch.empty(len(self._names), dtype=torch.float64),))
+        tag = message_tag(schema, step, 0)
+        self._receiver.expect([tag], schema)
+        (sums,) = self._receiver.receive(tag)
+        named = dict(zip(self._names, sums.tolist(), strict=True))
+        self._receiver.release(tag)
+        return named
+
+    def _read_names(self) -> list[str]:
+        try:
+            self._store.wait([_KEY], self._timeout)
+        except RuntimeError as error:
+            raise WaitError(
+                f"the last stage did not tell its losses' names within "
+                f"{self._timeout.total_seconds():g} s"
+            ) from error
+        names: list[str] = json.loads(self._store.get(_KEY))
+        return names

@@ -1,0 +1,111 @@
+"""Notice workers that are at different steps, or at different batches, in time.
+
+Each worker is handed the whole batch and takes its part; nobody hands it round. So all
+must read the same data in the same order, which only they can find out together:
+
+    replica 0   device 0 ──header──▶ device 1 ──header──▶ device 2     each step, ahead
+                   ▲                    ▲                    ▲         of the first
+                   └── all headers ──┐  └── likewise         └── ...   output
+    replica 1   device 0 ──header──▶ device 1 ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import SchemaError
+from hocket.run.group import Group
+from hocket.run.schema import Schema, TensorSpec
+
+HEADER: Final = Schema((TensorSpec((3,), "int64"),))
+_WHAT: Final = "headers of the replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all workers must agree about before a step.
+
+    Args:
+        number: of the step, counted over the whole run.
+        salt: a digest of the whole batch.
+        num_samples: of the whole batch, over all replicas.
+        sizes: samples of each microbatch of this replica.
+    """
+
+    number: int
+    salt: int
+    num_samples: int
+    sizes: tuple[int, ...]
+
+    def header(self) -> Tensor:
+        """What travels of it: three numbers."""
+        return torch.tensor([self.number, self.salt, self.num_samples])
+
+
+def compare(own: Tensor, own_rank: int, other: Tensor, other_rank: int) -> None:
+    """Refuse a header that differs from one's own.
+
+    Raises:
+        SchemaError: names both sides, and what differs first.
+    """
+    (step, salt, num_samples), theirs = own.tolist(), other.tolist()
+    if [step, salt, num_samples] == theirs:
+        return
+    if step != theirs[0]:
+        what = (
+            f"rank {own_rank} is at step {step}, rank {other_rank} at step "
+            f"{theirs[0]}: do their loaders yield equally many batches?"
+        )
+    elif num_samples != theirs[2]:
+        what = (
+            f"at step {step}, rank {own_rank} has a batch of {num_samples} samples, "
+            f"rank {other_rank} one of {theirs[2]}"
+        )
+    else:
+        what = (
+            f"at step {step}, ranks {own_rank} and {other_rank} have different batches "
+            f"of {num_samples} samples (digests {salt:08x} and {theirs[1]:08x})"
+        )
+    raise SchemaError(
+        f"{what}. Every worker must iterate over the same batches in the same order: "
+        "seed whatever shuffles them with the same number, and let no sampler share "
+        "them out"
+    )
+
+
+class ReplicaCheck:
+    """Compares headers over the replicas of one device, while the lane goes on.
+
+    Args:
+        group: the replicas.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._headers: list[Tensor] = []
+        self._work: dist.Work | None = None
+
+    def begin(self, step: Step) -> None:
+        """Tell the other replicas; every one must call this."""
+        own = step.header()
+        self._headers = [torch.empty_like(own) for _ in self._group.ranks]
+        self._work = self._group.all_gather(self._headers, own, _WHAT)
+
+    def finish(self) -> None:
+        """Compare with all of them, before anything is updated.
+
+        Raises:
+            SchemaError: a replica is at another step or batch.
+            WaitError: a replica did not tell.
+        """
+        assert self._work is not None, "begun"
+        self._group.wait(self._work, _WHAT)
+        ranks, rank = self._group.ranks, self._group.rank
+        own = self._headers[ranks.index(rank)]
+        for other, header in zip(ranks, self._headers, strict=True):
+            compare(own, rank, header, other)

@@ -1,0 +1,274 @@
+"""Play one device's lane: receive, compute, send, in the schedule's order.
+
+For each op:
+
+    wait for its inputs │ compute (the op's span) │ hand over what it made
+     mail.receive       │  StageRunner, Updater    │  mail.send, or kept for the
+                                                   │  stage on the same device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hocket.errors import RunError
+from hocket.plan.op import Kind, Op
+from hocket.plan.schedule import Lane, Schedule
+from hocket.run.batch import Microbatch
+from hocket.run.mail import Mail
+from hocket.run.ring import Ring
+from hocket.run.same_batch import Step
+from hocket.run.stage import StageRunner
+from hocket.run.update import Updater
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """When each op of the lane ran, in this process's seconds."""
+
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One step's data, as this worker's replica sees it.
+
+    Args:
+        step: for tags and random numbers.
+        microbatches: of this replica.
+    """
+
+    step: Step
+    microbatches: tuple[Microbatch, ...]
+
+    def share(self, index: int) -> float:
+        """How much of the whole batch a microbatch is, by samples."""
+        return self.step.sizes[index] / self.step.num_samples
+
+
+def _nothing() -> None:
+    """What a hook does when nobody set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What else happens at some points of the lane.
+
+    Args:
+        after_losses: when the last stage's last forward has run.
+        before_updates: when the lane comes to its first update.
+        on_output: evaluation: called with each microbatch and the model's output.
+    """
+
+    after_losses: Callable[[], None] = _nothing
+    before_updates: Callable[[], None] = _nothing
+    on_output: Callable[[Microbatch, object], None] | None = None
+
+
+class Worker:
+    """Plays the lane of one device, one step at a time.
+
+    Args:
+        schedule: the order of one step.
+        device: whose lane.
+        runners: this device's stages.
+        updaters: likewise; none in evaluation.
+        mail: to and from the other devices.
+        ring: told of each op, for the report of a failure.
+        hooks: what else happens at some points of the lane.
+        evaluates: forwards keep nothing, and nothing is updated.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        device: int,
+        runners: Mapping[int, StageRunner],
+        updaters: Mapping[int, Updater],
+        mail: Mail,
+        ring: Ring,
+        hooks: Hooks,
+        *,
+        evaluates: bool = False,
+    ) -> None:
+        self.lane = _lane_of(schedule, device)
+        self._program = schedule.program
+        self._runners = runners
+        self._updaters = updaters
+        self._mail = mail
+        self._ring = ring
+        self._hooks = hooks
+        self._evaluates = evaluates
+        self._local: dict[tuple[Kind, int, int], tuple[Tensor, ...]] = {}
+        self._work: Work | None = None
+        self._start_s = [0.0] * len(self.lane.ops)
+        self._end_s = [0.0] * len(self.lane.ops)
+        kinds = [op.kind for op in self.lane.ops]
+        self._last_forward = _last(kinds, Kind.FORWARD)
+        self._first_update = kinds.index(Kind.UPDATE) if Kind.UPDATE in kinds else -1
+        self._prefix = "eval " if evaluates else ""  # in the ring
+        self._actions = [
+            (op, f"{self._prefix}{op}", self._action(i, op))
+            for i, op in enumerate(self.lane.ops)
+        ]
+
+    def play(self, work: Work) -> Record:
+        """Do one step.
+
+        Raises:
+            RunError: of whatever kind went wrong.
+        """
+        self._work = work
+        ring, number = self._ring, work.step.number
+        ring.begin(f"{self._prefix}begin", number)
+        self._mail.begin(work.step)
+        ring.end()
+        for _, text, action in self._actions:
+            ring.begin(text, number)
+            action()
+            ring.end()
+        self._mail.flush()
+        return Record(np.array(self._start_s), np.array(self._end_s))
+
+    def _action(self, i: int, op: Op) -> Callable[[], None]:
+        match op.kind:
+            case Kind.FORWARD:
+                run = self._evaluate if self._evaluates else self._forward
+                return partial(run, i, op)
+            case Kind.BACKWARD:
+                return partial(self._backward, i, op)
+            case Kind.REDUCE:
+                return partial(self._reduce, i, op)
+            case Kind.UPDATE:
+                return partial(self._update, i, op)
+            case (
+                Kind.BACKWARD_INPUT
+                | Kind.BACKWARD_WEIGHT
+                | Kind.LOSS
+                | Kind.SEND_FORWARD
+                | Kind.SEND_BACKWARD
+                | Kind.RECEIVE_FORWARD
+                | Kind.RECEIVE_BACKWARD
+            ):
+                raise RunError(
+                    f"{op}: the pipeline runs F, B, R and U; I and W need a split "
+                    "backward, L a loss over the whole batch"
+                )
+            case _:
+                assert_never(op.kind)
+
+    def _forward(self, i: int, op: Op) -> None:
+        work, index = self._now(op)
+        received = self._inputs(Kind.FORWARD, op.stage, index)
+        microbatch = work.microbatches[index]
+        self._start_s[i] = perf_counter()
+        values = self._runners[op.stage].forward(
+            work.step.number,
+            index,
+            microbatch,
+            received,
+            work.share(index),
+        )
+        self._end_s[i] = perf_counter()
+        if self._program.targets[op.stage]:
+            self._hand_over(Kind.FORWARD, op.stage, index, values)
+        elif i == self._last_forward:
+            self._hooks.after_losses()
+
+    def _evaluate(self, i: int, op: Op) -> None:
+        work, index = self._now(op)
+        received = self._inputs(Kind.FORWARD, op.stage, index)
+        microbatch = work.microbatches[index]
+        self._start_s[i] = perf_counter()
+        values = self._runners[op.stage].evaluate(microbatch, received)
+        self._end_s[i] = perf_counter()
+        if self._program.targets[op.stage]:
+            self._hand_over(Kind.FORWARD, op.stage, index, values)
+        elif self._hooks.on_output is not None:
+            self._hooks.on_output(microbatch, values)
+        self._release(Kind.FORWARD, op.stage, index)
+
+    def _backward(self, i: int, op: Op) -> None:
+        work, index = self._now(op)
+        grads = self._inputs(Kind.BACKWARD, op.stage, index)
+        self._start_s[i] = perf_counter()
+        values = self._runners[op.stage].backward(work.step.number, index, grads)
+        self._end_s[i] = perf_counter()
+        self._release(Kind.BACKWARD, op.stage, index)
+        if any(
+            self._program.stages[s].trainable for s in self._program.sources[op.stage]
+        ):
+            self._hand_over(Kind.BACKWARD, op.stage, index, values)
+        self._release(Kind.FORWARD, op.stage, index)
+
+    def _reduce(self, i: int, op: Op) -> None:
+        self._start_s[i] = perf_counter()
+        reducer = self._updaters[op.stage].reducer
+        assert reducer is not None
+        reducer.start()
+        self._end_s[i] = perf_counter()
+
+    def _update(self, i: int, op: Op) -> None:
+        if i == self._first_update:
+            self._hooks.before_updates()
+        updater = self._updaters[op.stage]
+        updater.wait()
+        self._ring.resume()
+        self._start_s[i] = perf_counter()
+        updater.update()
+        self._end_s[i] = perf_counter()
+
+    def _now(self, op: Op) -> tuple[Work, int]:
+        assert self._work is not None
+        assert op.microbatch is not None
+        return self._work, op.microbatch
+
+    def _inputs(self, kind: Kind, stage: int, index: int) -> Sequence[Tensor]:
+        """What the stages before (F) or after (B) made for this one."""
+        assert self._work is not None
+        if self._mail.receives(kind, stage):
+            values = self._mail.receive(kind, stage, self._work.step, index)
+            self._ring.resume()
+            return values
+        return self._local.pop((kind, stage, index), ())
+
+    def _hand_over(
+        self, kind: Kind, stage: int, index: int, values: tuple[Tensor, ...]
+    ) -> None:
+        assert self._work is not None
+        if self._mail.sends(kind, stage):
+            self._mail.send(kind, stage, self._work.step, index, values)
+            return
+        neighbours = (
+            self._program.targets if kind is Kind.FORWARD else self._program.sources
+        )
+        for neighbour in neighbours[stage]:
+            self._local[kind, neighbour, index] = values
+
+    def _release(self, kind: Kind, stage: int, index: int) -> None:
+        assert self._work is not None
+        if self._mail.receives(kind, stage):
+            self._mail.release(kind, stage, self._work.step, index)
+
+
+def _last(kinds: list[Kind], kind: Kind) -> int:
+    return max((i for i, other in enumerate(kinds) if other is kind), default=-1)
+
+
+def _lane_of(schedule: Schedule, device: int) -> Lane:
+    lanes = schedule.lanes_of(device)
+    if len(lanes) != 1:
+        raise RunError(
+            f"device {device} has {len(lanes)} lanes in this schedule; the pipeline "
+            "runs one lane per device: merge them"
+        )
+    return schedule.lanes[lanes[0]]
