@@ -1,0 +1,87 @@
+"""`hocket check`: whether a schedule may run, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.cli.planning import (
+    DevicesOption,
+    MicrobatchesOption,
+    ReplicasOption,
+    Sizes,
+    StagesOption,
+    StepsOption,
+    load_schedule,
+)
+from hocket.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from hocket.plan.check import Proof
+    from hocket.plan.schedule import Schedule
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="A file with a schedule: its text, or PyTorch's CSV (*.csv); or a name.",
+    ),
+]
+
+
+def check_command(
+    source: SourceArgument,
+    devices: DevicesOption = None,
+    microbatches: MicrobatchesOption = None,
+    steps: StepsOption = None,
+    stages_per_device: StagesOption = None,
+    replicas: ReplicasOption = None,
+    num_buffers: Annotated[
+        int | None,
+        typer.Option(
+            "--buffers",
+            metavar="N",
+            min=1,
+            help="Receive buffers per flow that it must get along with.",
+        ),
+    ] = None,
+) -> None:
+    """Check a schedule: prove that it may run, or say everything wrong with it.
+
+    Ends with 0 if it may run, and with 1 if it must not.
+    """
+    from hocket.plan.check import check
+
+    sizes = Sizes(devices, microbatches, steps, stages_per_device, replicas)
+    schedule = load_schedule(source, sizes)
+    try:
+        proof = check(schedule, num_buffers=num_buffers)
+    except ScheduleError as error:
+        typer.echo(f"{source}: not ok\n{error}")
+        raise typer.Exit(1) from None
+    typer.echo("\n".join([f"{source}: ok", *_proved(schedule, proof)]))
+
+
+def _proved(schedule: Schedule, proof: Proof) -> Iterator[str]:
+    """What is known of it now, a line each."""
+    from hocket.draw.quantity import counted
+    from hocket.draw.summary import num_microbatches_text
+
+    program = schedule.program
+    microbatches = counted(num_microbatches_text(program), "microbatch")
+    yield (
+        f"  {counted(schedule.num_ops, 'op')}: all that {microbatches} need on "
+        f"{counted(program.num_stages, 'stage')} of "
+        f"{counted(program.num_devices, 'device')} in "
+        f"{counted(program.num_steps, 'step')}, each once"
+    )
+    yield (
+        "  no lane waits for ever, even where a send waits for its receiver, with "
+        f"{counted(proof.num_buffers, 'receive buffer')} per flow"
+    )
+    yield (
+        "  every forward and its backward read the weights that the delays promise: "
+        f"at most {counted(max(proof.num_versions), 'version')} of a stage's alive"
+    )

@@ -1,0 +1,249 @@
+"""`hocket draw`: schedules and timelines as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Annotated, Final, assert_never
+
+import typer
+
+from hocket.cli.planning import (
+    ActivationBytesOption,
+    DevicesOption,
+    ForwardOption,
+    InputGradOption,
+    MessageBytesOption,
+    MessageOption,
+    MicrobatchesOption,
+    ReplicasOption,
+    Sizes,
+    StagesOption,
+    StepsOption,
+    UpdateOption,
+    WeightGradOption,
+    load_timeline,
+    make_costs,
+)
+
+if TYPE_CHECKING:
+    from hocket.draw.layout import Style, Titled
+
+
+class Format(Enum):
+    """What to draw. The value is its name on the command line."""
+
+    TEXT = "text"
+    SVG = "svg"
+    PNG = "png"
+    HTML = "html"
+    PERFETTO = "perfetto"
+
+
+class Ground(Enum):
+    """What a picture stands on."""
+
+    LIGHT = "light"
+    DARK = "dark"
+
+
+_SUFFIXES: Final = {
+    ".txt": Format.TEXT,
+    ".svg": Format.SVG,
+    ".png": Format.PNG,
+    ".html": Format.HTML,
+    ".json": Format.PERFETTO,
+}
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="Names of schedules, or files: a schedule's text, PyTorch's CSV (*.csv), "
+        "a timeline (*.json). Several are drawn one above the other.",
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="A file; its suffix says the format: .txt .svg .png .html, or .json, a "
+        "trace for ui.perfetto.dev. By default text goes to the terminal.",
+    ),
+]
+
+
+def draw_command(
+    sources: SourcesArgument,
+    devices: DevicesOption = None,
+    microbatches: MicrobatchesOption = None,
+    steps: StepsOption = None,
+    stages_per_device: StagesOption = None,
+    replicas: ReplicasOption = None,
+    forward: ForwardOption = 1.0,
+    input_grad: InputGradOption = 1.0,
+    weight_grad: WeightGradOption = 1.0,
+    update: UpdateOption = 0.0,
+    message: MessageOption = 0.0,
+    message_bytes: MessageBytesOption = 0,
+    activation_bytes: ActivationBytesOption = 0,
+    out: OutOption = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Where --out does not tell it.")
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=60, help="Columns of text, or points of a picture."
+        ),
+    ] = None,
+    ground: Annotated[
+        Ground | None,
+        typer.Option(
+            "--theme",
+            help="Of SVG and PNG, by default light (an SVG follows its reader); of "
+            "text the terminal's, which then gets colours.",
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Above the picture.")] = None,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Draw a line per message (SVG, PNG).")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option(help="Draw the memory of each device (SVG, PNG).")
+    ] = True,
+) -> None:
+    """Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.
+
+    A schedule is simulated first, with equal devices that take the seconds given.
+    """
+    sizes = Sizes(devices, microbatches, steps, stages_per_device, replicas)
+    costs = make_costs(
+        forward_s=forward,
+        input_grad_s=input_grad,
+        weight_grad_s=weight_grad,
+        update_s=update,
+        message_s=message,
+        message_bytes=message_bytes,
+        activation_bytes=activation_bytes,
+    )
+    format_ = form or _format_of(out)
+    if format_ is Format.PNG and out is None:
+        raise typer.BadParameter("a PNG needs a file: -o picture.png")
+    if format_ is Format.PERFETTO and len(sources) > 1:
+        raise typer.BadParameter("a trace holds one timeline: give one schedule")
+    timelines = [
+        (_name(source), load_timeline(source, sizes, costs)) for source in sources
+    ]
+    wish = _Wish(width, ground, title, messages, memory)
+    if out is not None:
+        _write(out, wish.contents(format_, timelines))
+    elif format_ is Format.TEXT:
+        typer.echo(wish.text(timelines, get_terminal_size((100, 24)).columns, ground))
+    else:
+        typer.echo(wish.contents(format_, timelines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How the picture should look."""
+
+    width: int | None
+    ground: Ground | None
+    title: str | None
+    shows_messages: bool
+    shows_memory: bool
+
+    def contents(self, format_: Format, timelines: Sequence[Titled]) -> str | bytes:
+        """What a file of this format holds."""
+        match format_:
+            case Format.TEXT:
+                return self.text(timelines, 100, None) + "\n"
+            case Format.SVG:
+                return self._svg(timelines)
+            case Format.PNG:
+                return self._png(timelines)
+            case Format.HTML:
+                from hocket.draw.html import to_html
+
+                names = ", ".join(name for name, _ in timelines)
+                return to_html(timelines, self.title or names)
+            case Format.PERFETTO:
+                from hocket.draw.perfetto import to_perfetto
+
+                return to_perfetto(timelines[0][1])
+            case _:
+                assert_never(format_)
+
+    def text(
+        self, timelines: Sequence[Titled], width: int, ground: Ground | None
+    ) -> str:
+        """One picture after the other, with names where there are several."""
+        from hocket.draw.palette import Theme
+        from hocket.draw.text import to_text
+
+        colour = None if ground is None else Theme(ground.value)
+        pictures = []
+        for name, timeline in timelines:
+            head = f"{name}\n" if len(timelines) > 1 else ""
+            text = to_text(timeline, width=self.width or width, colour=colour)
+            pictures.append(head + text)
+        return "\n\n".join(([self.title] if self.title else []) + pictures)
+
+    def _svg(self, timelines: Sequence[Titled]) -> str:
+        from hocket.draw.palette import Theme
+        from hocket.draw.svg import to_svg
+
+        theme = None if self.ground is None else Theme(self.ground.value)
+        return to_svg(
+            timelines, title=self.title or "", style=self._style(), theme=theme
+        )
+
+    def _png(self, timelines: Sequence[Titled]) -> bytes:
+        from hocket.draw.palette import Theme
+        from hocket.draw.png import to_png
+
+        theme = Theme.LIGHT if self.ground is None else Theme(self.ground.value)
+        return to_png(
+            timelines, title=self.title or "", style=self._style(), theme=theme
+        )
+
+    def _style(self) -> Style:
+        from hocket.draw.layout import Style
+
+        return Style(
+            width=float(self.width or 960),
+            show_memory=self.shows_memory,
+            show_transfers=self.shows_messages,
+        )
+
+
+def _format_of(out: Path | None) -> Format:
+    """The format that a file's suffix tells; text for the terminal."""
+    if out is None:
+        return Format.TEXT
+    if out.suffix not in _SUFFIXES:
+        raise typer.BadParameter(
+            f"{out}: the suffix tells no format; use {' '.join(_SUFFIXES)} or --format"
+        )
+    return _SUFFIXES[out.suffix]
+
+
+def _name(source: str) -> str:
+    """A schedule's name as it is; a file's without folder and suffix."""
+    path = Path(source)
+    return path.stem if path.suffix and path.exists() else source
+
+
+def _write(path: Path, contents: str | bytes) -> None:
+    data = contents.encode() if isinstance(contents, str) else contents
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        reason = f"{path} cannot be written: {error.strerror}"
+        raise typer.BadParameter(reason) from None
+    typer.echo(f"{path}: {len(data):,} bytes")

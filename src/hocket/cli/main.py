@@ -1,0 +1,138 @@
+"""The command `hocket`: what commands there are, and how an error ends one.
+
+`hocket --help` must answer at once, so that a command's module is imported only when
+that command is called; until then its line in `COMMANDS` stands for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from hocket import __version__
+from hocket.env import ExitCode, exit_code_of
+from hocket.errors import HocketError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    Args:
+        module: where its function is.
+        function: its name there.
+        summary: the first line of the function's docstring.
+    """
+
+    module: str
+    function: str
+    summary: str
+
+
+COMMANDS: Final = {
+    "train": Command(
+        "hocket.cli.train",
+        "train_command",
+        "Train a recipe on local workers, or as one of torchrun's.",
+    ),
+    "profile": Command(
+        "hocket.cli.profile",
+        "profile_command",
+        "Measure a recipe's model, layer by layer.",
+    ),
+    "draw": Command(
+        "hocket.cli.draw",
+        "draw_command",
+        "Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.",
+    ),
+    "simulate": Command(
+        "hocket.cli.simulate",
+        "simulate_command",
+        "Simulate a schedule: makespan, bubble, memory and bytes sent.",
+    ),
+    "check": Command(
+        "hocket.cli.check",
+        "check_command",
+        "Check a schedule: prove that it may run, or say everything wrong with it.",
+    ),
+}
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command in lists; becomes the real one when it is called."""
+
+    def __init__(self, name: str, command: Command) -> None:
+        super().__init__(name, help=command.summary)
+        self._command = command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """The real command's, which then runs in it."""
+        return self.load().make_context(*args, **kwargs)
+
+    def load(self) -> Any:
+        """The real command, from its module."""
+        module = import_module(self._command.module)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(self.name)(getattr(module, self._command.function))
+        return typer.main.get_command(alone)
+
+
+class Commands(TyperGroup):
+    """All commands. Turns hocket's own errors into a message and an exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, command in COMMANDS.items():
+            self.add_command(LazyCommand(name, command))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of `COMMANDS`, not of the alphabet."""
+        return list(COMMANDS)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; of an error that we raise on purpose, only the message."""
+        try:
+            return super().invoke(ctx)
+        except HocketError as error:
+            if ctx.params["debug"]:
+                raise
+            print(f"hocket: {error}", file=sys.stderr)
+            raise typer.Exit(exit_code_of(error)) from error
+        except KeyboardInterrupt as error:
+            print(f"hocket: {str(error) or 'interrupted'}", file=sys.stderr)
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="hocket",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"hocket {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    debug: bool = typer.Option(False, "--debug", help="Show errors with tracebacks."),
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
+    ),
+) -> None:
+    """Decides, checks, predicts and runs the order of work in training."""

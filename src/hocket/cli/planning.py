@@ -1,0 +1,243 @@
+"""What `draw`, `simulate` and `check` have in common: a schedule's source, and costs.
+
+A source is the name of a schedule, for which the options say the sizes; or the path of
+a file with a schedule: the text form, or PyTorch's CSV (*.csv).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hocket.errors import ParseError, PlanError
+
+if TYPE_CHECKING:
+    from hocket.plan.costs import Costs
+    from hocket.plan.schedule import Schedule
+    from hocket.plan.timeline import Timeline
+
+DevicesOption = Annotated[
+    int | None,
+    typer.Option("--devices", "-d", metavar="N", help="Devices of one replica."),
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option("--microbatches", "-m", metavar="N", help="Microbatches per step."),
+]
+StepsOption = Annotated[
+    int | None,
+    typer.Option("--steps", metavar="N", help="Steps; of a file, as many as it has."),
+]
+StagesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stages-per-device", metavar="N", help="By default as the schedule is used."
+    ),
+]
+ReplicasOption = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas", metavar="N", help="Copies of the pipeline, by default 1."
+    ),
+]
+
+
+def _finite(seconds: float) -> float:
+    """Seconds that can be added up."""
+    if not isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
+ForwardOption = Annotated[
+    float,
+    typer.Option(
+        "--forward",
+        metavar="S",
+        min=0.0,
+        callback=_finite,
+        help="Seconds of one microbatch's forward on a device, in all its stages.",
+    ),
+]
+InputGradOption = Annotated[
+    float,
+    typer.Option(
+        "--input-grad",
+        metavar="S",
+        min=0.0,
+        callback=_finite,
+        help="The same for the input gradient.",
+    ),
+]
+WeightGradOption = Annotated[
+    float,
+    typer.Option(
+        "--weight-grad",
+        metavar="S",
+        min=0.0,
+        callback=_finite,
+        help="The same for the weight gradient.",
+    ),
+]
+UpdateOption = Annotated[
+    float,
+    typer.Option(
+        "--update",
+        metavar="S",
+        min=0.0,
+        callback=_finite,
+        help="Seconds of a device's update, in all its stages.",
+    ),
+]
+MessageOption = Annotated[
+    float,
+    typer.Option(
+        "--message",
+        metavar="S",
+        min=0.0,
+        callback=_finite,
+        help="Seconds of a message between devices.",
+    ),
+]
+MessageBytesOption = Annotated[
+    int,
+    typer.Option("--message-bytes", metavar="N", min=0, help="Size of each message."),
+]
+ActivationBytesOption = Annotated[
+    int,
+    typer.Option(
+        "--activation-bytes",
+        metavar="N",
+        min=0,
+        help="What one microbatch leaves behind on a device; 0 counts microbatches.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The options that say how large a schedule is; None where not given."""
+
+    devices: int | None = None
+    microbatches: int | None = None
+    steps: int | None = None
+    stages_per_device: int | None = None
+    replicas: int | None = None
+
+
+def load_schedule(source: str, sizes: Sizes) -> Schedule:
+    """The schedule of a name or of a file.
+
+    Raises:
+        PlanError: there is neither; or the numbers do not suit the schedule.
+        ParseError: the file cannot be read; with its path and line.
+        typer.BadParameter: a name without sizes, or a file with them.
+    """
+    from hocket.schedules import SCHEDULES
+
+    if source in SCHEDULES:
+        return _made(source, sizes)
+    path = Path(source)
+    if not path.exists():
+        raise PlanError(_unknown(source, sorted(SCHEDULES)))
+    for name in ("devices", "microbatches", "stages_per_device", "replicas"):
+        if getattr(sizes, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise typer.BadParameter(
+                f"{option} is for schedules by name: {source} is a file"
+            )
+    schedule = _read(path)
+    return schedule if sizes.steps is None else schedule.with_num_steps(sizes.steps)
+
+
+def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
+    """A schedule's simulated timeline; or the one that a JSON file holds.
+
+    Raises:
+        PlanError: as `load_schedule`; or the schedule cannot be simulated.
+    """
+    from hocket.plan.simulate import simulate
+    from hocket.plan.timeline import Timeline
+
+    if source.endswith(".json") and Path(source).exists():
+        return Timeline.from_json(read_text(Path(source)), path=source)
+    return simulate(load_schedule(source, sizes), costs)
+
+
+def make_costs(
+    *,
+    forward_s: float,
+    input_grad_s: float,
+    weight_grad_s: float,
+    update_s: float,
+    message_s: float,
+    message_bytes: int,
+    activation_bytes: int,
+) -> Costs:
+    """Equal devices: one microbatch through a device's whole share of the model."""
+    from hocket.plan.costs import Costs, Link, StageCost
+
+    share = StageCost(
+        forward_s=forward_s,
+        input_grad_s=input_grad_s,
+        weight_grad_s=weight_grad_s,
+        update_s=update_s,
+        output_bytes=message_bytes,
+        input_grad_bytes=message_bytes,
+        activation_bytes=activation_bytes,
+    )
+    return Costs((share,), is_device_share=True, link=Link(latency_s=message_s))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ParseError: it cannot be read, or is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ParseError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: is not text in UTF-8 (byte {error.start})") from None
+
+
+def _made(name: str, sizes: Sizes) -> Schedule:
+    from hocket.schedules import make_schedule
+
+    if sizes.devices is None or sizes.microbatches is None:
+        missing = "--devices" if sizes.devices is None else "--microbatches"
+        raise typer.BadParameter(f"schedule {name} needs {missing} N")
+    return make_schedule(
+        name,
+        num_devices=sizes.devices,
+        num_microbatches=sizes.microbatches,
+        num_steps=1 if sizes.steps is None else sizes.steps,
+        num_replicas=1 if sizes.replicas is None else sizes.replicas,
+        stages_per_device=sizes.stages_per_device,
+    )
+
+
+def _read(path: Path) -> Schedule:
+    from hocket.plan.schedule import Schedule
+    from hocket.plan.torch_csv import from_csv
+
+    text = read_text(path)
+    if path.suffix == ".csv":
+        return from_csv(text, path=str(path))
+    return Schedule.parse(text, path=str(path))
+
+
+def _unknown(source: str, names: list[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(source, names, n=1)
+    guess = f"; did you mean {near[0]}?" if near else "."
+    return (
+        f"{source!r} is no schedule and no file{guess} Schedules are {', '.join(names)}"
+    )

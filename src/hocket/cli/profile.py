@@ -1,0 +1,132 @@
+"""`hocket profile`: what each layer of a recipe's model costs on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from hocket.cli.table import aligned
+from hocket.cli.train import (
+    RecipeArgument,
+    SetOption,
+    WorkersOption,
+    num_workers_settings,
+    read_recipe,
+)
+
+if TYPE_CHECKING:
+    from hocket.model.profile import LayerProfile, Profile
+
+ENTRY: Final = "hocket.recipes.profiling:main"
+
+
+def profile_command(
+    recipe: RecipeArgument,
+    settings: SetOption = None,
+    workers: WorkersOption = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure anew, and keep that instead.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all numbers as JSON.")
+    ] = False,
+) -> None:
+    """Measure a recipe's model, layer by layer.
+
+    All workers measure at the same time, as they will train. What they find is kept
+    (run.profile_folder), and training on this machine uses it.
+    """
+    result = profile_recipe(
+        recipe, [*(settings or []), *num_workers_settings(workers)], is_again=again
+    )
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        typer.echo("\n".join(report(result)))
+
+
+def profile_recipe(
+    recipe: str, settings: list[str], *, is_again: bool
+) -> dict[str, Any]:
+    """Profile on workers of this machine; what the main one found.
+
+    Raises:
+        RecipeError: the recipe is not valid.
+        DataError: the user's data are missing or too few.
+        WorkerError: a worker failed.
+    """
+    resolved = read_recipe(recipe, settings)
+    from hocket.recipes.run_folder import claim_folder
+    from hocket.recipes.task import check_data
+    from hocket.run.launch import launch
+
+    check_data(resolved.recipe)
+    pipeline = resolved.recipe.pipeline
+    with TemporaryDirectory(prefix="hocket-profile-") as name:
+        folder = claim_folder(Path(name), resolved.to_toml())
+        results: list[Any] = launch(
+            ENTRY,
+            [name, is_again],
+            num_workers=pipeline.num_workers,
+            run_dir=folder,
+            timeout_s=pipeline.timeout_s,
+        )
+    found: dict[str, Any] = results[0]
+    return found
+
+
+def report(result: dict[str, Any]) -> Iterator[str]:
+    """The profile for people."""
+    from hocket.draw.quantity import percent, seconds
+    from hocket.model.profile import Profile
+
+    profile = Profile.from_json(result["profile"])
+    conditions = profile.conditions
+    yield (
+        f"{result['recipe']} on {conditions['device_name']}, one microbatch of "
+        f"{conditions['num_samples']}; threads per worker: {conditions['num_threads']}"
+    )
+    yield ""
+    yield from aligned(layer_rows(profile, result["stages"]))
+    yield ""
+    yield (
+        f"a step: {seconds(result['step_s'])} predicted, bubble "
+        f"{percent(result['bubble_fraction'])}"
+    )
+    verb = "was kept" if result["was_kept"] else "is kept now"
+    yield f"the profile {verb} in {result['path']}"
+
+
+def layer_rows(profile: Profile, stages: list[int]) -> Iterator[tuple[str, ...]]:
+    """One row per layer; a stage's first layer is marked with its number."""
+    yield (
+        "layer",
+        "stage",
+        "forward",
+        "±",
+        "input grad",
+        "weight grad",
+        "±",
+        "activations",
+        "received",
+    )
+    for number, layer in enumerate(profile.layers):
+        stage = str(stages.index(number)) if number in stages else ""
+        yield (layer.name, stage, *_numbers(layer))
+
+
+def _numbers(layer: LayerProfile) -> Iterator[str]:
+    from hocket.draw.quantity import byte_size, seconds
+
+    yield seconds(layer.forward_s)
+    yield seconds(layer.forward_spread_s)
+    yield seconds(layer.input_grad_s)
+    yield seconds(layer.weight_grad_s)
+    yield seconds(layer.backward_spread_s)
+    yield byte_size(layer.activation_bytes)
+    yield byte_size(layer.received_bytes)

@@ -1,0 +1,1 @@
+"""Complete tasks: models, data, losses and metrics, put together by TOML recipes."""

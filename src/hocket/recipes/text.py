@@ -1,0 +1,87 @@
+"""Any text file as bytes, in windows: each byte's target is the byte after it.
+
+    file     T h e   c a t   s a t   d o w n .
+    window   └─ inputs ──┘
+               └─ targets ─┘
+
+Windows follow each other without overlap; the last part of the file is for evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hocket.errors import DataError
+from hocket.recipes.samples import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class TextWindows:
+    """Windows of one part of a file.
+
+    Args:
+        windows: (N, window_bytes + 1) bytes; a view of the file's.
+    """
+
+    windows: Tensor
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return len(self.windows)
+
+    def take(self, rows: Tensor) -> Batch:
+        """Inputs and targets (len(rows), window_bytes), as int64."""
+        taken = self.windows[rows].long()
+        return taken[:, :-1], taken[:, 1:]
+
+    def take_varied(self, rows: Tensor, generator: torch.Generator) -> Batch:
+        """The same: text is not augmented."""
+        del generator
+        return self.take(rows)
+
+
+def load_text(
+    path: Path, window_bytes: int, validation_fraction: float
+) -> tuple[TextWindows, TextWindows]:
+    """The windows for training and for validation.
+
+    The file is mapped into memory, not read: it may be larger than that.
+
+    Raises:
+        DataError: there is no such file, it cannot be read, or it is too short for one
+            window in each part.
+    """
+    num_bytes = _size(path)
+    num_validation = round(validation_fraction * num_bytes)
+    shortest = min(num_validation, num_bytes - num_validation)
+    if shortest <= window_bytes:
+        raise DataError(
+            f"{path} is too short: of its {num_bytes} bytes, {num_validation} are for "
+            f"validation (data.validation_fraction {validation_fraction:g}) and "
+            f"{num_bytes - num_validation} for training, and each part needs at least "
+            f"{window_bytes + 1} (data.window_bytes {window_bytes} and one more)"
+        )
+    try:
+        data = torch.from_file(
+            str(path), shared=False, size=num_bytes, dtype=torch.uint8
+        )
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    cut = num_bytes - num_validation
+    return _windows(data[:cut], window_bytes), _windows(data[cut:], window_bytes)
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        what = "is a folder, not a text file" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {what}: name one with --set data.path=FILE")
+    return path.stat().st_size
+
+
+def _windows(data: Tensor, window_bytes: int) -> TextWindows:
+    return TextWindows(data.unfold(0, window_bytes + 1, window_bytes))

@@ -1,0 +1,89 @@
+"""`hocket simulate` prints the numbers of the predicted timeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from hocket.cli.main import app
+from hocket.draw.quantity import byte_size
+from tests.draw.timelines import REAL, measured, simulated
+
+
+def simulate(*arguments: str) -> str:
+    """What a call prints that succeeds."""
+    done = CliRunner().invoke(app, ["simulate", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def numbers_of(*arguments: str) -> dict[str, Any]:
+    """The numbers that `--json` prints."""
+    numbers: dict[str, Any] = json.loads(simulate(*arguments, "--json"))
+    return numbers
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 12))
+def test_1f1b_has_the_bubble_and_the_memory_of_the_paper(p: int, m: int) -> None:
+    """(p - 1) / (m + p - 1), and p - w microbatches alive on device w."""
+    numbers = numbers_of("1f1b", "-d", str(p), "-m", str(m))
+
+    assert numbers["makespan_s"] == pytest.approx(3.0 * (m + p - 1))
+    assert numbers["bubble_fraction"] == pytest.approx((p - 1) / (m + p - 1))
+    peaks = [device["peak_activations"] for device in numbers["devices"]]
+    assert peaks == [min(p - w, m) for w in range(p)]
+
+
+def test_the_table_says_what_is_in_it() -> None:
+    """Makespan, bubble per lane, in all and steady, peaks, and bytes per link."""
+    sizes = ("1f1b", "-d", "2", "-m", "4", "--steps", "2")
+    bytes_ = ("--message-bytes", "1048576", "--activation-bytes", "1048576")
+    words = [" ".join(line.split()) for line in simulate(*sizes, *bytes_).splitlines()]
+    peak_bytes = numbers_of(*sizes, *bytes_)["devices"][0]["peak_bytes"]
+
+    assert "makespan 30 s" in words
+    assert "step 15 s" in words
+    assert "bubble 20.0 %" in words
+    assert "lane bubble peak activations peak memory" in words
+    assert f"d0 20.0 % 2 {byte_size(peak_bytes)}" in words
+    assert "d0 to d1 8 MiB" in words
+
+
+def test_links_carry_each_message_once() -> None:
+    """`m` messages of one size each way over every border, each step."""
+    arguments = ("1f1b", "-d", "3", "-m", "4", "--steps", "2", "--message-bytes", "10")
+    links = numbers_of(*arguments)["links"]
+
+    assert {(link["from_device"], link["to_device"]) for link in links} == {
+        (0, 1),
+        (1, 0),
+        (1, 2),
+        (2, 1),
+    }
+    assert {link["num_bytes"] for link in links} == {2 * 4 * 10}
+
+
+def test_a_measured_timeline_is_told_as_it_is(free_dir: Path) -> None:
+    """A run's own numbers, without a simulation."""
+    timeline = measured(simulated("1f1b", 2, 4, costs=REAL))
+    Path("run.json").write_text(timeline.to_json())
+    numbers = numbers_of("run.json")
+
+    assert numbers["origin"] == "measured"
+    assert numbers["makespan_s"] == timeline.makespan_s
+    assert numbers["devices"][0]["peak_bytes"] == timeline.peak_bytes(0)
+
+
+def test_numbers_that_a_schedule_refuses_are_said_with_those_it_takes() -> None:
+    """1F1B has one stage per device."""
+    arguments = ["simulate", "1f1b", "-d", "4", "-m", "6", "--stages-per-device", "2"]
+    done = CliRunner().invoke(app, arguments)
+
+    assert done.exit_code == 3
+    assert "stages_per_device=2" in done.output

@@ -1,0 +1,160 @@
+"""`hocket train`: from a recipe to a run's folder, or to an error that says why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from hocket.cli.main import app
+from hocket.env import ExitCode
+from hocket.recipes.resolve import resolve
+from tests.cli.shell import hocket
+
+RUN_TIMEOUT_S: Final = 100.0
+
+# As small as a run can be that has an evaluation and a full last step.
+SMALL: Final = (
+    "model.width=16",
+    "model.num_blocks=2",
+    "model.mlp_width=16",
+    "training.num_epochs=1",
+    "training.max_steps=4",
+    "pipeline.num_microbatches=2",
+    "run.profile_folder=profiles",
+)
+
+
+def settings(*values: str) -> list[str]:
+    """`--set` before each."""
+    return [word for value in values for word in ("--set", value)]
+
+
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    """What metrics.jsonl holds."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.timeout(150)
+def test_digits_vit_on_two_workers(free_dir: Path) -> None:
+    """The main job in small: every file of the run's folder is there and valid."""
+    done = hocket(
+        "train", "digits-vit", *settings(*SMALL), cwd=free_dir, timeout_s=RUN_TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (free_dir / "runs").iterdir()
+
+    recipe = resolve(str(run_dir / "recipe.toml")).recipe
+    assert recipe == resolve("digits-vit", SMALL).recipe
+    kinds = [record["kind"] for record in records(run_dir)]
+    assert kinds == ["step"] * 4 + ["evaluation", "summary"]
+    *_, evaluation, summary = records(run_dir)
+    assert evaluation["num_samples"] == 450
+    assert 0 <= evaluation["accuracy"] == summary["accuracy"] <= 1
+    assert summary["num_samples"] == 4 * 64
+    assert 0 < summary["predicted_bubble_fraction"] < 1
+    assert 0 < summary["measured_bubble_fraction"] < 1
+    assert list((run_dir / "tensorboard").glob("events*"))
+    page = (run_dir / "report.html").read_text()
+    assert "predicted" in page
+    assert "measured" in page
+    assert "num_microbatches = 2  # --set" in page
+    assert "stages begin with patches, " in done.stdout
+    assert f"report: {run_dir.relative_to(free_dir)}/report.html" in done.stdout
+    assert not done.stderr
+    assert list((free_dir / "profiles").iterdir())
+
+
+@pytest.mark.timeout(150)
+def test_text_gpt_inside_torchrun(free_dir: Path) -> None:
+    """With RANK set, `hocket train` is one worker; rank 0 writes the folder.
+
+    The workers meet in a file, as those of `hocket.launch`: torchrun would listen on
+    the network.
+    """
+    (free_dir / "text.txt").write_text("To be, or not to be: " * 100)
+    arguments = settings(
+        *SMALL,
+        "data.path=text.txt",
+        "data.window_bytes=16",
+        "model.sample_bytes=20",
+        "training.batch_size=8",
+    )
+
+    def worker(rank: int) -> subprocess.CompletedProcess[str]:
+        return hocket(
+            "train",
+            "text-gpt",
+            "--run-dir=mine",
+            *arguments,
+            cwd=free_dir,
+            timeout_s=RUN_TIMEOUT_S,
+            RANK=str(rank),
+            WORLD_SIZE="2",
+            HOCKET_JOB_DIR=str(free_dir / "job"),
+        )
+
+    with ThreadPoolExecutor() as pool:
+        main, other = pool.map(worker, range(2))
+    assert main.returncode == 0, main.stderr
+    assert other.returncode == 0, other.stderr
+    assert not other.stdout
+    *_, summary = records(free_dir / "mine")
+    assert summary["bits_per_byte"] > 0
+    assert len((free_dir / "mine" / "sample.txt").read_text()) > 0
+
+
+def test_a_dry_run_leaves_nothing(
+    free_dir: Path,
+) -> None:
+    """It shows the recipe and its numbers, and starts and writes nothing."""
+    result = CliRunner().invoke(
+        app, ["train", "digits-vit", "--dry-run", "--workers=4", *settings(*SMALL)]
+    )
+    assert result.exit_code == 0
+    assert "num_workers = 4  # --set" in result.stdout
+    assert "1,347 samples to train on, 450 to evaluate on; 4 steps" in result.stdout
+    assert not list(free_dir.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digit-vit"], "did you mean 'digits-vit'?"),
+        (["digits-vit", "--set", "training.num_epoch=3"], "did you mean 'num_epochs'?"),
+        (["text-gpt"], "--set data.path="),
+        (["text-gpt", "--set", "data.path=no.txt"], "no.txt does not exist"),
+        (["digits-vit", "--run-dir=full"], "full is not empty"),
+    ],
+)
+def test_what_is_not_valid_starts_nothing(
+    free_dir: Path, arguments: list[str], message: str
+) -> None:
+    """Exit code 2, the reason and the way out, and no folder left behind."""
+    (free_dir / "full").mkdir()
+    (free_dir / "full" / "thesis.tex").write_text("precious")
+    result = CliRunner().invoke(app, ["train", *arguments])
+    assert result.exit_code == ExitCode.USAGE
+    assert message in result.stderr
+    assert [path.name for path in free_dir.rglob("*")] == ["full", "thesis.tex"]
+
+
+@pytest.mark.timeout(150)
+def test_an_error_in_the_workers_is_told_once(free_dir: Path) -> None:
+    """What only they can see: its message is on top, its exit code is the command's."""
+    done = hocket(
+        "train",
+        "digits-vit",
+        *settings("training.batch_size=2000"),
+        cwd=free_dir,
+        timeout_s=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "1347 samples to train on do not fill one batch of 2000" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,101 @@
+"""A run's numbers can be read back, from JSON lines and by TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
+
+from hocket.recipes.metrics_log import JSON_NAME, TENSORBOARD_NAME, MetricsLog
+from tests.recipes.records import evaluation_record, step_record, summary_record
+
+# The package's own warnings, about NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def lines(run_dir: Path) -> list[dict[str, object]]:
+    """What the file of JSON lines holds."""
+    text = (run_dir / JSON_NAME).read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_every_record_becomes_one_line(tmp_path: Path) -> None:
+    """With its kind, its place and its numbers; complete before the run has ended."""
+    log = MetricsLog(tmp_path)
+    log.step(step_record(0))
+    log.evaluation(evaluation_record(2))
+    log.summary(summary_record())
+    step, evaluation, summary = lines(tmp_path)
+    log.close()
+
+    assert step == {
+        "kind": "step",
+        "step": 0,
+        "epoch": 0,
+        "num_samples": 8,
+        "extra": 3.0,
+        "loss": 1.0,
+        "samples_per_s": 16.0,
+        "seconds": 0.5,
+        "bubble_fraction": 0.25,
+        "learning_rate": 0.1,
+        "peak_bytes": 3 * 2**20,
+    }
+    assert evaluation == {
+        "kind": "evaluation",
+        "num_steps": 2,
+        "epoch": 0,
+        "num_samples": 10,
+        "loss": 0.75,
+        "accuracy": 0.5,
+        "bits_per_byte": 2.5,
+    }
+    assert summary["kind"] == "summary"
+    assert summary["accuracy"] == 0.975
+    assert summary["samples_per_s"] == 16.0
+
+
+def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
+    """Training and evaluation in two groups, over steps."""
+    log = MetricsLog(tmp_path)
+    for step in range(3):
+        log.step(step_record(step, loss=1.0 - step / 4))
+    log.evaluation(evaluation_record(2))
+    log.close()
+
+    board = EventAccumulator(str(tmp_path / TENSORBOARD_NAME))
+    board.Reload()
+    losses = [(event.step, event.value) for event in board.Scalars("train/loss")]
+    assert losses == [(0, 1.0), (1, 0.75), (2, 0.5)]
+    (accuracy,) = board.Scalars("evaluation/accuracy")
+    assert (accuracy.step, accuracy.value) == (2, 0.5)
+
+
+def test_only_every_nth_step_is_written(tmp_path: Path) -> None:
+    """As the recipe says."""
+    log = MetricsLog(tmp_path, log_every_steps=3)
+    for step in range(7):
+        log.step(step_record(step))
+    log.close()
+    assert [line["step"] for line in lines(tmp_path)] == [0, 3, 6]
+
+
+def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
+    """JSON has no NaN; a reader that is strict about it must be able to go on."""
+    log = MetricsLog(tmp_path)
+    log.step(step_record(0, loss=nan))
+    log.close()
+    assert lines(tmp_path)[0]["loss"] is None
+
+
+def test_no_log_is_written_over(tmp_path: Path) -> None:
+    """The file of another run stays as it is."""
+    (tmp_path / JSON_NAME).write_text("precious")
+    with pytest.raises(FileExistsError):
+        MetricsLog(tmp_path)
+    assert (tmp_path / JSON_NAME).read_text() == "precious"
