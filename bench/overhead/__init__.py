@@ -1,0 +1,1 @@
+"""What the runtime itself costs per op."""

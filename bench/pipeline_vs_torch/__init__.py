@@ -1,0 +1,1 @@
+"""hocket beside torch.distributed.pipelining."""

@@ -1,0 +1,1 @@
+"""How long the simulator takes for a million ops."""
