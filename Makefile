@@ -43,7 +43,8 @@ demo: setup ## train a vision transformer on real digits, on two local workers
 
 bench: setup ## run every benchmark: best on an idle machine, takes long
 	@for run in bench/*/run.py; do \
-		echo "== $$run"; $(BIN)/python $$run || exit 1; done
+		name=$$(echo $${run%.py} | tr / .); \
+		echo "== $$name"; $(BIN)/python -m $$name || exit 1; done
 
 # ---------------------------------------------------------------- checks
 
