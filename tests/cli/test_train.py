@@ -21,6 +21,7 @@ RUN_TIMEOUT_S: Final = 100.0
 # As small as a run can be that has an evaluation and a full last step.
 SMALL: Final = (
     "model.width=16",
+    "model.num_heads=2",
     "model.num_blocks=2",
     "model.mlp_width=16",
     "training.num_epochs=1",

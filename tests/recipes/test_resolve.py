@@ -77,7 +77,8 @@ def test_settings_replace_single_values() -> None:
 )
 def test_values_are_toml(setting: str, expected: tuple[str, ...]) -> None:
     """Lists, strings in quotes, numbers: what TOML reads is read as TOML."""
-    assert resolve("digits-vit", [setting]).recipe.pipeline.cut == expected
+    workers = f"pipeline.num_workers={len(expected) + 1}"
+    assert resolve("digits-vit", [setting, workers]).recipe.pipeline.cut == expected
 
 
 def test_a_value_that_is_no_toml_is_a_string() -> None:
@@ -146,8 +147,11 @@ def test_what_no_section_sees_alone(
         "training.batch_size=8",
         "pipeline.num_workers=4",
         "pipeline.num_replicas=2",
+        "pipeline.cut=['blocks.1', 'blocks.2']",
     )
     golden("recipes/contradictions.txt", message)
+    message = faults("mine.toml", "pipeline.stages_per_device=2")
+    golden("recipes/schedule_refuses.txt", message)
 
 
 def test_a_model_must_read_its_data(free_dir: Path) -> None:

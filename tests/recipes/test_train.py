@@ -23,6 +23,7 @@ from hocket.recipes.train import main, train_recipe
 
 SMALL: Final = (
     "model.width=16",
+    "model.num_heads=2",
     "model.num_blocks=1",
     "model.mlp_width=16",
     "training.batch_size=30",

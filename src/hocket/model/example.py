@@ -92,9 +92,11 @@ class Example:
         ordered.update({key: x for key, x in kwargs.items() if key not in known})
         leaves, spec = pytree.tree_flatten((tuple(args), ordered))
         if spec != self.spec:
+            paths, _ = pytree.tree_flatten_with_path((tuple(args), ordered))
             raise ModelError(
                 "these arguments have another structure than the example's: the "
-                f"example has {self.spec}, these have {spec}"
+                f"example has {', '.join(self.names)}, these have "
+                f"{', '.join(_name(path) for path, _ in paths) or 'none'}"
             )
         for name, leaf, old in zip(self.names, leaves, self.leaves, strict=True):
             _check_same(name, leaf, old)
@@ -123,9 +125,14 @@ def _check_same(name: str, leaf: object, old: object) -> None:
         return
     if type(leaf) is not type(old) or leaf != old:
         raise ModelError(
-            f"argument {name} is {leaf!r}, but the model was captured with {old!r}; "
-            "what is not a tensor is fixed by the capture: capture the model again"
+            f"argument {name} is {_shown(leaf)}, but the model was captured with "
+            f"{_shown(old)}; what is not a tensor is fixed by the capture: capture the "
+            "model again"
         )
+
+
+def _shown(leaf: object) -> str:
+    return _kind(leaf) if isinstance(leaf, Tensor) else repr(leaf)
 
 
 def _kind(tensor: Tensor) -> str:

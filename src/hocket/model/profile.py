@@ -131,6 +131,7 @@ def conditions_of(captured: Captured, device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return {
+        "format": str(FORMAT),  # so that one of another format is not found
         "work": captured.digest,
         "num_samples": str(captured.example.num_samples),
         "device": device.type,

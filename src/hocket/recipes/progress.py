@@ -149,10 +149,11 @@ def plan_line(plan: Plan, recipe: Recipe) -> str:
     """What is about to run."""
     settings = recipe.pipeline
     return (
-        f"{settings.schedule} on {settings.num_workers} workers, "
-        f"{settings.num_microbatches} microbatches; stages begin with "
-        f"{', '.join(plan.stage_names)}; a step should take "
-        f"{plan.predicted.makespan_s * 1e3:.1f} ms"
+        f"{settings.schedule}, workers: {settings.num_workers}, "
+        f"replicas: {settings.num_replicas}, "
+        f"microbatches: {settings.num_microbatches}; "
+        f"stages begin with {', '.join(plan.stage_names)}; "
+        f"a step should take {plan.predicted.makespan_s * 1e3:.1f} ms"
     )
 
 

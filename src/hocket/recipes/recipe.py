@@ -20,8 +20,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from hocket.errors import PlanError
 from hocket.recipes.nearest import nearest
-from hocket.schedules import SCHEDULES
+from hocket.schedules import SCHEDULES, make_schedule
 
 DIGITS_SIDE: Final = 8  # pixels; scikit-learn's digits have no other size
 
@@ -280,13 +281,33 @@ def _contradictions(recipe: Recipe) -> Iterator[str]:
             pass
         case model, data:
             yield f"a model of kind {model.kind!r} does not read {data.kind!r}"
-    replicas, microbatches = (
-        recipe.pipeline.num_replicas,
-        recipe.pipeline.num_microbatches,
-    )
-    if recipe.training.batch_size < replicas * microbatches:
+    pipeline = recipe.pipeline
+    num_parts = pipeline.num_replicas * pipeline.num_microbatches
+    if recipe.training.batch_size < num_parts:
         yield (
             f"training.batch_size {recipe.training.batch_size} is less than one sample "
-            f"for each of pipeline.num_replicas {replicas} x "
-            f"pipeline.num_microbatches {microbatches}"
+            f"for each of pipeline.num_replicas {pipeline.num_replicas} x "
+            f"pipeline.num_microbatches {pipeline.num_microbatches}"
+        )
+    yield from _misfits(pipeline)
+
+
+def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
+    """What the schedule, and a cut into its stages, say to the numbers."""
+    try:
+        schedule = make_schedule(
+            pipeline.schedule,
+            num_devices=pipeline.num_workers // pipeline.num_replicas,
+            num_microbatches=pipeline.num_microbatches,
+            num_replicas=pipeline.num_replicas,
+            stages_per_device=pipeline.stages_per_device,
+        )
+    except PlanError as error:
+        yield f"pipeline.schedule: {error}"
+        return
+    num_stages = schedule.program.num_stages
+    if pipeline.cut is not None and len(pipeline.cut) != num_stages - 1:
+        yield (
+            f"pipeline.cut names {len(pipeline.cut)} modules; the schedule has "
+            f"{num_stages} stages, of which all but the first begin with one"
         )
