@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as the workers do; `environment` tells
     with tempfile.TemporaryDirectory() as folder:
         results = hocket.launch(
             "bench.transport.run:worker",

@@ -50,7 +50,10 @@ class ScheduleError(PlanError):
         self.picture = picture
         lines = [*faults]
         if picture:
-            lines += ["the schedule, > where a lane stands, ! at an op at fault:", picture]
+            lines += [
+                "the schedule, > where a lane stands, ! at an op at fault:",
+                picture,
+            ]
         super().__init__("\n".join(lines))
 
 

@@ -33,6 +33,7 @@ def _train(world: World, case: dict[str, Any], stem: Path) -> dict[str, Any]:
         num_microbatches=case["num_microbatches"],
         num_replicas=case["num_replicas"],
         stages_per_device=case.get("stages_per_device"),
+        profile_dir=stem.parent / "profiles",
         world=world,
         transport=case.get("transport", "auto"),
     )

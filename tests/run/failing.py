@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from hocket.run.ring import Ring
 from tests.run.forked import FAULT
 from tests.run.workers import FAULTS
 
+LINGER: Final = "linger"  # no fault
+LINGER_S: Final = 0.5
+
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
 WIDTH: Final = 6
@@ -38,9 +42,10 @@ class Trap:
     """Sets a fault off when this worker comes to a place at some time.
 
     Args:
-        place: an op (`1F2`), a wait in one (`wait 1F2`), or a part of the user's code.
+        place: an op (`1F2`), a wait in one (`wait in 1F2`), a part of the user's code,
+            or nowhere.
         when: the step, or `start`, or `evaluate`.
-        fault: what happens then; nothing if empty.
+        fault: what happens then, of `FAULTS`; or it lingers.
         folder: of the test.
         now: the time, set by the training loop.
         op: the newest in the ring.
@@ -55,11 +60,15 @@ class Trap:
 
     def at(self, place: str) -> None:
         """The worker comes to a place."""
-        if self.fault and (place, self.now) == (self.place, self.when):
-            written = Path(self.folder) / f"{FAULT}.part"
-            written.write_text(env.RANK.text())
-            written.rename(Path(self.folder) / FAULT)
-            FAULTS[self.fault]()
+        if (place, self.now) != (self.place, self.when):
+            return
+        if self.fault == LINGER:
+            time.sleep(LINGER_S)
+            return
+        written = Path(self.folder) / f"{FAULT}.part"
+        written.write_text(env.RANK.text())
+        written.rename(Path(self.folder) / FAULT)
+        FAULTS[self.fault]()
 
 
 TRAP = Trap()
@@ -138,13 +147,13 @@ def make_pipeline(
     model: nn.Module, example: Batch, folder: str, **settings: Any
 ) -> hocket.Pipeline:
     """A pipeline of four microbatches; all tests share one profile."""
-    settings = {"num_microbatches": 4, **settings}
+    profiles = Path(folder).parent / "profiles"
+    settings = {"num_microbatches": 4, "profile_dir": profiles, **settings}
     return hocket.Pipeline(
         model,
         settings.pop("loss", loss),
         optimizer=make_optimizer,
         example=example,
-        profile_dir=Path(folder).parent / "profiles",
         **settings,
     )
 
@@ -195,11 +204,17 @@ def _noting(
 
 
 def _set_trap(case: dict[str, Any], rank: int, folder: str) -> None:
-    """Let the trap know of each op and each wait that goes into the ring."""
-    if case.get("rank") != rank:
+    """Let the trap know of each op and each wait that goes into the ring.
+
+    Where a worker has its fault in a wait, the others see to it that it has to wait.
+    """
+    if "rank" not in case:
         return
     TRAP.place, TRAP.when, TRAP.fault = case["place"], case["when"], case["fault"]
     TRAP.folder = folder
+    if case["rank"] != rank:
+        TRAP.place = "forward of layer 0" if TRAP.place.startswith("wait") else ""
+        TRAP.fault = LINGER
     begin, wait = Ring.begin, Ring.wait
 
     def begin_and_tell(ring: Ring, op: str, step: int) -> None:

@@ -1,17 +1,25 @@
-"""What the workers of the input tests do: give the pipeline what it should refuse."""
+"""What the workers of the input tests do: give the pipeline what it should refuse.
+
+Each function makes several pipelines, one after the other, and returns what its user
+was told each time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
 
-import hocket
+from hocket import env
 from hocket.errors import HocketError
-from hocket.plan.op import Kind, Op
+from hocket.plan.op import Kind
 from hocket.plan.program import Program
 from hocket.plan.schedule import Lane, Schedule
 from hocket.run.world import World, join_world
@@ -22,86 +30,256 @@ Told = list[str]  # the error's type and its message; nothing if there was none
 
 
 def told(action: Callable[[], object]) -> Told:
-    """What a user is told by doing something."""
+    """What a user is told who does something."""
     try:
         action()
     except HocketError as error:
         return [type(error).__name__, str(error)]
-    except Exception as error:  # not one of ours
-        return [f"!!! {type(error).__name__}", str(error)]
     return []
 
 
 def bad_settings(folder: str) -> dict[str, Told]:
-    """Pipelines that cannot be made, one after the other in one job."""
-    torch.set_num_threads(1)
-    world = join_world()
+    """Pipelines that cannot be made."""
+    world = join()
     [example] = make_batches(1)
+    x, y = example
 
     def made(batch: Any = example, model: Any = None, **settings: Any) -> Told:
         model = make_model() if model is None else model
-        return told(lambda: make_pipeline(model, batch, folder, world=world, **settings))
+        return told(partial(_make, model, batch, folder, world=world, **settings))
 
-    x, y = example
+    def unprofiled(loss: Any) -> Told:
+        return made(loss=loss, profile_dir=None)
+
     return {
-        "no cut name": made(cut=["7.linear"]),
-        "cut order": made(schedule="looped-bfs", cut=["8", "4", "12"]),
-        "too few cuts": made(schedule="looped-bfs", cut=["8"]),
-        "too few layers": made(model=small(), schedule="looped-bfs"),
+        "no such cut": made(cut=["7.linear"]),
+        "order of cuts": made(schedule="looped-bfs", cut=["9", "6", "12"]),
+        "too few cuts": made(schedule="looped-bfs", cut=["9"]),
+        "too few layers": made(model=_small(), schedule="looped-bfs"),
         "replicas": made(num_replicas=3),
         "microbatches": made(num_microbatches=0),
-        "schedule's name": made(schedule="1f2b"),
-        "schedule's constraints": made(
-            schedule="interleaved-1f1b", num_microbatches=3
-        ),
-        "schedule for others": made(
-            schedule=make_schedule("1f1b", num_devices=3, num_microbatches=8)
-        ),
-        "split backward": made(schedule=split_backward()),
-        "delays": made(schedule=delayed()),
-        "forward-only": made(schedule="forward-only"),
+        "name of the schedule": made(schedule="1f2b"),
+        "schedule for others": made(schedule=_one_f_one_b(3)),
+        "split backward": made(schedule=_split_backward()),
+        "delays": made(schedule=_delayed()),
+        "forward only": made(schedule="forward-only"),
         "small example": made((x[:3], y[:3])),
         "no pair": made({"x": x}),
         "no tensor": made(("x", "y")),
-        "different sizes": made((x, y[:5])),
-        "loss of samples": made(loss=nn.CrossEntropyLoss(reduction="none")),
-        "loss is a number": made(loss=lambda output, targets: 1.0),
-        "detached loss": made(loss=lambda out, targets: loss(out.detach(), targets)),
-        "None": made(model=nn.Sequential(make_model(), Nothing())),
-        "good": made(),
+        "sizes disagree": made((x, y[:5])),
+        "loss per sample": unprofiled(nn.CrossEntropyLoss(reduction="none")),
+        "loss is a number": unprofiled(lambda output, targets: 1.0),
+        "output is None": made(model=nn.Sequential(make_model(), _Nothing())),
+        "all is well": made(),
     }
 
 
-class Nothing(nn.Module):
+def _make(*args: Any, **settings: Any) -> None:
+    make_pipeline(*args, **settings).close()
+
+
+class _Nothing(nn.Module):
     """Forgets to return."""
 
     def forward(self, x: Tensor) -> None:
         """None."""
 
 
-def small() -> nn.Module:
-    """A model of two layers."""
+def _small() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).double()
 
 
-def split_backward() -> Schedule:
+def _one_f_one_b(num_devices: int) -> Schedule:
+    return make_schedule("1f1b", num_devices=num_devices, num_microbatches=4)
+
+
+def _split_backward() -> Schedule:
     """1F1B with I and W in the place of each B."""
-    whole = make_schedule("1f1b", num_devices=2, num_microbatches=4)
+    whole = _one_f_one_b(2)
     return replace(whole, lanes=tuple(_split(lane) for lane in whole.lanes))
 
 
 def _split(lane: Lane) -> Lane:
-    ops: list[Op] = []
-    for op in lane.ops:
-        if op.kind is Kind.BACKWARD:
-            ops += [replace(op, kind=Kind.BACKWARD_INPUT)]
-            ops += [replace(op, kind=Kind.BACKWARD_WEIGHT)]
-        else:
-            ops += [op]
-    return replace(lane, ops=tuple(ops))
+    halves = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    ops = tuple(
+        replace(op, kind=kind)
+        for op in lane.ops
+        for kind in (halves if op.kind is Kind.BACKWARD else (op.kind,))
+    )
+    return replace(lane, ops=ops)
 
 
-def delayed() -> Schedule:
-    """1F1B of a program whose first stage asks for weights of one step before."""
-    whole = make_schedule("1f1b", num_devices=2, num_microbatches=4)
-    return replace(whole, program=Program.chain([0, 1], 4, delays=[1, 0]))
+def _delayed() -> Schedule:
+    """1F1B of a program whose first stage asks for the weights of a step before."""
+    program = Program.chain([0, 1], 4, delays=[1, 0])
+    return replace(_one_f_one_b(2), program=program)
+
+
+def bad_batches(folder: str) -> dict[str, Any]:
+    """Batches that are refused, and then good ones, which train as if nothing were."""
+    world = join()
+    good = make_batches(2)
+    x, y = good[0]
+    with make_pipeline(make_model(), good[0], folder, world=world) as pipeline:
+        answers: dict[str, Any] = {
+            name: told(partial(pipeline.step, batch))
+            for name, batch in {
+                "too small": (x[:3], y[:3]),
+                "no pair": x,
+                "three": (x, y, y),
+                "no tensor": ("x", "y"),
+                "sizes disagree": (x, y[:5]),
+                "another type": (x.float(), y),
+                "another shape": (x[:, :5], y),
+                "another structure": ((x, x), y),
+                "by name": ({"x": x}, y),
+            }.items()
+        }
+        small = DataLoader(TensorDataset(*make_batches(1, 18)[0]), batch_size=16)
+        answers["last batch"] = told(partial(list, pipeline.train(small)))
+        answers["losses"] = [pipeline.step(batch).loss for batch in good]
+    with make_pipeline(make_model(), good[0], folder, world=world) as pipeline:
+        answers["expected"] = [result.loss for result in pipeline.train(good)]
+    return answers
+
+
+def bad_losses(folder: str) -> dict[str, list[Told]]:
+    """Losses that turn bad in the second step, and what comes of the pipeline then."""
+    world = join()
+    batches = make_batches(2)
+    answers = {}
+    for name, bad in {
+        "per sample": nn.CrossEntropyLoss(reduction="none"),
+        "a number": lambda output, targets: 1.0,
+        "detached": lambda output, targets: loss(output.detach(), targets),
+        "other names": lambda out, y: {"loss": loss(out, y), "more": out.mean()},
+    }.items():
+        turning = _Turning(bad)
+        with make_pipeline(
+            make_model(), batches[0], folder, world=world, loss=turning
+        ) as pipeline:
+            pipeline.step(batches[0])
+            turning.turned = True
+            answers[name] = [
+                told(partial(pipeline.step, batches[1])),
+                told(partial(pipeline.step, batches[1])),
+                told(partial(pipeline.evaluate, batches)),
+                told(pipeline.state_dict),
+                told(pipeline.measured),
+            ]
+    return answers
+
+
+class _Turning:
+    """A good loss function, then another."""
+
+    def __init__(self, bad: Any) -> None:
+        self.bad, self.turned = bad, False
+
+    def __call__(self, output: Any, targets: Any) -> Any:
+        """As a loss function."""
+        return (self.bad if self.turned else loss)(output, targets)
+
+
+def different_data(
+    folder: str, names: list[str], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The last worker is given other data: what all are told, and who trained.
+
+    Some fail and others wait then, so each time they begin a job of their own.
+    """
+    good = make_batches(2)
+    answers: dict[str, Any] = {}
+    for name in names:
+        for does in (_train, _evaluate):
+            world = join(attempt=len(answers))
+            last = world.rank == world.world_size - 1
+            model = make_model()
+            before = _weights(model)
+            answers[f"{name}, {does.__name__.strip('_')}"] = [
+                told(
+                    partial(
+                        does,
+                        model,
+                        good[0],
+                        folder,
+                        _other_data(name, good) if last else good,
+                        world=world,
+                        **settings,
+                    )
+                ),
+                torch.equal(_weights(model), before),
+            ]
+            world.close()
+    return answers
+
+
+def _other_data(name: str, good: list[Batch]) -> Any:
+    x, y = good[0]
+    return {
+        "order": good[::-1],
+        "targets": [(x, y.roll(1)), good[1]],
+        "batch sizes": make_batches(2, 12),
+        "lengths": good[:1],
+        "unknown lengths": _Unsized(good[:1]),
+    }[name]
+
+
+class _Unsized:
+    """A loader that does not tell its length."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+
+def _train(
+    model: nn.Module, example: Batch, folder: str, loader: Any, **settings: Any
+) -> None:
+    with make_pipeline(model, example, folder, **settings) as pipeline:
+        for _ in pipeline.train(loader):
+            pass
+
+
+def _evaluate(
+    model: nn.Module, example: Batch, folder: str, loader: Any, **settings: Any
+) -> None:
+    with make_pipeline(model, example, folder, **settings) as pipeline:
+        pipeline.evaluate(loader)
+
+
+def _weights(model: nn.Module) -> Tensor:
+    return parameters_to_vector(model.parameters()).detach().clone()
+
+
+def different_pipelines(folder: str) -> dict[str, Told]:
+    """Workers that would not make the same pipeline."""
+    world = join()
+    [example], [bigger] = make_batches(1), make_batches(1, 20)
+    answers = {}
+    others: dict[str, dict[str, Any]] = {
+        "width": {"model": make_model(width=7)},
+        "weights": {"model": make_model(seed=2)},
+        "schedule": {"schedule": "gpipe"},
+        "stages": {"schedule": "looped-bfs"},
+        "microbatches": {"num_microbatches": 8},
+        "cut": {"cut": ["12"]},
+        "example": {"example": bigger},
+        "nothing": {},
+    }
+    for name, other in others.items():
+        mine = {"model": make_model(), "example": example, "cut": ["9"]}
+        mine |= other if world.rank else {}
+        if name == "stages":
+            mine.pop("cut")
+        answers[name] = told(partial(_make, folder=folder, world=world, **mine))
+    return answers
+
+
+def join(attempt: int = 0) -> World:
+    """Join the job, with one thread; or begin it again."""
+    torch.set_num_threads(1)
+    os.environ[env.ATTEMPT.name] = str(attempt)
+    return join_world()

@@ -28,7 +28,7 @@ from tests.run import failing
 from tests.run.forked import Outcome, run_forked
 from tests.run.processes import eventually, none_alive_within, start
 
-TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 3.0
 BUSY_S: Final = 4.0  # what a busy machine may add
 START_S: Final = 60.0  # for two Pythons to import torch there
 

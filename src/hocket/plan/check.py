@@ -51,7 +51,10 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
         ScheduleError: with all faults, and the picture.
         DeadlockError: it is complete, but lanes wait for each other.
     """
-    faults = [*_op_faults(schedule), *_body_faults(schedule)]
+    faults = _too_much_due(schedule) or [
+        *_op_faults(schedule),
+        *_body_faults(schedule),
+    ]
     if faults:
         raise ScheduleError(
             tuple(text for text, _ in faults),
@@ -67,14 +70,21 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
 Fault = tuple[str, Op | None]
 
 
-def _op_faults(schedule: Schedule) -> Iterator[Fault]:
+def _too_much_due(schedule: Schedule) -> list[Fault]:
+    """A header may claim any number of ops; then they are not listed one by one."""
     program = schedule.program
     num_forwards = program.num_steps * sum(
         program.num_microbatches_of(stage) for stage in range(program.num_stages)
     )
-    if num_forwards > schedule.num_ops:  # a header may claim any number: do not list
-        yield f"{num_forwards} forwards are due, of {schedule.num_ops} ops in all", None
-        return
+    if num_forwards <= schedule.num_ops:
+        return []
+    return [
+        (f"{num_forwards} forwards are due, of {schedule.num_ops} ops in all", None)
+    ]
+
+
+def _op_faults(schedule: Schedule) -> Iterator[Fault]:
+    program = schedule.program
     found = Counter(op for lane in schedule.lanes for op in lane.ops)
     yield from _placement_faults(schedule)
     due = dict.fromkeys(due_ops(program))

@@ -33,7 +33,7 @@ from hocket.planner.balance import balance
 from hocket.run.batch import Microbatch, digest
 from hocket.run.layout import Layout
 from hocket.run.link_costs import measure_messages
-from hocket.run.loss import TOTAL, LossFunction, named_losses
+from hocket.run.loss import TOTAL, LossFunction, losses_of
 from hocket.run.transport import Transport
 from hocket.run.update import OptimizerFactory
 from hocket.run.update_costs import measure_updates
@@ -160,7 +160,7 @@ def _profile(captured: Captured, request: Request, world: World) -> Profile:
         return Profile.from_json(found)
 
     def finish(output: object) -> Tensor:
-        return named_losses(request.loss(output, request.example.targets))[TOTAL]
+        return losses_of(request.loss, output, request.example.targets)[TOTAL]
 
     world.barrier("profile")
     own = profile(captured, request.example.leaves, device=world.device, finish=finish)
@@ -206,8 +206,8 @@ def _compare(world: World, **digests: str) -> None:
         for rank, other in enumerate(others, start=1):
             if other != first:
                 raise SchemaError(
-                    f"rank {rank} has another {what} than rank 0 (digests "
-                    f"{str(other)[:8]} and {str(first)[:8]}): make the pipeline from "
+                    f"ranks 0 and {rank} differ in the {what} (digests "
+                    f"{str(first)[:8]} and {str(other)[:8]}): make the pipeline from "
                     f"the same model, example and settings on every worker. {_REMEDY}"
                 )
 

@@ -17,7 +17,7 @@ from hocket.run.build import Plan
 from hocket.run.crew import Crew
 from hocket.run.layout import Layout
 from hocket.run.loader import noted
-from hocket.run.loss import TOTAL, LossFunction, named_losses
+from hocket.run.loss import TOTAL, LossFunction, losses_of
 from hocket.run.mail import Mail
 from hocket.run.ring import Ring
 from hocket.run.same_batch import Step
@@ -175,9 +175,7 @@ class Evaluator:
     def _on_output(self, microbatch: Microbatch, output: object) -> None:
         count, sums = microbatch.num_samples, self._sums
         sums.num_samples += count
-        sums.add(
-            named_losses(self._loss(output, microbatch.targets)), sums.losses, count
-        )
+        sums.add(losses_of(self._loss, output, microbatch.targets), sums.losses, count)
         if self._metrics is not None:
             sums.add(self._metrics(output, microbatch.targets), sums.metrics, count)
 

@@ -83,6 +83,31 @@ def _said(error: RuntimeError) -> str:
     return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first).split(". This is typically")[0]
 
 
+def new_group(
+    ranks: Sequence[int], timeout_s: float, backend: str | None = None
+) -> dist.ProcessGroup:
+    """A process group of torch's. Every worker must call this.
+
+    Args:
+        ranks: of the members.
+        timeout_s: of the members' waits for each other, now and later. Torch's own 30
+            minutes would keep even the end of a process waiting.
+        backend: the job's when not given.
+
+    Raises:
+        WaitError: a member did not come.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+    except RuntimeError as error:
+        raise WaitError(
+            f"ranks {', '.join(map(str, ranks))} did not all come to make a group "
+            f"within {timeout_s:g} s ({_said(error)})"
+        ) from error
+    return cast(dist.ProcessGroup, group)
+
+
 def join_groups(
     all_ranks: Sequence[tuple[int, ...]], rank: int, timeout_s: float, on_wait: OnWait
 ) -> list[Group]:
@@ -91,13 +116,12 @@ def join_groups(
     Args:
         all_ranks: of the members of each group; the same on every worker.
         rank: this worker's.
-        timeout_s: after which a wait ends. It is torch's, too, whose own 30 minutes
-            would keep even the end of a process waiting.
+        timeout_s: after which a wait ends.
         on_wait: told of waits.
     """
     own = []
     for ranks in all_ranks:
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+        group = new_group(ranks, timeout_s)
         if rank in ranks:
             own.append(Group(group, ranks, rank, timeout_s, on_wait))
     return own

@@ -14,6 +14,17 @@ LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
 TOTAL = "loss"  # the name of what is trained
 
 
+def losses_of(loss: LossFunction, output: Any, targets: Any) -> dict[str, Tensor]:
+    """Call a loss function on what the model returned (see `named_losses`).
+
+    Raises:
+        ModelError: the model returned nothing, or the loss is of another form.
+    """
+    if output is None:
+        raise ModelError("the model's forward returned None; it must return a value")
+    return named_losses(loss(output, targets))
+
+
 def named_losses(value: Any) -> dict[str, Tensor]:
     """The scalars by name, what is trained first, under the name `loss`.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from hocket.errors import RunError, ShapeError
+from collections.abc import Iterator
+
+from hocket.errors import ScheduleError, ShapeError
 from hocket.plan.op import Kind
+from hocket.plan.program import Program
 from hocket.plan.schedule import Schedule
 from hocket.run.layout import Layout
 from hocket.schedules import make_schedule
@@ -28,36 +31,60 @@ def make_order(
     Raises:
         ShapeError: the schedule's constraints refuse the numbers, or the order given
             is for other ones.
-        RunError: the order holds ops that the pipeline cannot run.
+        ScheduleError: the pipeline does not run such orders; says all reasons.
     """
     if isinstance(schedule, str):
-        return make_schedule(
+        order = make_schedule(
             schedule,
             num_devices=layout.num_devices,
             num_microbatches=num_microbatches,
             num_replicas=layout.num_replicas,
             stages_per_device=stages_per_device,
         )
-    program = schedule.program
-    wanted = (layout.num_devices, num_microbatches, 1, layout.num_replicas)
+    else:
+        _check_numbers(schedule.program, layout, num_microbatches)
+        order = schedule
+    faults = tuple(_faults(order))
+    if faults:
+        raise ScheduleError(faults, str(order))
+    return order
+
+
+def _check_numbers(program: Program, layout: Layout, num_microbatches: int) -> None:
+    wanted = (layout.num_devices, num_microbatches, 1, layout.num_replicas, 1)
     given = (
         program.num_devices,
         program.nets[0].num_microbatches,
         program.num_steps,
         program.num_replicas,
+        len(program.nets),
     )
-    if given != wanted or len(program.nets) != 1:
-        words = "{} devices, {} microbatches, {} steps, {} replicas"
+    if given != wanted:
+        words = "{} devices, {} microbatches, {} steps, {} replicas and {} nets"
         raise ShapeError(
-            f"the schedule given is for {words.format(*given)} and {len(program.nets)} "
-            f"nets; this pipeline needs {words.format(*wanted)} and 1 net"
+            f"the schedule given is for {words.format(*given)}; this pipeline needs "
+            f"{words.format(*wanted)}"
         )
-    for lane in schedule.lanes:
-        for op in lane.ops:
-            if op.kind not in RUNS:
-                raise RunError(
-                    f"{op}: the pipeline runs F, B, R and U; I and W need a split "
-                    "backward, L a loss over the whole batch, and messages are sent "
-                    "without being told"
-                )
-    return schedule
+
+
+def _faults(order: Schedule) -> Iterator[str]:
+    """What the pipeline does not run, though it may be a sound schedule."""
+    program = order.program
+    for number, stage in enumerate(program.stages):
+        if not stage.trainable:
+            yield f"stage {number} is not trained: evaluate() runs it forward only"
+        if stage.delay:
+            yield f"stage {number} has delay {stage.delay}: the pipeline runs delay 0"
+    if program.flows != tuple((s, s + 1) for s in range(program.num_stages - 1)):
+        yield f"flows {program.flows}: the pipeline runs stages that follow each other"
+    for device in range(program.num_devices):
+        num_lanes = len(order.lanes_of(device))
+        if num_lanes != 1:
+            yield f"device {device} has {num_lanes} lanes: the pipeline runs one"
+    kinds = {op.kind for lane in order.lanes for op in lane.ops} - RUNS
+    if kinds:
+        letters = ", ".join(sorted(kind.value for kind in kinds))
+        yield (
+            f"ops {letters}: the pipeline runs F, B, R and U; I and W need a split "
+            "backward, L a loss over the whole batch, and messages go without saying"
+        )

@@ -12,6 +12,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -309,6 +310,7 @@ class Pipeline:
         if error is None:
             self.close()
         else:
+            self._why_ended = f"{type(error).__name__} in step {self._step}"
             self._stack.__exit__(kind, error, trace)
 
     @contextlib.contextmanager
@@ -321,7 +323,6 @@ class Pipeline:
         try:
             yield
         except BaseException as error:
-            self._why_ended = f"{type(error).__name__} in step {self._step}"
             self.__exit__(type(error), error, error.__traceback__)
             raise
 
@@ -342,8 +343,6 @@ class Pipeline:
 
     def _peak_bytes(self) -> int:
         if self.world.device.type == "cuda":
-            import torch
-
             return torch.cuda.max_memory_allocated(self.world.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hocket.errors import ModelError, NonFiniteError
 from hocket.model.cut import StageModule
 from hocket.run.batch import Microbatch
-from hocket.run.loss import TOTAL, LossFunction, named_losses
+from hocket.run.loss import TOTAL, LossFunction, losses_of
 from hocket.run.seed import seed_generators, seed_of
 
 
@@ -164,11 +164,7 @@ class StageRunner:
         self, step: int, index: int, out: Any, microbatch: Microbatch
     ) -> Tensor:
         assert self.loss is not None
-        if out is None:
-            raise ModelError(
-                "the model's forward returned None; it must return a value"
-            )
-        named = named_losses(self.loss(out, microbatch.targets))
+        named = losses_of(self.loss, out, microbatch.targets)
         total = named[TOTAL]
         if not math.isfinite(total.item()):
             raise NonFiniteError(

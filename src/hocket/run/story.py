@@ -35,8 +35,7 @@ def first_failures(reports: Sequence[Report]) -> list[Report]:
     busy with something else while another waited in vain; it shows late, by what the
     other reports; 3. who gave up waiting, or was asked to stop.
     """
-    waiting = {Cause.WAITED, Cause.STOPPED}
-    awaited = {r.waits_for_rank for r in reports if r.cause in waiting}
+    awaited = _awaited(reports)
 
     def order(report: Report) -> int:
         match report.cause:
@@ -53,6 +52,19 @@ def first_failures(reports: Sequence[Report]) -> list[Report]:
                 assert_never(report.cause)
 
     return sorted(reports, key=lambda r: (order(r), r.time_s, r.rank))
+
+
+def _awaited(reports: Sequence[Report]) -> set[int]:
+    """For whom somebody waited in vain; nobody, if none gave up waiting.
+
+    Who gave up may have waited for several at once, and not know for whom; those that
+    were stopped while they waited know more.
+    """
+    if all(r.cause is not Cause.WAITED for r in reports):
+        return set()
+    return {
+        r.waits_for_rank for r in reports if r.cause in {Cause.WAITED, Cause.STOPPED}
+    }
 
 
 def worker_error(reports: Sequence[Report], folder: Path) -> WorkerError:

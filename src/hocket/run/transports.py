@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import timedelta
 from typing import Literal, TypeAlias
 
 import torch.distributed as dist
 
 from hocket.errors import RunError
+from hocket.run.group import new_group
 from hocket.run.ring import Ring
 from hocket.run.shared_memory import SharedMemoryTransport, place
 from hocket.run.torch_transport import TorchTransport
@@ -122,7 +122,4 @@ def _own_group(
         return None
     if len(neighbours) == world.world_size:
         return None
-    ranks = list(range(world.world_size))
-    timeout = timedelta(seconds=timeout_s)
-    group: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend="gloo")
-    return group
+    return new_group(range(world.world_size), timeout_s, "gloo")

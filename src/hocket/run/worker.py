@@ -115,6 +115,9 @@ class Worker:
         kinds = [op.kind for op in self.lane.ops]
         self._last_forward = _last(kinds, Kind.FORWARD)
         self._first_update = kinds.index(Kind.UPDATE) if Kind.UPDATE in kinds else -1
+        self._reductions = {
+            op.stage: i for i, op in enumerate(self.lane.ops) if op.kind is Kind.REDUCE
+        }
         self._prefix = "eval " if evaluates else ""  # in the ring
         self._actions = [
             (op, f"{self._prefix}{op}", self._action(i, op))
@@ -224,6 +227,8 @@ class Worker:
         updater.wait()
         self._ring.resume()
         self._start_s[i] = perf_counter()
+        if op.stage in self._reductions:  # known to have ended only now
+            self._end_s[self._reductions[op.stage]] = self._start_s[i]
         updater.update()
         self._end_s[i] = perf_counter()
 
