@@ -31,7 +31,6 @@ def plain_loop(
     num_steps: int,
     batch_size: int,
     last: int,
-    per_replica: int,
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Train the specimen without any pipeline.
 
@@ -45,7 +44,6 @@ def plain_loop(
         num_steps: of training.
         batch_size: of all batches but the last.
         last: size of the last one.
-        per_replica: microbatches of one replica, which number their random draws.
     """
     model = make_model(name)
     model.train()
@@ -64,7 +62,7 @@ def plain_loop(
             if stages is None:
                 output = _call(model, batch[0], part)
             else:
-                output = _in_stages(stages, part, step, m % per_replica)
+                output = _in_stages(stages, part, step, m)
             named = named_losses(ZOO[name].loss(output, part.targets))
             weight = part.num_samples / total_samples
             (named[TOTAL] * weight).backward()

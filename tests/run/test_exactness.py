@@ -94,7 +94,6 @@ def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
             num_steps=NUM_STEPS,
             batch_size=run["batch_size"],
             last=run["last"],
-            per_replica=run["num_microbatches"],
         )
         if run["num_replicas"] > 1 and run["model"] == "resnet":
             pytest.fail(

@@ -179,6 +179,8 @@ def _make_runners(
             loss if stage == last else None,
             device=world.device,
             seed=seed,
+            first_microbatch=layout.replica
+            * plan.schedule.program.num_microbatches_of(0),
         )
         for stage in plan.schedule.program.stages_on[layout.device]
     }

@@ -90,8 +90,8 @@ def new_group(
 
     Args:
         ranks: of the members.
-        timeout_s: of the members' waits for each other, now and later. Torch's own 30
-            minutes would keep even the end of a process waiting.
+        timeout_s: of the members' waits for each other, now and later; torch's own is
+            30 minutes.
         backend: the job's when not given.
 
     Raises:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import DataError, RunError
+from hocket.plan.buffers import buffers_without_waiting
 from hocket.plan.check import check
 from hocket.plan.op import ASYNCHRONOUS
 from hocket.plan.schedule import Schedule
@@ -147,7 +148,7 @@ class Pipeline:
                 self.world,
                 store,
                 self._ring,
-                num_buffers=check(order).num_buffers + 1,  # for headers
+                num_buffers=_num_buffers(order),
                 timeout_s=timeout_s,
             )
             self._stack.callback(carrier.close)
@@ -355,6 +356,11 @@ def _ring(world: World, run_dir: str | Path | None) -> Iterator[Ring]:
         return
     with reporting(world, Path("." if run_dir is None else run_dir)) as ring:
         yield ring
+
+
+def _num_buffers(order: Schedule) -> int:
+    """Enough that no sender waits for a reader that is busy, and one for headers."""
+    return max(check(order).num_buffers, buffers_without_waiting(order)) + 1
 
 
 _num_pipelines = count()

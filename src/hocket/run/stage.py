@@ -41,6 +41,8 @@ class StageRunner:
         loss: given for the net's last stage.
         device: where the module lives.
         seed: of the run, for random numbers.
+        first_microbatch: this replica's first, counted over all replicas, so that no
+            two replicas draw the same numbers.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class StageRunner:
         *,
         device: torch.device,
         seed: int,
+        first_microbatch: int = 0,
     ) -> None:
         self.number = number
         self.module = module
         self.loss = loss
         self.device = device
         self.seed = seed
+        self.first_microbatch = first_microbatch
         self.losses: dict[tuple[int, int], dict[str, Tensor]] = {}
         self.live: dict[tuple[int, int], _Live] = {}
         self._takes_grad = tuple(value.requires_grad for value in module.received)
@@ -97,7 +101,8 @@ class StageRunner:
             ModelError: the loss is no scalar, or does not depend on any weight.
         """
         if self.module.has_random:
-            seed_generators(self.device, seed_of(self.seed, step, self.number, index))
+            number = self.first_microbatch + index
+            seed_generators(self.device, seed_of(self.seed, step, self.number, number))
         inputs = [
             value.detach().requires_grad_() if takes else value
             for value, takes in zip(received, self._takes_grad, strict=True)
