@@ -2,10 +2,12 @@
 
     python -m bench.transport.run
 
-All in microseconds; medians over the messages of a round, then over the rounds.
+All in microseconds; medians over a round's messages (for crowded, means), then medians
+over the rounds.
 
     idle          ping-pong: from the call of send to the return of receive
     busy          the same, where each computes for a while before it answers
+    crowded       as idle, beside one process more per worker that never rests; the mean
     overlapped    both compute all the time, and in each iteration send one message and
                   receive one that was sent an iteration before: what that adds to it
     send          the call, when nobody has to wait
@@ -15,10 +17,13 @@ All in microseconds; medians over the messages of a round, then over the rounds.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter, sleep
 from typing import Any
 
@@ -123,8 +128,10 @@ class Meter:
     def measure(self) -> None:
         """One round of everything, on both workers at the same time."""
         count = 20 if self._num_bytes > 1 << 20 else 100
-        self._keep("idle", self._ping_pong(count, _nothing))
-        self._keep("busy", self._ping_pong(count, self._work))
+        self._keep("idle", median(self._ping_pong(count, _nothing)))
+        self._keep("busy", median(self._ping_pong(count, self._work)))
+        with restless_neighbour():
+            self._keep("crowded", mean(self._ping_pong(count, _nothing)))
         self._keep("overlapped", self._overlapped(count // 10))
         self._calls()
 
@@ -149,8 +156,8 @@ class Meter:
         first, self._number = self._number, self._number + count
         return [message_tag(self._schema, first + i, 0) for i in range(count)]
 
-    def _ping_pong(self, count: int, work: Callable[[], None]) -> float:
-        """Seconds from send to receive: both workers read one clock."""
+    def _ping_pong(self, count: int, work: Callable[[], None]) -> list[float]:
+        """Each message's seconds from send to receive: both read one clock."""
         tags = self._tags(count)
         self._receiver.expect(tags, self._schema)
         sent_s, came_s = [], []
@@ -167,12 +174,11 @@ class Meter:
                 came_s.append(perf_counter())
         self._sender.flush(TIMEOUT_S)
         both: list[Any] = self._world.gather_json({"sent": sent_s, "came": came_s})
-        seconds = [
+        return [
             float(came - sent)
             for one, other in (both, both[::-1])
             for sent, came in zip(one["sent"], other["came"], strict=True)
         ]
-        return median(seconds)
 
     def _overlapped(self, num_blocks: int) -> float:
         """Seconds per iteration that messages add, in blocks with and without them."""
@@ -228,6 +234,20 @@ class Meter:
         tensors = self._receiver.receive(tag)
         self._receiver.release(tag)
         return tensors
+
+
+@contextlib.contextmanager
+def restless_neighbour() -> Iterator[None]:
+    """One more process that computes all the time; it ends by itself if we do not."""
+    program = (
+        "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _nothing() -> None:

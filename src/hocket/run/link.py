@@ -3,9 +3,9 @@
 A connected unix-domain socket (sequenced packets). It carries a few bytes per message
 and, now and then, a file descriptor; what messages hold is in memory that both map.
 
-    waiting:   look again and again for up to 1 ms   ──▶ sleep in poll()
-                (waking a sleeper costs 20 µs)            until a packet, the other's
-                                                          end, or the deadline
+    waiting:   look again and again for up to 1 ms,  ──▶ sleep in poll()
+               as long as nobody else wants the core      until a packet, the other's
+               (waking a sleeper costs 25 µs)             end, or the deadline
 
 The kernel's locks around the packet queue order the two processes' memory: what one
 wrote before it posted a packet, the other sees once it has fetched it, on every kind of
@@ -29,6 +29,9 @@ from typing import Final
 from hocket.run.packets import MAX_PACKET_BYTES
 
 SPIN_S: Final = 1e-3  # sleeping and waking costs 25 µs, so at most 2.5 % are lost
+_CROWDED_S: Final = 50e-6  # one look takes 1 µs; so long, somebody else had the core
+_FEWEST_SLEEPS: Final = 63  # a look in vain costs a time slice, as much as 100 wakings
+_MOST_SLEEPS: Final = 1023
 
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 _DESCRIPTOR: Final = struct.Struct("i")
@@ -50,6 +53,8 @@ class Link:
         self.pid, self._user = _other(connection)
         self.gone = False
         self._spin_s = SPIN_S
+        self._num_sleeps = 0  # waits that do not even begin to look
+        self._last_num_sleeps = 0
         self._arrival = select.poll()
         self._arrival.register(connection, select.POLLIN)
         self._anything = select.poll()
@@ -104,10 +109,10 @@ class Link:
     def wait(self, timeout_s: float) -> None:
         """Return when there is something to fetch, the other end is gone, or later."""
         begin_s = time.perf_counter()
-        if self._spin(begin_s + min(self._spin_s, timeout_s)):
+        if self._looks(begin_s + min(self._spin_s, timeout_s)):
             return
         events = self._anything.poll(max(0, math.ceil(timeout_s * 1e3)))
-        # Look long only as long as that has a chance: not while workers share a core.
+        # Look long only as long as that has a chance.
         short = time.perf_counter() - begin_s < SPIN_S
         self._spin_s = SPIN_S if short else self._spin_s / 2
         if events and not self.has_news():
@@ -124,13 +129,30 @@ class Link:
             os.close(self._process)
             self._process = None
 
-    def _spin(self, until_s: float) -> bool:
-        look = self._arrival.poll
-        while not look(0):
-            if time.perf_counter() >= until_s:
-                return False
+    def _looks(self, until_s: float) -> bool:
+        """Look for something to fetch again and again; whether it came.
+
+        Where others want the core, a sleeper is woken sooner than one who yields has
+        its turn again: then the next waits sleep at once, and more of them each time.
+        """
+        if self._num_sleeps:
+            self._num_sleeps -= 1
+            return self.has_news()
+        now_s = time.perf_counter()
+        while not self.has_news():
             os.sched_yield()
+            last_s, now_s = now_s, time.perf_counter()
+            if now_s - last_s > _CROWDED_S:
+                self._rest()
+                return self.has_news()
+            if now_s >= until_s:
+                return False
+        self._last_num_sleeps //= 2
         return True
+
+    def _rest(self) -> None:
+        more = 2 * self._last_num_sleeps + _FEWEST_SLEEPS
+        self._last_num_sleeps = self._num_sleeps = min(more, _MOST_SLEEPS)
 
 
 class Listener:

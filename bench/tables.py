@@ -1,0 +1,118 @@
+"""Write the tables of the benchmarks' READMEs from their results.
+
+    python -m bench.tables
+
+Between the marks `<!-- table -->` and `<!-- end -->`, what stands there is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+TARGETS = {"large": 1.0, "middle": 0.95, "small": 0.8, "resnet": 1.0}
+
+Rows = list[dict[str, Any]]
+
+
+def versus(rows: Rows) -> list[list[str]]:
+    """hocket beside torch."""
+    table = [
+        [
+            *("model", "schedule", "hocket", "torch", "bound"),
+            *("hocket / torch", "target", "hocket / bound", "torch / bound"),
+        ]
+    ]
+    for row in rows:
+        ratio = row["hocket_over_torch"]["of_medians"]
+        table.append(
+            [
+                row["case"],
+                f"`{row['schedule']}`",
+                *(f"{row[name]['median_ms']:.1f} ms" for name in ("hocket", "torch")),
+                f"{row['bound']['median_ms']:.1f} ms",
+                f"**{ratio:.2f}**",
+                f"{TARGETS[row['case']]:.2f}",
+                f"{row['hocket_over_bound']['of_medians']:.2f}",
+                f"{row['torch_over_bound']['of_medians']:.2f}",
+            ]
+        )
+    return table
+
+
+def prediction(rows: Rows) -> list[list[str]]:
+    """Simulated beside measured."""
+    table = [["model", "schedule", "measured", "quartiles", "predicted", "error"]]
+    for row in rows:
+        spread = row["measured"]
+        table.append(
+            [
+                row["case"],
+                f"`{row['schedule']}`",
+                f"{spread['median_ms']:.1f} ms",
+                f"{spread['quartile_1_ms']:.1f} to {spread['quartile_3_ms']:.1f}",
+                f"{row['predicted_ms']:.1f} ms",
+                f"**{row['error'] * 100:+.1f} %**",
+            ]
+        )
+    return table
+
+
+def overhead(rows: Rows) -> list[list[str]]:
+    """Per op."""
+    table = [["workers", "ops per lane", "step", "bare loop", "host per op", "target"]]
+    table += [
+        [
+            str(row["num_workers"]),
+            str(row["num_ops_per_lane"]),
+            f"{row['step']['median_ms']:.2f} ms",
+            f"{row['bare_loop']['median_ms']:.2f} ms",
+            f"**{row['host_us_per_op']:.1f} µs**",
+            f"{row['target_us_per_op']} µs",
+        ]
+        for row in rows
+    ]
+    return table
+
+
+TABLES: dict[str, Callable[[Rows], list[list[str]]]] = {
+    "pipeline_vs_torch": versus,
+    "prediction": prediction,
+    "overhead": overhead,
+}
+
+
+def main() -> None:
+    """Write all that have results."""
+    for name, make in TABLES.items():
+        result = json.loads((FOLDER / name / "results" / "cpu.json").read_text())
+        readme = FOLDER / name / "README.md"
+        text = readme.read_text(encoding="utf-8")
+        text = _replaced(text, "table", _markdown(make(result["rows"])))
+        text = _replaced(text, "environment", _environment(result["environment"]))
+        readme.write_text(text, encoding="utf-8")
+
+
+def _replaced(text: str, mark: str, new: str) -> str:
+    pattern = rf"(<!-- {mark} -->\n).*?(\n<!-- end -->)"
+    return re.sub(pattern, lambda m: m[1] + new + m[2], text, flags=re.DOTALL)
+
+
+def _markdown(table: list[list[str]]) -> str:
+    head, *rows = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([head, "|" + "---|" * len(table[0]), *rows])
+
+
+def _environment(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['date']}; {facts['num_cores']} cores of {facts['processor']}; one "
+        f"thread per worker; torch {facts['torch']}, Python {facts['python']}, gloo."
+    )
+
+
+if __name__ == "__main__":
+    main()
