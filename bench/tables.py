@@ -46,7 +46,8 @@ def versus(rows: Rows) -> list[list[str]]:
 
 def prediction(rows: Rows) -> list[list[str]]:
     """Simulated beside measured."""
-    table = [["model", "schedule", "measured", "quartiles", "predicted", "error"]]
+    head = ["model", "schedule", "measured", "quartiles", "predicted", "error"]
+    table = [[*head, "errors of each profile", "bubble predicted / measured"]]
     for row in rows:
         spread = row["measured"]
         table.append(
@@ -57,6 +58,8 @@ def prediction(rows: Rows) -> list[list[str]]:
                 f"{spread['quartile_1_ms']:.1f} to {spread['quartile_3_ms']:.1f}",
                 f"{row['predicted_ms']:.1f} ms",
                 f"**{row['error'] * 100:+.1f} %**",
+                f"{row['errors'][0] * 100:+.0f} to {row['errors'][-1] * 100:+.0f} %",
+                f"{row['bubble_predicted']:.3f} / {row['bubble_measured']:.3f}",
             ]
         )
     return table
