@@ -222,4 +222,6 @@ def _join(rank: int, path: Path, settings: Settings) -> Worker:
         num_buffers=settings.num_buffers,
         on_wait=on_wait,
     )
-    return Worker(rank, store, transport, waits)
+    worker = Worker(rank, store, transport, waits)
+    worker.meet("joined")  # gloo fails where the other end is gone before it connects
+    return worker

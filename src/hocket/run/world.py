@@ -111,6 +111,8 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     hosts = _hosts(exchange)
     if world_size > 1:
         _init_group(backend, store, rank, world_size, timeout_s, hosts)
+        # Whoever ends at once would break off what another still connects.
+        exchange.barrier("joined", JOIN_TIMEOUT_S)
     return World(
         rank=rank,
         world_size=world_size,
