@@ -28,10 +28,9 @@ from typing import Final
 
 from hocket.run.packets import MAX_PACKET_BYTES
 
-SPIN_S: Final = 1e-3  # sleeping and waking costs 25 µs, so at most 2.5 % are lost
+SPIN_S: Final = 1e-3  # of looking in vain, beside _WAKE_S at most 2.5 % are lost
+_WAKE_S: Final = 25e-6  # what sleeping and being woken costs
 _CROWDED_S: Final = 50e-6  # one look takes 1 µs; so long, somebody else had the core
-_FEWEST_SLEEPS: Final = 63  # a look in vain costs a time slice, as much as 100 wakings
-_MOST_SLEEPS: Final = 1023
 
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 _DESCRIPTOR: Final = struct.Struct("i")
@@ -54,7 +53,6 @@ class Link:
         self.gone = False
         self._spin_s = SPIN_S
         self._num_sleeps = 0  # waits that do not even begin to look
-        self._last_num_sleeps = 0
         self._arrival = select.poll()
         self._arrival.register(connection, select.POLLIN)
         self._anything = select.poll()
@@ -133,7 +131,7 @@ class Link:
         """Look for something to fetch again and again; whether it came.
 
         Where others want the core, a sleeper is woken sooner than one who yields has
-        its turn again: then the next waits sleep at once, and more of them each time.
+        its turn again. What that cost is saved by as many waits that sleep at once.
         """
         if self._num_sleeps:
             self._num_sleeps -= 1
@@ -143,16 +141,11 @@ class Link:
             os.sched_yield()
             last_s, now_s = now_s, time.perf_counter()
             if now_s - last_s > _CROWDED_S:
-                self._rest()
+                self._num_sleeps = int((now_s - last_s) / _WAKE_S)
                 return self.has_news()
             if now_s >= until_s:
                 return False
-        self._last_num_sleeps //= 2
         return True
-
-    def _rest(self) -> None:
-        more = 2 * self._last_num_sleeps + _FEWEST_SLEEPS
-        self._last_num_sleeps = self._num_sleeps = min(more, _MOST_SLEEPS)
 
 
 class Listener:

@@ -8,7 +8,7 @@
 
 Both copies together take a few microseconds for small messages, and run at a memcpy's
 speed for big ones (bench/transport). Reading messages where they lie would save the
-second: 23 µs for 512 KiB, nothing beside what a stage computes on them. For that, the
+second: 20 µs for 512 KiB, nothing beside what a stage computes on them. For that, the
 values of a tensor released too early would change without autograd's notice.
 
 The first message of every schema is announced: with the schema's text, so that a
