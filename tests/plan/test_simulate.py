@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hocket.errors import CostsError, DeadlockError, ScheduleError
-from hocket.plan.costs import Costs, Link, StageCost
+from hocket.plan.costs import MAX_JITTER, Costs, Link, StageCost
 from hocket.plan.op import Op
 from hocket.plan.program import Program
 from hocket.plan.schedule import Lane, Schedule
@@ -157,6 +157,40 @@ def test_host_time_is_added_to_each_op_that_works(op_s: float) -> None:
     cost = StageCost(1.0, 1.0, 1.0, update_s=1.0)
 
     assert simulate(schedule, Costs((cost, cost), op_s=op_s)).makespan_s == 8 + 6 * op_s
+
+
+@given(jitter=st.floats(0, MAX_JITTER), num_microbatches=st.integers(1, 9))
+def test_jitter_changes_no_lanes_own_work(jitter: float, num_microbatches: int) -> None:
+    """A stage's ops take the mean together: a device alone is as fast as without."""
+    schedule = make_schedule("gpipe", num_devices=1, num_microbatches=num_microbatches)
+    cost = StageCost(1.0, 1.0, 1.0, update_s=1.0)
+
+    without = simulate(schedule, Costs((cost,)))
+    varied = simulate(schedule, Costs((cost,), jitter=jitter))
+
+    assert varied.makespan_s == pytest.approx(without.makespan_s)
+
+
+@given(jitter=st.floats(0.01, MAX_JITTER), name=st.sampled_from(["gpipe", "1f1b"]))
+def test_lanes_that_wait_for_each_other_lose_by_jitter(
+    jitter: float, name: str
+) -> None:
+    """An op late is waited for, and an op early gains nobody anything."""
+    schedule = make_schedule(name, num_devices=2, num_microbatches=16)
+    cost = StageCost(1.0, 1.0, 1.0)
+
+    without = simulate(schedule, Costs((cost, cost)))
+    varied = simulate(schedule, Costs((cost, cost), jitter=jitter))
+
+    assert varied.makespan_s > without.makespan_s
+    again = simulate(schedule, Costs((cost, cost), jitter=jitter))
+    assert varied.makespan_s == again.makespan_s
+
+
+def test_jitter_out_of_bounds_is_refused() -> None:
+    """The normal distribution would give an op less than no time."""
+    with pytest.raises(CostsError, match=r"jitter is 0\.5, not between 0 and 0\.3"):
+        Costs((StageCost(),), jitter=0.5)
 
 
 def test_whole_batch_loss_waits_for_every_forward() -> None:

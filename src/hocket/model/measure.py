@@ -52,7 +52,7 @@ def profile(
             part of the last layer; the sum of all outputs when not given.
     """
     num_layers = len(captured.layers)
-    with _as_it_was(captured):
+    with as_it_was(captured):
         pieces = [s.to(device).train() for s in cut(captured, range(1, num_layers))]
         whole = [s.to(device).train() for s in cut(captured, ())]
         end = _sum_of_outputs if finish is None else finish
@@ -271,7 +271,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 
 @contextmanager
-def _as_it_was(captured: Captured) -> Iterator[None]:
+def as_it_was(captured: Captured) -> Iterator[None]:
     """Put back buffers, gradients and random numbers."""
     tensors = captured.state.tensors.values()
     buffers = [(t, t.detach().clone()) for t in tensors if not t.requires_grad]

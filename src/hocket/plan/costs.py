@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import assert_never
+from typing import Final, assert_never
 
 from hocket.errors import CostsError
 from hocket.plan.op import Kind
 from hocket.plan.program import Program
+
+MAX_JITTER: Final = 0.3  # a normal distribution's tail stays above zero up to here
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,9 @@ class Costs:
         reduce_link: between a device and its replicas, for op R (ring all-reduce).
         handling: what a lane itself spends on each message it sends or receives.
         op_s: what a lane spends on each op besides the work (the host's overhead).
+        jitter: how much an op's seconds differ from one time to the next: their
+            standard deviation over their mean. Lanes that wait for each other at every
+            op lose by it, though the means stay.
         lane_capacity: how many lanes' worth of work a device does per second while
             several of its lanes are busy: 1 is plain time sharing, 2 means that two
             lanes do not disturb each other.
@@ -132,6 +137,7 @@ class Costs:
     reduce_link: Link = field(default_factory=Link)
     handling: Link = field(default_factory=Link)
     op_s: float = 0.0
+    jitter: float = 0.0
     lane_capacity: float = 1.0
 
     def __post_init__(self) -> None:
@@ -142,6 +148,11 @@ class Costs:
             )
         if self.lane_capacity < 1:
             raise CostsError(f"lane_capacity is {self.lane_capacity}, below 1")
+        if not 0 <= self.jitter <= MAX_JITTER:
+            raise CostsError(
+                f"jitter is {self.jitter:g}, not between 0 and {MAX_JITTER}: it is a "
+                "standard deviation over a mean"
+            )
 
     @classmethod
     def uniform(

@@ -14,10 +14,12 @@ The model:
   a part of no op. A RECV itself takes no time.
 - R begins when it is reached and the device's last reduction has ended; its lane goes
   on at once. All replicas run in lockstep: one is simulated.
+- With `costs.jitter`, an op takes longer or shorter than the mean, at random but the
+  same at every call; the ops of one kind and stage take the mean together.
 - While `n` lanes of a device work, each is `min(1, lane_capacity / n)` as fast.
 
-What it leaves out: that messages slow the devices at their ends, that a device waits
-for memory, and that seconds vary.
+What it leaves out: that messages slow the devices at their ends, and that a device
+waits for memory.
 """
 
 from __future__ import annotations

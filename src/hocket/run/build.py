@@ -34,6 +34,7 @@ from hocket.run.batch import Microbatch, digest
 from hocket.run.layout import Layout
 from hocket.run.link_costs import measure_messages
 from hocket.run.loss import TOTAL, LossFunction, losses_of
+from hocket.run.rehearse import rehearse
 from hocket.run.transport import Transport
 from hocket.run.update import OptimizerFactory
 from hocket.run.update_costs import measure_updates
@@ -133,6 +134,17 @@ def build_plan(
         handling=messages.handling,
         updates=measure_updates(modules, own, request.optimizer, world),
     )
+    if world.device.type == "cpu":
+        costs = rehearse(
+            costs,
+            captured,
+            order,
+            modules,
+            request.loss,
+            request.example,
+            world,
+            layout.device,
+        )
     plan = Plan(
         boundaries,
         tuple(captured.layers[i].name for i in (0, *boundaries)),

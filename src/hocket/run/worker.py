@@ -13,17 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.errors import RunError
 from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Lane, Schedule
+from hocket.plan.schedule import Schedule
 from hocket.run.batch import Microbatch
-from hocket.run.mail import Mail
+from hocket.run.post import Post
 from hocket.run.ring import Ring
 from hocket.run.same_batch import Step
 from hocket.run.stage import StageRunner
@@ -94,13 +92,13 @@ class Worker:
         device: int,
         runners: Mapping[int, StageRunner],
         updaters: Mapping[int, Updater],
-        mail: Mail,
+        mail: Post,
         ring: Ring,
         hooks: Hooks,
         *,
         evaluates: bool = False,
     ) -> None:
-        self.lane = _lane_of(schedule, device)
+        (self.lane,) = (lane for lane in schedule.lanes if lane.device == device)
         self._program = schedule.program
         self._runners = runners
         self._updaters = updaters
@@ -153,21 +151,8 @@ class Worker:
                 return partial(self._reduce, i, op)
             case Kind.UPDATE:
                 return partial(self._update, i, op)
-            case (
-                Kind.BACKWARD_INPUT
-                | Kind.BACKWARD_WEIGHT
-                | Kind.LOSS
-                | Kind.SEND_FORWARD
-                | Kind.SEND_BACKWARD
-                | Kind.RECEIVE_FORWARD
-                | Kind.RECEIVE_BACKWARD
-            ):
-                raise RunError(
-                    f"{op}: the pipeline runs F, B, R and U; I and W need a split "
-                    "backward, L a loss over the whole batch"
-                )
             case _:
-                assert_never(op.kind)
+                raise AssertionError(f"{op}: make_order refuses what is not played")
 
     def _forward(self, i: int, op: Op) -> None:
         work, index = self._now(op)
@@ -267,13 +252,3 @@ class Worker:
 
 def _last(kinds: list[Kind], kind: Kind) -> int:
     return max((i for i, other in enumerate(kinds) if other is kind), default=-1)
-
-
-def _lane_of(schedule: Schedule, device: int) -> Lane:
-    lanes = schedule.lanes_of(device)
-    if len(lanes) != 1:
-        raise RunError(
-            f"device {device} has {len(lanes)} lanes in this schedule; the pipeline "
-            "runs one lane per device: merge them"
-        )
-    return schedule.lanes[lanes[0]]

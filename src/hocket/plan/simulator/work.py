@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -145,7 +147,31 @@ def _seconds(schedule: Schedule, columns: Columns, costs: Costs) -> Floats:
         table[CODES[Kind.REDUCE], stage] = costs.reduce_link.ring_s(
             cost.gradient_bytes, program.num_replicas
         )
-    return table[columns.kind, columns.stage]
+    seconds: Floats = table[columns.kind, columns.stage]
+    return seconds * _factors(columns, costs.jitter) if costs.jitter else seconds
+
+
+def _factors(columns: Columns, jitter: float) -> Floats:
+    """How much longer than the mean each op takes, the same at every call.
+
+    The ops of one kind and stage get the middles of equal parts of a normal
+    distribution, shuffled: their sum is not changed, whatever their number.
+    """
+    random = np.random.default_rng(0)
+    factors = np.ones(columns.num_ops)
+    _, group = np.unique([columns.kind, columns.stage], axis=1, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    bounds = np.flatnonzero(np.diff(group[order])) + 1
+    for rows in np.split(order, bounds):
+        factors[rows] = 1 + jitter * random.permutation(_middles(rows.size))
+    return factors
+
+
+@cache
+def _middles(num: int) -> Floats:
+    """The middles of `num` equally likely parts of the standard normal distribution."""
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / num) for i in range(num)])
 
 
 def _offsets(rows: Ints, num_rows: int) -> list[int]:

@@ -1,0 +1,57 @@
+"""Before the first step each worker plays its lane alone, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import hocket
+from tests.run.plain_loop import make_optimizer
+from tests.run.zoo import ZOO, batches, make_model
+
+
+@pytest.mark.parametrize("name", ["resnet", "tied-dropout"])
+def test_nothing_is_left_behind(name: str) -> None:
+    """No gradient, no statistic of a batch norm, no mode, no random number."""
+    model = make_model(name)
+    before = copy.deepcopy(model.state_dict())
+    (batch,) = batches(name, 1, 8, 8)
+    generator = torch.default_generator.get_state()
+
+    with _pipeline(name, model, batch):
+        assert torch.equal(torch.default_generator.get_state(), generator)
+        assert all(p.grad is None for p in model.parameters())
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+def test_ops_cost_what_they_took_in_the_lane() -> None:
+    """Costs come from the lane; how a backward divides comes from the profile."""
+    model = make_model("perceptron")
+    (batch,) = batches("perceptron", 1, 8, 8)
+
+    with _pipeline("perceptron", model, batch) as pipeline:
+        (cost,) = pipeline.plan.costs.stages
+        layers = pipeline.plan.profile.layers
+        steps = [pipeline.step(batch) for _ in range(3)]
+
+    assert pipeline.plan.costs.op_s > 0
+    assert 0 <= pipeline.plan.costs.jitter <= 0.3
+    assert cost.forward_s > 0
+    input_grad_s = sum(layer.input_grad_s for layer in layers)
+    weight_grad_s = sum(layer.weight_grad_s for layer in layers)
+    share = cost.input_grad_s / (cost.input_grad_s + cost.weight_grad_s)
+    assert share == pytest.approx(input_grad_s / (input_grad_s + weight_grad_s))
+    assert [step.step for step in steps] == [0, 1, 2]
+
+
+def _pipeline(name: str, model: torch.nn.Module, batch: object) -> hocket.Pipeline:
+    return hocket.Pipeline(
+        model,
+        ZOO[name].loss,
+        optimizer=make_optimizer,
+        example=batch,
+        num_microbatches=4,
+    )
