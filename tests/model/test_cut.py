@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from hocket.errors import ModelError
 from hocket.model.capture import capture
-from hocket.model.cut import boundaries_from_names, cut, shared_parameters
+from hocket.model.cut import (
+    boundaries_from_names,
+    cut,
+    num_frozen_stages,
+    shared_parameters,
+)
 from tests.model.by_hand import even_cut
 from tests.model.zoo import CASES, captured_case, vit
 
@@ -140,6 +145,27 @@ def test_freezing_after_the_capture_is_refused() -> None:
 
     with pytest.raises(ModelError, match=r"requires_grad .* capture it again"):
         cut(captured, (1,))
+
+
+@pytest.mark.parametrize(("num_frozen", "num_found"), [(0, 0), (1, 1), (2, 2), (3, 2)])
+def test_stages_with_nothing_to_train_are_counted(
+    num_frozen: int, num_found: int
+) -> None:
+    """From the front; never the last one, which has the loss."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model[:num_frozen].requires_grad_(False)
+    captured = capture(model, (torch.randn(3, 4),))
+
+    assert num_frozen_stages(cut(captured, (1, 2))) == num_found
+
+
+def test_a_frozen_middle_is_no_frozen_beginning() -> None:
+    """A gradient has to go through it."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model[1].requires_grad_(False)
+    captured = capture(model, (torch.randn(3, 4),))
+
+    assert num_frozen_stages(cut(captured, (1, 2))) == 0
 
 
 def test_a_frozen_batch_norm_stays_frozen() -> None:

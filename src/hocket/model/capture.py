@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, assert_never
 
 from torch import nn
 
 from hocket.errors import CaptureError
+from hocket.model.calls import attributes_kept, watch_calls
 from hocket.model.captured import Captured as Captured
 from hocket.model.captured import captured
 from hocket.model.convert import to_trace
 from hocket.model.example import Example
-from hocket.model.export import OTHER_WAY, export
-from hocket.model.observe import Observation, observe
+from hocket.model.export import export
+from hocket.model.observe import Observation, kept, observe
+from hocket.model.place import OTHER_WAY
 from hocket.model.sequential import (
     is_plain_sequential,
     open_structures,
     trace_sequential,
 )
 from hocket.model.state import State
+from hocket.model.submodules import (
+    check_open,
+    closed_modules,
+    same_calls,
+    trace_submodules,
+)
 from hocket.model.trace import Trace
 
 
@@ -29,7 +37,8 @@ def capture(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    capture: Literal["auto", "sequential", "export"] = "auto",
+    capture: Literal["auto", "sequential", "export", "submodules"] = "auto",
+    cut: Sequence[str] = (),
 ) -> Captured:
     """Write down what a model does, in training and in evaluation, and where to cut it.
 
@@ -42,8 +51,12 @@ def capture(
         args: positional arguments of one microbatch.
         kwargs: keyword arguments of one microbatch.
         capture: `sequential` runs an nn.Sequential's children as they are; `export`
-            takes the graph that torch.export makes; `auto` is the first for a plain
-            nn.Sequential, and the second for everything else.
+            takes the graph that torch.export makes; `submodules` runs submodules as
+            they are, where the model's own code does nothing but hand on what they
+            return. `auto` is the first for a plain nn.Sequential, the second for
+            everything else, and the third for what cannot be exported, if `cut` names
+            submodules.
+        cut: the submodules with which stages are to begin.
 
     Raises:
         CaptureError: the model cannot be captured; names the operation, the line and
@@ -57,12 +70,28 @@ def capture(
             return _of_sequential(model, example, state)
         case "export":
             return _of_export(model, example, state)
+        case "submodules":
+            return _of_submodules(model, example, state, cut)
         case "auto" if is_plain_sequential(model):
             return _of_sequential(model, example, state)
         case "auto":
-            return _of_export(model, example, state)
+            return _of_any(model, example, state, cut)
         case _:
             assert_never(capture)
+
+
+def _of_any(
+    model: nn.Module, example: Example, state: State, cut: Sequence[str]
+) -> Captured:
+    try:
+        return _of_export(model, example, state)
+    except CaptureError as error:
+        if not cut:
+            raise
+        try:
+            return _of_submodules(model, example, state, cut)
+        except CaptureError as other:
+            raise CaptureError(f"{error}\nBut {other}") from error
 
 
 def _of_sequential(model: nn.Module, example: Example, state: State) -> Captured:
@@ -73,15 +102,51 @@ def _of_sequential(model: nn.Module, example: Example, state: State) -> Captured
         )
     with _in_mode(model, training=True):
         trace = trace_sequential(model, example, state)
-        seen = _watch(trace, example)
+        seen = _watch(model, trace, example)
         if open_structures(trace, seen.facts):
-            seen = _watch(trace, example)
+            seen = _watch(model, trace, example)
         fixed = ""
         try:
-            more = _watch(trace, example.resized(example.num_samples + 1))
+            more = _watch(model, trace, example.resized(example.num_samples + 1))
         except Exception as error:
             fixed, more = f"{type(error).__name__}: {error}", seen
     return captured(model, example, (trace, trace), (seen, more, seen), fixed)
+
+
+def _of_submodules(
+    model: nn.Module, example: Example, state: State, cut: Sequence[str]
+) -> Captured:
+    larger = example.resized(example.num_samples + 1)
+    with _in_mode(model, training=True), kept(state):
+        calls = watch_calls(model, example)
+    with _in_mode(model, training=False), kept(state):
+        calls_evaluating = watch_calls(model, example)
+    closed = closed_modules((calls, calls_evaluating), state)
+    check_open(closed, cut)
+    training, evaluation = (
+        trace_submodules(call, closed, example, state)
+        for call in (calls, calls_evaluating)
+    )
+    with _in_mode(model, training=False):
+        seen_evaluating = _watch(model, evaluation, example)
+    fixed = ""
+    with _in_mode(model, training=True):
+        seen = more = _watch(model, training, example)
+        try:
+            with kept(state):
+                grown = trace_submodules(
+                    watch_calls(model, larger), closed, larger, state
+                )
+            if same_calls(training, grown):
+                more = _watch(model, training, larger)
+            else:
+                fixed = "another number of samples leads to other calls"
+        except Exception as error:
+            fixed = f"{type(error).__name__}: {error}"
+    seen_all = (seen, more, seen_evaluating)
+    return captured(
+        model, example, (training, evaluation), seen_all, fixed, between_modules=True
+    )
 
 
 def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
@@ -110,12 +175,14 @@ def _export_both(
     return traces[0], traces[1]
 
 
-def _watch(trace: Trace, example: Example) -> Observation:
+def _watch(model: nn.Module, trace: Trace, example: Example) -> Observation:
     """On fake tensors if its modules let us, and on the real ones otherwise."""
     try:
-        return observe(trace, example)
+        with attributes_kept(model):
+            return observe(trace, example)
     except Exception:
-        return observe(trace, example, real=True)
+        with attributes_kept(model):
+            return observe(trace, example, real=True)
 
 
 @contextmanager

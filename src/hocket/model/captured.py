@@ -9,11 +9,20 @@ from typing import Any
 
 from torch import fx, nn
 
+from hocket.errors import ModelError
 from hocket.model.align import partners, same_places
 from hocket.model.example import Example
 from hocket.model.flow import Flow, flow_of
-from hocket.model.layers import Layer, layer_names, positions, used_state, with_unused
+from hocket.model.layers import (
+    Layer,
+    layer_names,
+    positions,
+    positions_between_modules,
+    used_state,
+    with_unused,
+)
 from hocket.model.observe import Observation, Seen
+from hocket.model.per_sample import PerSample
 from hocket.model.state import State
 from hocket.model.trace import Trace
 from hocket.model.value import Value
@@ -67,7 +76,7 @@ class Captured:
         """Equal for equal work on equal shapes; reuses profiles, compares workers."""
         tensors = self.state.tensors.items()
         state = [(name, tuple(x.shape), str(x.dtype)) for name, x in tensors]
-        leaves = [getattr(leaf, "shape", leaf) for leaf in self.example.leaves]
+        leaves = [_leaf_text(leaf) for leaf in self.example.leaves]
         text = [str(state), str(leaves), str([layer.name for layer in self.layers])]
         for flow in (self.training, self.evaluation):
             text += [_text(flow.trace, node) for node in flow.trace.calls]
@@ -80,6 +89,8 @@ def captured(
     traces: tuple[Trace, Trace],
     seen: tuple[Observation, Observation, Observation],
     fixed_batch: str,
+    *,
+    between_modules: bool = False,
 ) -> Captured:
     """Find the layers of a model.
 
@@ -89,11 +100,23 @@ def captured(
         traces: of training and of evaluation.
         seen: of training, of training with one sample more, and of evaluation.
         fixed_batch: why only the example's number of samples works, or nothing.
+        between_modules: a layer begins with every module that is run as it is.
+
+    Raises:
+        ModelError: the model returns nothing that it has computed.
     """
+    if not traces[0].output.all_input_nodes:
+        raise ModelError(
+            "the model's forward returned None, or a constant; it must return what it "
+            "has computed: is a `return` missing?"
+        )
     training, evaluation = flow_of(traces[0], seen[0]), flow_of(traces[1], seen[2])
     partner_of = partners(training, evaluation)
     places = same_places(training, evaluation, partner_of)
-    starts = positions(training, places)
+    if between_modules:
+        starts = positions_between_modules(training, places)
+    else:
+        starts = positions(training, places)
     values = _values(training, starts, seen[1], example.num_samples)
     both = [(start, places.get(start, 0)) for start in starts]
     return Captured(
@@ -158,6 +181,12 @@ def _layers(
             )
         )
     return tuple(layers)
+
+
+def _leaf_text(leaf: object) -> str:
+    if isinstance(leaf, PerSample):
+        return f"{len(leaf)} entries"
+    return str(getattr(leaf, "shape", leaf))
 
 
 def _text(trace: Trace, node: fx.Node) -> str:

@@ -19,10 +19,12 @@ class UpdateCost:
     Args:
         seconds: median.
         state_bytes: of the optimizer's state after a step.
+        work_bytes: the most at once while it steps, beyond that.
     """
 
     seconds: float
     state_bytes: int
+    work_bytes: int = 0
 
 
 def stage_costs(
@@ -50,7 +52,7 @@ def stage_costs(
         layers = profile.layers[edges[i] : edges[i + 1]]
         last = i + 1 == len(modules)
         following = None if last else profile.layers[edges[i + 1]]
-        weights = _num_bytes(list(module.parameters()))
+        weights = _num_bytes([*module.parameters(), *module.buffers()])
         trained = _num_bytes([p for p in module.parameters() if p.requires_grad])
         stages.append(
             StageCost(
@@ -64,6 +66,10 @@ def stage_costs(
                 weight_bytes=weights,
                 gradient_bytes=trained,
                 optimizer_bytes=updates[i].state_bytes,
+                forward_work_bytes=_forward_work_bytes(layers),
+                backward_work_bytes=_backward_work_bytes(layers),
+                update_work_bytes=updates[i].work_bytes,
+                replay_bytes=_replay_bytes(module),
             )
         )
     return Costs(tuple(stages), link=link, handling=handling)
@@ -72,6 +78,32 @@ def stage_costs(
 def _kept_bytes(layers: Sequence[LayerProfile]) -> int:
     made = sum(layer.activation_bytes for layer in layers)
     return made + sum(layer.kept_input_bytes for layer in layers[1:])
+
+
+def _forward_work_bytes(layers: Sequence[LayerProfile]) -> int:
+    """The most in any layer; all but the first layer's input is the stage's own."""
+    first, *others = layers
+    inside = [layer.received_bytes + layer.forward_work_bytes for layer in others]
+    return max(first.forward_work_bytes, *inside, 0)
+
+
+def _backward_work_bytes(layers: Sequence[LayerProfile]) -> int:
+    """The most at any layer, when those behind it have given back what they kept.
+
+    All but the last layer's output gradient is the stage's own.
+    """
+    kept = [_kept_bytes(layers[: i + 1]) for i in range(len(layers))]
+    grads = [*(layer.received_grad_bytes for layer in layers[1:]), 0]
+    held = [
+        kept[i] + grads[i] + layer.backward_work_bytes for i, layer in enumerate(layers)
+    ]
+    return max(0, max(held) - kept[-1])
+
+
+def _replay_bytes(module: StageModule) -> int:
+    """Copies of the buffers that a forward changes."""
+    buffers = module.named_buffers()
+    return _num_bytes([x for name, x in buffers if name in module.changed_buffers])
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:

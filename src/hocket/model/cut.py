@@ -95,6 +95,21 @@ def shared_parameters(stages: Sequence[StageModule]) -> dict[str, tuple[int, ...
     return {name: found for name, found in users.items() if len(found) > 1}
 
 
+def num_frozen_stages(stages: Sequence[StageModule]) -> int:
+    """How many stages at the front have nothing to train, in them or before them.
+
+    The last stage is never among them: without it nothing would be trained at all.
+
+    Args:
+        stages: of one model.
+    """
+    for number, stage in enumerate(stages):
+        trains = any(parameter.requires_grad for parameter in stage.parameters())
+        if trains or any(value.requires_grad for value in stage.sent):
+            return number
+    return len(stages) - 1
+
+
 def _unknown(
     captured: Captured, name: str, known: Mapping[str, int], cuts: list[str]
 ) -> str:
@@ -131,6 +146,7 @@ def _stage(
         size_at=size_at,
         rebuild=_rebuild(captured) if is_last else None,
         frozen=tuple(x for x in captured.frozen if x in inside),
+        changed_buffers=captured.training.changed,
     )
     code = {}
     for mode, part in parts.items():

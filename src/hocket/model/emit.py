@@ -161,7 +161,9 @@ class _Copy:
         else:
             args, kwargs = self.mapped(node.args), self.mapped(node.kwargs)
         if node.op == "call_module":
-            self.new[node] = self.graph.create_node("call_module", node.target, args)
+            self.new[node] = self.graph.create_node(
+                "call_module", node.target, args, kwargs
+            )
         else:
             self.new[node] = bindings.call(self.graph, node.target, args, kwargs)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
+from hocket.model.per_sample import PerSample, map_tensors, num_rows, take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class Example:
         leaves: tensors and whatever else the arguments hold, in pytree order.
         spec: puts the leaves back into `(args, kwargs)`.
         names: of the leaves, as one would write them: `args[0]`, `attention_mask`.
-        num_samples: the first dimension of the first tensor.
-        batched: per leaf, whether its first dimension is the samples.
+        num_samples: of the first leaf that has any.
+        batched: per leaf, whether its first dimension, or it as a list, is the samples.
     """
 
     leaves: tuple[Any, ...]
@@ -44,19 +45,19 @@ class Example:
         """
         paths, spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
         leaves = tuple(leaf for _, leaf in paths)
-        sizes = [leaf.shape[0] for leaf in leaves if _has_rows(leaf)]
+        sizes = [rows for leaf in leaves if (rows := num_rows(leaf)) is not None]
         if not sizes:
             kinds = ", ".join(type(leaf).__name__ for leaf in leaves) or "nothing"
             raise ModelError(
                 "an example microbatch must hold a tensor whose first dimension is the "
-                f"samples; got {kinds}"
+                f"samples, or a PerSample; got {kinds}"
             )
         return cls(
             leaves,
             spec,
             tuple(_name(path) for path, _ in paths),
             sizes[0],
-            tuple(_has_rows(leaf) and leaf.shape[0] == sizes[0] for leaf in leaves),
+            tuple(num_rows(leaf) == sizes[0] for leaf in leaves),
         )
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,14 +69,14 @@ class Example:
         """The same with another number of samples; rows repeat as often as needed."""
         rows = torch.arange(num_samples) % self.num_samples
         leaves = tuple(
-            leaf.detach()[rows.to(leaf.device)] if batched else leaf
+            take_rows(map_tensors(leaf, Tensor.detach), rows) if batched else leaf
             for leaf, batched in zip(self.leaves, self.batched, strict=True)
         )
         return replace(self, leaves=leaves, num_samples=num_samples)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Example:
         """The same with a function applied to every tensor."""
-        leaves = pytree.tree_map_only(Tensor, function, self.leaves)
+        leaves = tuple(map_tensors(leaf, function) for leaf in self.leaves)
         return replace(self, leaves=leaves)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -103,10 +104,6 @@ class Example:
         return leaves
 
 
-def _has_rows(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0
-
-
 def _name(path: tuple[Any, ...]) -> str:
     """`(1, 'mask', 0)` -> `mask[0]`; `(0, 2)` -> `args[2]`."""
     side, *rest = path
@@ -123,6 +120,8 @@ def _check_same(name: str, leaf: object, old: object) -> None:
                 f"{_kind(old)}; only the number of samples may change"
             )
         return
+    if isinstance(leaf, PerSample) and isinstance(old, PerSample):
+        return
     if type(leaf) is not type(old) or leaf != old:
         raise ModelError(
             f"argument {name} is {_shown(leaf)}, but the model was captured with "
@@ -132,6 +131,8 @@ def _check_same(name: str, leaf: object, old: object) -> None:
 
 
 def _shown(leaf: object) -> str:
+    if isinstance(leaf, PerSample):
+        return f"a PerSample of {len(leaf)}"
     return _kind(leaf) if isinstance(leaf, Tensor) else repr(leaf)
 
 

@@ -7,7 +7,6 @@ a batch dimension that the model pins to the example's. All four are caught here
 
 from __future__ import annotations
 
-import linecache
 import logging
 import re
 import traceback
@@ -15,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from io import StringIO
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -24,17 +22,14 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx.experimental import proxy_tensor
 
 from hocket.errors import CaptureError
+from hocket.model.constants import constants_shown
 from hocket.model.example import Example
+from hocket.model.per_sample import PerSample
+from hocket.model.place import OTHER_WAY, place_of
 
 # Unlikely to be a number that the model itself compares the batch size with.
 EXPORT_SAMPLES: Final = 13
 ASSIGNED: Final = "hocket_assigned_buffer"
-OTHER_WAY: Final = (
-    "The other way: give hocket an nn.Sequential of the model's submodules. They are "
-    "then run as they are, and the model is cut between them."
-)
-_TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
-_HOCKET_FOLDER: Final = str(Path(__file__).parent.parent)
 
 
 def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:
@@ -51,6 +46,7 @@ def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedPr
     """
     if any_batch:
         example = example.resized(EXPORT_SAMPLES)
+    _refuse_lists(example)
     args, kwargs = example.call()
     shapes = ShapesCollection()
     for leaf, batched in zip(example.leaves, example.batched, strict=True):
@@ -73,12 +69,21 @@ def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedPr
     return program
 
 
+def _refuse_lists(example: Example) -> None:
+    for name, leaf in zip(example.names, example.leaves, strict=True):
+        if isinstance(leaf, PerSample):
+            raise CaptureError(
+                f"the model cannot be captured: the argument {name} is a PerSample, "
+                f"and a captured graph takes nothing but tensors\n{OTHER_WAY}"
+            )
+
+
 def _capture_error(error: Exception) -> CaptureError:
     reason = next((line for line in str(error).splitlines() if line.strip()), "")
     return CaptureError(
         f"the model cannot be captured{_operation(error)}: {type(error).__name__}: "
         f"{reason.strip()}\n"
-        f"{_place(traceback.extract_tb(error.__traceback__))}\n{OTHER_WAY}"
+        f"{place_of(traceback.extract_tb(error.__traceback__))}\n{OTHER_WAY}"
     )
 
 
@@ -87,16 +92,6 @@ def _operation(error: Exception) -> str:
     code = str(getattr(error, "partial_fx_graph", ""))
     operators = re.findall(r"torch\.ops\.([\w.]+)\(", code)
     return f", at the operation {operators[-1]}" if operators else ""
-
-
-def _place(frames: traceback.StackSummary) -> str:
-    """The user's own line: the last one that is neither torch's nor ours."""
-    for frame in reversed(frames):
-        ours = frame.filename.startswith((_TORCH_FOLDER, _HOCKET_FOLDER))
-        if not ours and Path(frame.filename).exists():
-            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            return f"  at {frame.filename}:{frame.lineno} in {frame.name}: {line}"
-    return "  (no line of the model's own code is known)"
 
 
 @contextmanager
@@ -120,6 +115,7 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
 def _watched(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_no_custom_functions())
+        stack.enter_context(constants_shown())
         hook = torch.nn.modules.module.register_module_buffer_registration_hook(
             _Assignments(model).note
         )
@@ -136,7 +132,7 @@ def _no_custom_functions() -> Iterator[None]:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch._"):
             return original.__get__(None, cls)(*args, **kwargs)
-        place = _place(traceback.extract_stack())
+        place = place_of(traceback.extract_stack())
         raise CaptureError(
             f"the model cannot be captured: {cls.__module__}.{cls.__qualname__} is a "
             "custom autograd function, and a captured graph would replace its backward "
@@ -170,7 +166,7 @@ class _Assignments:
             raise CaptureError(
                 f"the model cannot be captured: {path} assigns a new tensor to its "
                 f"buffer {name}; change it in place (self.{name}.copy_(...))\n"
-                f"{_place(traceback.extract_stack())}\n{OTHER_WAY}"
+                f"{place_of(traceback.extract_stack())}\n{OTHER_WAY}"
             )
         slot.proxy.node.meta[ASSIGNED] = f"{path}.{name}"
 

@@ -39,6 +39,7 @@ class Flow:
         shape_only: the calls that see neither the batch nor parameters.
         crossing: per position, the calls whose values are sent if it is cut there.
         is_admissible: per position, whether a cut there is right.
+        changed: the first names of the buffers that some call may change.
     """
 
     trace: Trace
@@ -48,6 +49,7 @@ class Flow:
     shape_only: frozenset[fx.Node]
     crossing: tuple[tuple[fx.Node, ...], ...]
     is_admissible: tuple[bool, ...]
+    changed: frozenset[str]
 
     def seen(self, node: fx.Node) -> Seen:
         """What is known of a value that crosses."""
@@ -78,13 +80,14 @@ def flow_of(trace: Trace, seen: Observation) -> Flow:
         frozenset(x for x in trace.calls if x not in compute and x not in batch_only),
         crossing,
         _admissible(trace, seen.facts, order, crossing, changed),
+        changed,
     )
 
 
 def _refuse_changed_batch(trace: Trace, seen: Observation) -> None:
     for node in trace.calls:
         for leaf in trace.leaf_of:
-            if seen.memory[leaf] in seen.facts[node].writes:
+            if seen.memory[leaf] & seen.facts[node].writes:
                 raise CaptureError(
                     f"the model changes its input {leaf.name} in place, in "
                     f"{trace.path_of(node) or 'its forward'} ({node.target}); other "
@@ -111,7 +114,7 @@ def _needs(
 def _changed_buffers(trace: Trace, seen: Observation) -> frozenset[str]:
     """The buffers that some call changes."""
     written = {memory for facts in seen.facts.values() for memory in facts.writes}
-    changed = {str(x.target) for x, memory in seen.memory.items() if memory in written}
+    changed = {str(x.target) for x, memory in seen.memory.items() if memory & written}
     for node in trace.calls:
         # A batch norm's running statistics are changed behind every watcher's back,
         # and nobody watches inside a module that is run as it is.

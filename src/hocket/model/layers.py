@@ -60,12 +60,7 @@ def positions(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
         flow: of the training trace.
         places: the positions that may be cut at all.
     """
-    weights = _weighty(flow) or range(len(flow.compute))
-    best = [
-        min(found, key=lambda position: _cost(flow, position))
-        for left, right in pairwise(weights)
-        if (found := [i for i in range(left + 1, right + 1) if i in places])
-    ]
+    best = _between(flow, places, _weighty(flow) or range(len(flow.compute)))
     counts = [len(flow.crossing[position]) for position in best]
     valleys = [
         i for i, n in enumerate(counts) if n == min(counts[max(i - 1, 0) : i + 2])
@@ -75,6 +70,26 @@ def positions(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
         inside = [position for position in best if a < position < b]
         kept.update(_with_few_bytes(flow, a, b, inside))
     return tuple(sorted(kept))
+
+
+def positions_between_modules(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
+    """Where each layer begins: wherever one can, between two modules run as they are.
+
+    Args:
+        flow: of the training trace.
+        places: the positions that may be cut at all.
+    """
+    modules = [i for i, x in enumerate(flow.compute) if x.op == "call_module"]
+    return (0, *_between(flow, places, modules))
+
+
+def _between(flow: Flow, places: Mapping[int, int], marks: Sequence[int]) -> list[int]:
+    """The best position between any two marks that follow each other."""
+    return [
+        min(found, key=lambda position: _cost(flow, position))
+        for left, right in pairwise(marks)
+        if (found := [i for i in range(left + 1, right + 1) if i in places])
+    ]
 
 
 def _with_few_bytes(flow: Flow, a: int, b: int, inside: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ whole, and the layers' times are scaled to add up to it:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from time import perf_counter
@@ -21,8 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hocket.model.allocations import allocations
 from hocket.model.capture import Captured
 from hocket.model.cut import cut
+from hocket.model.nothing_kept import nothing_kept, refuse
+from hocket.model.per_sample import tensors_in
 from hocket.model.profile import LayerProfile, Profile, conditions_of
 from hocket.model.stage import StageModule
 
@@ -31,6 +34,8 @@ _MAX_PASSES = 40
 _BUDGET_S = 2.0  # of all passes of one kind
 
 Finish = Callable[[Any], Tensor]
+Span = Callable[[], AbstractContextManager[object]]
+Live = tuple[list[Tensor], list[Tensor]]  # a backward's leaves, and its outputs
 
 
 def profile(
@@ -39,6 +44,7 @@ def profile(
     *,
     device: torch.device,
     finish: Finish | None = None,
+    targets: Any = None,
 ) -> Profile:
     """Measure every layer: medians over several passes, with their spread.
 
@@ -50,6 +56,8 @@ def profile(
         device: where to run.
         finish: makes a scalar of the model's output (the loss), which then counts as
             part of the last layer; the sum of all outputs when not given.
+        targets: what `finish` reads; like the batch's inputs, they are there anyway,
+            and no layer keeps them.
     """
     num_layers = len(captured.layers)
     with as_it_was(captured):
@@ -60,11 +68,13 @@ def profile(
         _begin_to_add_up(whole)
         by_layer = _passes(pieces, inputs, end, device)
         at_once = _passes(whole, inputs, end, device)
-        kept = _kept_bytes(captured, pieces, inputs, end)
+        there = tensors_in([list(captured.state.tensors.values()), inputs, targets])
+        kept = _kept_bytes(pieces, inputs, end, there)
+        work = _work_bytes(pieces, inputs, end, device)
     scale_f = median(at_once.forward[0]) / sum(map(median, by_layer.forward))
     scale_b = median(at_once.backward[0]) / sum(map(median, by_layer.backward))
     layers = [
-        _layer(captured, i, by_layer, scale_f, scale_b, kept[i])
+        _layer(captured, i, by_layer, scale_f, scale_b, kept[i], work[i])
         for i in range(num_layers)
     ]
     return Profile(tuple(layers), conditions_of(captured, device))
@@ -94,6 +104,7 @@ def _layer(
     scale_f: float,
     scale_b: float,
     kept: _Kept,
+    work: tuple[int, int],
 ) -> LayerProfile:
     layer = captured.layers[i]
     whole_s = median(times.backward[i]) * scale_b
@@ -109,6 +120,7 @@ def _layer(
         kept.input_bytes,
         sum(value.num_bytes for value in layer.received),
         sum(value.num_bytes for value in layer.received if value.requires_grad),
+        *work,
     )
 
 
@@ -152,7 +164,25 @@ def _one_pass(
 ) -> tuple[list[float], list[float]]:
     """Forward through all pieces and back; seconds of each."""
     clock = _clock(device)
-    forward_s, backward_s, live = [], [], []
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+    live = _forwards(pieces, inputs, finish, lambda: _timed(clock, forward_s))
+    _backwards(live, lambda: _timed(clock, backward_s), only_inputs=only_inputs)
+    return forward_s, backward_s[::-1]
+
+
+@contextmanager
+def _timed(clock: Callable[[], float], seconds: list[float]) -> Iterator[None]:
+    begin = clock()
+    yield
+    seconds.append(clock() - begin)
+
+
+def _forwards(
+    pieces: Sequence[StageModule], inputs: Sequence[Any], finish: Finish, span: Span
+) -> list[Live]:
+    """Every forward inside a span; what each backward begins from."""
+    live = []
     received: tuple[Tensor, ...] = ()
     for piece in pieces:
         takes = [value.requires_grad for value in piece.received]
@@ -160,21 +190,23 @@ def _one_pass(
             x.detach().requires_grad_(t) for x, t in zip(received, takes, strict=True)
         )
         own = [inputs[i] for i in piece.batch_inputs]
-        begin = clock()
-        out = piece(*received, *own)
-        if piece is pieces[-1]:
-            out = (finish(out),)
-        forward_s.append(clock() - begin)
+        with span():
+            out = piece(*received, *own)
+            if piece is pieces[-1]:
+                out = (finish(out),)
         leaves = [x for x, t in zip(received, takes, strict=True) if t]
-        outputs = [x for x in out if x.requires_grad]
-        live.append((leaves, outputs))
+        live.append((leaves, [x for x in out if x.requires_grad]))
         received = out
+    return live
+
+
+def _backwards(live: list[Live], span: Span, *, only_inputs: bool) -> None:
+    """Every backward inside a span, from the last to the first."""
     grads: Sequence[Tensor] = [torch.ones_like(x) for x in live[-1][1]]
-    for leaves, outputs in reversed(live):
-        begin = clock()
-        grads = _back(leaves, outputs, grads, only_inputs)
-        backward_s.append(clock() - begin)
-    return forward_s, backward_s[::-1]
+    while live:
+        leaves, outputs = live.pop()
+        with span():
+            grads = _back(leaves, outputs, grads, only_inputs)
 
 
 def _back(
@@ -199,14 +231,13 @@ def _back(
 
 
 def _kept_bytes(
-    captured: Captured,
     pieces: Sequence[StageModule],
     inputs: Sequence[Any],
     finish: Finish,
+    there: Sequence[Tensor],
 ) -> list[_Kept]:
-    """What each layer's forward keeps, counting every piece of memory once."""
-    weights = captured.state.tensors.values()
-    seen = {x.untyped_storage().data_ptr() for x in weights}
+    """What each layer's forward keeps of what was not there before, all of it once."""
+    seen = {x.untyped_storage().data_ptr() for x in there}
     kept: list[_Kept] = []
     alive: list[Any] = []  # so that no address is used twice
     received: tuple[Tensor, ...] = ()
@@ -217,21 +248,44 @@ def _kept_bytes(
         )
         from_before = {x.untyped_storage().data_ptr() for x in received}
         found = _Kept()
-        with _found_in(found, seen, from_before):
+        with _found_in(found, seen, from_before, alive):
             out = piece(*received, *(inputs[i] for i in piece.batch_inputs))
             if piece is pieces[-1]:
                 out = (finish(out),)
         kept.append(found)
         alive += [received, out]
         received = out
+    alive.clear()  # the graph knows who watched it, who knows this list
     return kept
 
 
-@contextmanager
-def _found_in(kept: _Kept, seen: set[int], from_before: set[int]) -> Iterator[None]:
-    """Add up what autograd keeps in the meantime, and has not been seen before."""
+def _work_bytes(
+    pieces: Sequence[StageModule],
+    inputs: Sequence[Any],
+    finish: Finish,
+    device: torch.device,
+) -> list[tuple[int, int]]:
+    """What each layer's forward and backward hold at most while they run."""
+    with allocations(device) as forward, nothing_kept():
+        _forwards(pieces, inputs, finish, forward.span)
+    with allocations(device) as backward:
+        live = _forwards(pieces, inputs, finish, nullcontext)
+        _backwards(live, backward.span, only_inputs=False)
+    return list(zip(forward.peaks, backward.peaks[::-1], strict=True))
 
-    def pack(tensor: Tensor) -> Tensor:
+
+@contextmanager
+def _found_in(
+    kept: _Kept, seen: set[int], from_before: set[int], alive: list[Any]
+) -> Iterator[None]:
+    """Add up what autograd keeps in the meantime, and has not been seen before.
+
+    The graph gets nothing of it: one that keeps a tensor which keeps the graph would
+    never be freed.
+    """
+
+    def pack(tensor: Tensor) -> None:
+        alive.append(tensor)
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in seen:
@@ -240,9 +294,8 @@ def _found_in(kept: _Kept, seen: set[int], from_before: set[int]) -> Iterator[No
                 kept.input_bytes += storage.nbytes()
             else:
                 kept.made_bytes += storage.nbytes()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, refuse):
         yield
 
 

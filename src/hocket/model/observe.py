@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.model.example import Example
+from hocket.model.per_sample import tensors_in
 from hocket.model.state import State
 from hocket.model.trace import Trace
 
@@ -68,7 +69,7 @@ class Observation:
     """
 
     facts: Mapping[fx.Node, Facts]
-    memory: Mapping[fx.Node, int]
+    memory: Mapping[fx.Node, frozenset[int]]
 
 
 def observe(trace: Trace, example: Example, *, real: bool = False) -> Observation:
@@ -80,7 +81,7 @@ def observe(trace: Trace, example: Example, *, real: bool = False) -> Observatio
         real: run on the model's own tensors instead of fake ones.
     """
     if real:
-        with _put_back(trace.state):
+        with kept(trace.state):
             return _Run(trace, example, dict(trace.state.tensors), real=True).all()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     example = example.mapped(fake.from_tensor)
@@ -117,9 +118,9 @@ class _Run:
                 elif node.op.startswith("call"):
                     facts[node] = self._call(node)
         memory = {
-            node: _memory(value)
+            node: frozenset(map(_memory, tensors_in(value)))
             for node, value in self.values.items()
-            if node not in facts and isinstance(value, Tensor)
+            if node not in facts
         }
         return Observation(facts, memory)
 
@@ -131,12 +132,12 @@ class _Run:
     def _call(self, node: fx.Node) -> Facts:
         value_of = self.values.__getitem__
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_in((args, kwargs))
         versions = [x._version for x in inputs]
         self.random.seen = False
         out = self._function(node)(*args, **kwargs)
         self.values[node] = out
-        outputs = _tensors(out)
+        outputs = tensors_in(out)
         pairs = zip(inputs, versions, strict=True)
         written = [x for x, version in pairs if x._version != version]
         return Facts(
@@ -159,7 +160,9 @@ class _Run:
         own = [*module.named_parameters(), *module.named_buffers()]
         first = self.trace.state.first_name
         fakes = {name: self.state[first[f"{path}.{name}"]] for name, _ in own}
-        return lambda *args: torch.func.functional_call(module, fakes, args)
+        return lambda *args, **kwargs: torch.func.functional_call(
+            module, fakes, args, kwargs
+        )
 
 
 class _RandomWatch(TorchDispatchMode):
@@ -186,10 +189,6 @@ def _has_no_dropout(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(given.get("dropout_p", 0.0) == 0.0)
 
 
-def _tensors(structure: Any) -> list[Tensor]:
-    return [x for x in pytree.tree_leaves(structure) if isinstance(x, Tensor)]
-
-
 def _seen(tensor: Tensor) -> Seen:
     return Seen(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
@@ -199,10 +198,10 @@ def _memory(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _put_back(state: State) -> Iterator[None]:
+def kept(state: State) -> Iterator[None]:
     """Leave buffers and random numbers as they were."""
     with torch.random.fork_rng():
-        kept = {
+        before = {
             name: tensor.detach().clone()
             for name, tensor in state.tensors.items()
             if not state.is_parameter(name)
@@ -210,5 +209,5 @@ def _put_back(state: State) -> Iterator[None]:
         try:
             yield
         finally:
-            for name, tensor in kept.items():
+            for name, tensor in before.items():
                 state.tensors[name].detach().copy_(tensor)

@@ -16,7 +16,7 @@ import torch
 from hocket.errors import ModelError
 from hocket.model.capture import Captured
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class LayerProfile:
             that begins with this layer holds it as a message that it received.
         received_bytes: the message to a stage that begins with this layer.
         received_grad_bytes: the message back.
+        forward_work_bytes: the most at once in a forward of which nothing is kept,
+            what it returns included.
+        backward_work_bytes: the most at once in the backward, beyond what there was
+            when it began.
     """
 
     name: str
@@ -47,6 +51,8 @@ class LayerProfile:
     kept_input_bytes: int
     received_bytes: int
     received_grad_bytes: int
+    forward_work_bytes: int = 0
+    backward_work_bytes: int = 0
 
     @property
     def total_s(self) -> float:

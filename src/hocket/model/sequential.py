@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import CaptureError
 from hocket.model.example import Example
 from hocket.model.observe import Facts, Seen
+from hocket.model.per_sample import PerSample
 from hocket.model.state import State
 from hocket.model.trace import Trace
 
@@ -38,7 +39,7 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     graph = fx.Graph()
     num_samples = graph.placeholder("num_samples")
     leaves = [
-        graph.placeholder(f"leaf_{i}") if isinstance(leaf, Tensor) else leaf
+        graph.placeholder(f"leaf_{i}") if isinstance(leaf, Tensor | PerSample) else leaf
         for i, leaf in enumerate(example.leaves)
     ]
     leaf_of = {x: i for i, x in enumerate(leaves) if isinstance(x, fx.Node)}

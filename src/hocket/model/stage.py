@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hocket.errors import ModelError
 from hocket.model.emit import Code
 from hocket.model.homes import Home
+from hocket.model.per_sample import tensors_in
 from hocket.model.value import Value
 
 _NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
@@ -37,6 +38,8 @@ class StageModule(nn.Module):
         size_at: which argument tells the number of samples, and in which dimension.
         rebuild: puts the outputs into the model's own structure, where it has one.
         frozen: modules run as they are that stay in evaluation mode in training.
+        changed_buffers: the first names of the model's buffers that training may
+            change, also of those in other stages.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class StageModule(nn.Module):
         size_at: tuple[int, int] | None,
         rebuild: Callable[[Any], Any] | None,
         frozen: tuple[nn.Module, ...],
+        changed_buffers: frozenset[str],
     ) -> None:
         super().__init__()
         self.index = index
@@ -62,6 +66,7 @@ class StageModule(nn.Module):
         self.has_random = has_random
         self.fixed_samples = fixed_samples
         self.size_at = size_at
+        self.changed_buffers = changed_buffers
         self._rebuild = rebuild
         # In a tuple, for nn.Module registers what is assigned by itself.
         self._frozen = frozen
@@ -109,14 +114,19 @@ class StageModule(nn.Module):
     def _check_size(self, values: tuple[Tensor, ...]) -> None:
         if self.size_at is None:
             return
-        argument, dim = self.size_at
-        size = values[argument].shape[dim]
+        size = _num_samples(values, self.size_at)
         if size != self.fixed_samples:
             raise ModelError(
                 f"stage {self.index} got {size} samples, but the model runs only with "
                 f"the {self.fixed_samples} it was captured with, because its code "
                 "fixes the number: leave out smaller batches (drop_last=True)"
             )
+
+
+def _num_samples(values: Sequence[Any], size_at: tuple[int, int]) -> int:
+    argument, dim = size_at
+    value = values[argument]
+    return value.shape[dim] if isinstance(value, Tensor) else len(value)
 
 
 @dataclass(slots=True)
@@ -139,7 +149,9 @@ class _Run:
 
     def __call__(self, values: tuple[Tensor, ...]) -> Any:
         code = self.code
-        device = values[0].device
+        first = values[0]
+        is_tensor = isinstance(first, Tensor)
+        device = first.device if is_tensor else tensors_in(values)[0].device
         # Read where it is kept, for `torch.func.functional_call` puts others there.
         state = [home[name] for home, name in self.state]
         if code.constants is None:
@@ -152,8 +164,7 @@ class _Run:
     ) -> tuple[Any, ...]:
         num_samples = 0
         if self.size_at is not None:
-            argument, dim = self.size_at
-            num_samples = values[argument].shape[dim]
+            num_samples = _num_samples(values, self.size_at)
         buffers = [home[name] for home, name in self.buffers]
         key = (device, num_samples, *((id(x), x._version) for x in buffers))
         found = self.kept.get(key)

@@ -1,0 +1,29 @@
+"""Forwards that record their graph, but keep nothing for a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Throw away what autograd would keep; there can be no backward then.
+
+    Unlike in `torch.no_grad`, every operator runs as if there were one: some choose
+    another kernel where no gradients are wanted, whose last bits differ.
+    """
+    with torch.autograd.graph.saved_tensors_hooks(_drop, refuse):
+        yield
+
+
+def _drop(_tensor: Tensor) -> None:
+    return None
+
+
+def refuse(_nothing: None) -> Tensor:
+    """Of a graph that keeps nothing, there is no way back."""
+    raise AssertionError("a backward through a forward of which nothing was kept")

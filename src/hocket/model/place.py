@@ -1,0 +1,29 @@
+"""Where in the user's code something happened, and the way out when it must not."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+from pathlib import Path
+from typing import Final
+
+import torch
+
+OTHER_WAY: Final = (
+    "The other way: name the submodules with which stages begin (cut=[...]), or give "
+    "hocket an nn.Sequential of the model's submodules. They are then run as they are, "
+    "and the model is cut between them."
+)
+_TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}{os.sep}"
+_HOCKET_FOLDER: Final = f"{Path(__file__).parent.parent}{os.sep}"
+
+
+def place_of(frames: traceback.StackSummary) -> str:
+    """The user's own line: the last one that is neither torch's nor ours."""
+    for frame in reversed(frames):
+        ours = frame.filename.startswith((_TORCH_FOLDER, _HOCKET_FOLDER))
+        if not ours and Path(frame.filename).exists():
+            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"  at {frame.filename}:{frame.lineno} in {frame.name}: {line}"
+    return "  (no line of the model's own code is known)"

@@ -1,0 +1,54 @@
+"""Take the backwards of frozen stages out of a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from hocket.plan.op import BACKWARDS, Kind
+from hocket.plan.schedule import Schedule
+
+_TRAINING: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT, Kind.REDUCE, Kind.UPDATE}
+
+
+def freeze_stages(schedule: Schedule, num_frozen: int) -> Schedule:
+    r"""The same order, with the first stages run forward only.
+
+    Where nothing before a stage is trained, no gradient has to go there: it has no
+    backward, no update, and gets no message back. All other work keeps its order.
+
+    Args:
+        schedule: without messages.
+        num_frozen: how many stages, from stage 0 on.
+
+    >>> lines = "d0  0F0 0F1 0B0 0B1 0U", "d1  1F0 1B0 1F1 1B1 1U"
+    >>> print(freeze_stages(Schedule.parse("\n".join(lines)), 1))
+    steps 1
+    replicas 1
+    net model microbatches=2
+    stage 0 net=model device=0 trainable=no
+    stage 1 net=model device=1
+    flow 0>1
+    d0  0F0 0F1
+    d1  1F0 1B0 1F1 1B1 1U
+    """
+    if not num_frozen:
+        return schedule
+    stages = tuple(
+        replace(stage, trainable=False, delay=0) if number < num_frozen else stage
+        for number, stage in enumerate(schedule.program.stages)
+    )
+    lanes, body = [], []
+    for i, lane in enumerate(schedule.lanes):
+        stays = [op.stage >= num_frozen or op.kind not in _TRAINING for op in lane.ops]
+        ops = tuple(op for op, stay in zip(lane.ops, stays, strict=True) if stay)
+        lanes.append(replace(lane, ops=ops))
+        if schedule.body:
+            begin, end = schedule.body[i]
+            body.append((sum(stays[:begin]), sum(stays[:end])))
+    return replace(
+        schedule,
+        program=replace(schedule.program, stages=stages),
+        lanes=tuple(lanes),
+        body=tuple(body),
+    )

@@ -1,0 +1,29 @@
+"""Move the updates to the end of each lane, where all gradients can be looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.plan.op import Kind
+from hocket.plan.schedule import Lane, Schedule
+
+
+def updates_last(schedule: Schedule) -> Schedule:
+    r"""The same order, with each device's updates behind all else that it does.
+
+    A runtime that updates nothing before it has seen all gradients of the model cannot
+    update one stage of a device while another one's backwards are still to come.
+
+    >>> print(updates_last(Schedule.parse("d0  0F0 1F0 1B0 1U 0B0 0U")))
+    d0  0F0 1F0 1B0 0B0 1U 0U
+
+    Args:
+        schedule: of one step.
+    """
+    return replace(schedule, lanes=tuple(map(_put_last, schedule.lanes)))
+
+
+def _put_last(lane: Lane) -> Lane:
+    updates = tuple(op for op in lane.ops if op.kind is Kind.UPDATE)
+    others = tuple(op for op in lane.ops if op.kind is not Kind.UPDATE)
+    return replace(lane, ops=others + updates)

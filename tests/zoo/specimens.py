@@ -1,0 +1,38 @@
+"""All architectures of the zoo, beside the small ones of tests/run/zoo.py.
+
+torchvision's operators are declared before anything imports it; where it is not
+installed, its architectures are left out.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+from hocket.model.vision_operators import declare_vision_operators
+from tests.run.zoo import Specimen
+
+HAS_TORCHVISION: Final = find_spec("torchvision") is not None
+NEED_TORCHVISION: Final = (
+    "densenet",
+    "mobilenetv3",
+    "resnext",
+    "retinanet",
+)
+
+
+def _specimens() -> dict[str, Specimen]:
+    declare_vision_operators()
+    from tests.zoo.odd import ODD
+    from tests.zoo.text import TEXT
+    from tests.zoo.unet import UNET
+
+    found = {**ODD, **TEXT, **UNET}
+    if HAS_TORCHVISION:
+        from tests.zoo.vision import VISION
+
+        found |= VISION
+    return found
+
+
+SPECIMENS: Final = _specimens()
