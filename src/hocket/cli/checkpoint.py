@@ -1,0 +1,136 @@
+"""`hocket checkpoint`: look at checkpoints, verify them, take weights out and in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, assert_never
+
+import typer
+
+from hocket.cli.table import aligned
+from hocket.errors import CheckpointError
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    SHOW = "show"
+    VERIFY = "verify"
+    EXPORT = "export"
+    IMPORT = "import"
+
+
+class Target(StrEnum):
+    """What other programs read."""
+
+    SAFETENSORS = "safetensors"
+    HF = "hf"
+    PT = "pt"
+    DCP = "dcp"
+
+
+def checkpoint_command(
+    action: Annotated[Action, typer.Argument(help="What to do.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run's checkpoints, or one of them; import: the source."),
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="export: the new file or folder; import: the checkpoints."),
+    ] = None,
+    step: Annotated[
+        str, typer.Option(metavar="N", help="Which, where there are several.")
+    ] = "latest",
+    to: Annotated[Target, typer.Option(help="export: the form.")] = Target.SAFETENSORS,
+    averaged: Annotated[
+        bool, typer.Option("--averaged", help="export: the averaged weights.")
+    ] = False,
+    prefix: Annotated[
+        str, typer.Option(help="import: take only names that begin so, without it.")
+    ] = "",
+) -> None:
+    """Look at checkpoints, verify every byte of them, export or import weights.
+
+    hocket checkpoint show run/checkpoints;
+    hocket checkpoint verify run/checkpoints;
+    hocket checkpoint export run/checkpoints model.safetensors;
+    hocket checkpoint export run/checkpoints my-bert --to hf;
+    hocket checkpoint import model.safetensors run/checkpoints
+    """
+    match action:
+        case Action.SHOW:
+            typer.echo("\n".join(aligned(_rows(folder))))
+        case Action.VERIFY:
+            _verify(folder, step)
+        case Action.EXPORT:
+            _export(folder, _given(target), step, to, averaged=averaged)
+        case Action.IMPORT:
+            from hocket.checkpoint import import_weights
+
+            path = import_weights(folder, _given(target), prefix=prefix)
+            typer.echo(f"made {path}")
+        case _:
+            assert_never(action)
+
+
+def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
+    from hocket.draw.quantity import byte_size
+    from hocket.run.checkpoint.folder import newest, saved
+    from hocket.run.checkpoint.opened import open_checkpoint
+
+    yield "checkpoint", "saved", "workers", "size", ""
+    latest = newest(folder)
+    for path in saved(folder):
+        mark = "latest" if path == latest else ""
+        try:
+            opened = open_checkpoint(path)
+        except CheckpointError as error:
+            yield path.name, "", "", "", f"{mark} {error}".strip()
+            continue
+        files = [file for part in opened.parts for file in part.files]
+        yield (
+            path.name,
+            opened.manifest.saved_at,
+            str(len(opened.parts)),
+            byte_size(sum(file.num_bytes for file in files)),
+            mark,
+        )
+
+
+def _verify(folder: Path, step: str) -> None:
+    from hocket.draw.quantity import byte_size
+    from hocket.run.checkpoint.folder import find
+    from hocket.run.checkpoint.manifest import MANIFEST
+    from hocket.run.checkpoint.verify import verify
+
+    path = folder if (folder / MANIFEST).exists() else find(folder, _step(step))
+    opened = verify(path)
+    files = [file for part in opened.parts for file in part.files]
+    num_tensors = sum(len(file.tensors) for file in files)
+    size = byte_size(sum(file.num_bytes for file in files))
+    typer.echo(f"{path}: whole; {num_tensors:,} tensors in {len(files)} files, {size}")
+
+
+def _export(
+    folder: Path, target: Path, step: str, to: Target, *, averaged: bool
+) -> None:
+    from hocket.run.checkpoint.export import Format, export
+
+    files = export(
+        folder, target, Format(to.value), step=_step(step), averaged=averaged
+    )
+    for path in files:
+        typer.echo(f"wrote {path}")
+
+
+def _step(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _given(target: Path | None) -> Path:
+    if target is None:
+        raise typer.BadParameter("name a target after the folder, too")
+    return target

@@ -1,0 +1,32 @@
+"""Checkpoints: what a run holds, on disk, by the uncut model's names.
+
+    run/checkpoints/                 the folder that users name
+        lock                         who writes here now
+        latest                       the newest complete checkpoint, and its hash
+        step-00000120/
+            manifest.sha256          hash of manifest.json
+            manifest.json            the step, the data's position, hashes of the parts
+            part-0.json              what worker 0 wrote: a hash for every tensor
+            weights-0.safetensors    its share of the model, by the model's own names
+            averaged-0.safetensors   their averages, where the run keeps some
+            optimizer-0.safetensors  the optimizer's state, `name/key`
+            part-1.json ...
+        .step-00000130/              being written; renamed when all of it is there
+
+The way of a save:
+
+    collect.py      what this worker holds and must write: names and live tensors
+    snapshot.py     copied to the host, if it is written in the background
+    commit.py       written, synced, confirmed by all workers, renamed, pointed to
+    retention.py    older ones removed
+
+and of a load:
+
+    folder.py       which one
+    opened.py       manifest and parts, checked against their hashes
+    match.py        is it of this model? which tensors does this worker need?
+    read.py         their bytes, checked against their hashes, before anything changes
+    restore.py      put in place
+
+Nothing in a checkpoint is code, and reading one runs none.
+"""

@@ -1,0 +1,80 @@
+"""A thread that writes one checkpoint while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from hocket.errors import CheckpointError, HocketError, RunError
+
+_NICENESS: Final = 19  # training has the cores first
+
+
+class Writer:
+    """Writes one checkpoint at a time; its errors wait to be asked for."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: HocketError | None = None
+        self._is_abandoned = threading.Event()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it writes now."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: Callable[[], object]) -> None:
+        """Begin to write; the one before must have been waited for."""
+        assert self._thread is None
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="hocket checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Wait until nothing is being written; an error waits for `wait`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wait(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            CheckpointError: it could not be written.
+            RunError: a worker did not come.
+        """
+        self.settle()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def abandon(self, grace_s: float) -> None:
+        """Let it end if it does so soon; otherwise it stops, and leaves nothing."""
+        if self._thread is not None:
+            self._thread.join(grace_s)
+            self._is_abandoned.set()
+            self._thread.join(grace_s)
+            self._thread = self._error = None
+
+    def go_on(self) -> None:
+        """Asked by the writer now and then.
+
+        Raises:
+            CheckpointError: it has been abandoned.
+        """
+        if self._is_abandoned.is_set():
+            raise CheckpointError("the run ended while its checkpoint was written")
+
+    def _run(self, write: Callable[[], object]) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            write()
+        except HocketError as error:
+            self._error = error
+        except Exception as error:
+            self._error = RunError(f"writing a checkpoint: {error!r}")

@@ -1,0 +1,183 @@
+"""What this worker holds and must write: every tensor of the run, on one worker only.
+
+Written by the first replica, each tensor by the device of the first stage that has it:
+
+    stage 0, device 0   wte, h.0, h.1 ──▶ weights-0, optimizer-0
+    stage 1, device 1   h.2, h.3, wte ──▶ weights-1, optimizer-1, without the tied wte
+    replica 1           the same      ──▶ replica-2, replica-3: BatchNorm's buffers,
+                                          which each replica has of its own
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from hocket.errors import CheckpointError
+from hocket.model.state import State
+from hocket.run.build import Plan
+from hocket.run.checkpoint.manifest import Group, Run, Section, Updates
+from hocket.run.checkpoint.random_state import random_state
+from hocket.run.checkpoint.values import encode
+from hocket.run.crew import Crew
+from hocket.run.layout import Layout
+from hocket.run.update import Updater
+from hocket.run.world import World
+
+_NO_OPTIONS: Final = frozenset({"params", "param_names"})
+
+Tensors = dict[Section, dict[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker writes.
+
+    Args:
+        rank: the worker's.
+        replica: that it belongs to.
+        tensors: by section and name; the live ones, until they are copied.
+        updates: of each of its stages that has an optimizer.
+        random: the states of its generators.
+    """
+
+    rank: int
+    replica: int
+    tensors: Tensors
+    updates: tuple[Updates, ...]
+    random: dict[str, Any]
+
+    def with_tensors(self, tensors: Tensors) -> Share:
+        """The same with others in place of the live tensors."""
+        return replace(self, tensors=tensors)
+
+
+def collect(crew: Crew, plan: Plan, layout: Layout, world: World) -> Share:
+    """What this worker must write; nothing is copied.
+
+    Raises:
+        CheckpointError: an optimizer or a schedule keeps what a checkpoint cannot hold.
+    """
+    random = random_state(world.device)
+    held = _held(plan, layout.device)
+    if layout.replica:
+        buffers = _named(crew, held, parameters=False)
+        return Share(
+            layout.rank, layout.replica, {Section.REPLICA: buffers}, (), random
+        )
+    kept: dict[str, Tensor] = {}
+    updates = tuple(
+        _updates(stage, updater, held, kept)
+        for stage, updater in crew.updaters.items()
+        if updater.optimizer is not None
+    )
+    tensors = {
+        Section.WEIGHTS: {
+            **_named(crew, held, parameters=True),
+            **_named(crew, held, parameters=False),
+        },
+        Section.AVERAGED: _averages(crew, held),
+        Section.OPTIMIZER: kept,
+    }
+    return Share(layout.rank, 0, tensors, updates, random)
+
+
+def describe(model: nn.Module, crew: Crew, layout: Layout) -> Run:
+    """What every worker knows of the run, and what never changes in it."""
+    state = State.of(model)
+    ties = {
+        first_name: tuple(x for x in names[1:] if x in state.persistent)
+        for first_name, names in state.names.items()
+    }
+    return Run(
+        step=0,
+        num_replicas=layout.num_replicas,
+        has_averages=any(x.ema is not None for x in crew.updaters.values()),
+        ties={name: others for name, others in ties.items() if others},
+        config=_config(model),
+    )
+
+
+def state_of_stage(module: nn.Module, *, parameters: bool) -> dict[str, Tensor]:
+    """A stage's parameters, or its persistent buffers, each under its first name."""
+    if parameters:
+        return dict(module.named_parameters())
+    kept = module.state_dict(keep_vars=True)
+    return {name: x for name, x in module.named_buffers() if name in kept}
+
+
+def _held(plan: Plan, device: int) -> frozenset[str]:
+    """The names that a device writes: the first stage that has them lives here."""
+    owners: dict[str, int] = {}
+    for stage, names in enumerate(plan.state_names):
+        for name in names:
+            owners.setdefault(name, plan.schedule.program.stages[stage].device)
+    return frozenset(name for name, owner in owners.items() if owner == device)
+
+
+def _named(crew: Crew, held: frozenset[str], *, parameters: bool) -> dict[str, Tensor]:
+    return {
+        name: x.detach()
+        for runner in crew.runners.values()
+        for name, x in state_of_stage(runner.module, parameters=parameters).items()
+        if name in held
+    }
+
+
+def _averages(crew: Crew, held: frozenset[str]) -> dict[str, Tensor]:
+    return {
+        name: x.detach()
+        for updater in crew.updaters.values()
+        for name, x in (updater.ema or {}).items()
+        if name in held
+    }
+
+
+def _updates(
+    stage: int, updater: Updater, held: frozenset[str], tensors: dict[str, Tensor]
+) -> Updates:
+    assert updater.optimizer is not None
+    names = {id(x): name for name, x in updater.parameters.items()}
+    groups = tuple(
+        Group(
+            {
+                key: encode(value, f"#{stage}.{i}/{key}", tensors)
+                for key, value in group.items()
+                if key not in _NO_OPTIONS
+            },
+            tuple(_name(names, x) for x in group["params"]),
+        )
+        for i, group in enumerate(updater.optimizer.param_groups)
+    )
+    states = {}
+    for parameter, state in updater.optimizer.state.items():
+        name = _name(names, parameter)
+        if name in held:
+            states[name] = encode(dict(state), name, tensors)
+    kind = type(updater.optimizer).__qualname__
+    if updater.scheduler is None:
+        return Updates(kind, groups, states)
+    state = encode(updater.scheduler.state_dict(), f"#{stage}/scheduler", tensors)
+    name = type(updater.scheduler).__qualname__
+    return Updates(kind, groups, states, name, state)
+
+
+def _name(names: dict[int, str], parameter: Any) -> str:
+    if id(parameter) not in names:
+        raise CheckpointError(
+            "the optimizer updates a parameter that is not the model's: a checkpoint "
+            "knows the model's names only"
+        )
+    return names[id(parameter)]
+
+
+def _config(model: nn.Module) -> dict[str, Any] | None:
+    """How to make a model of the transformers library again, as its config.json."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_json_string"):
+        return None
+    found: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
+    return {**found, "architectures": [type(model).__name__]}

@@ -1,0 +1,221 @@
+"""Write a checkpoint so that it is there as a whole or not at all.
+
+    every worker   its files and its part, synced, into .step-00000120/
+                   tells the others: done, or what went wrong
+    the main one   manifest; renames to step-00000120; syncs the folder
+                   latest, replaced as a whole; only then are older ones removed
+                   tells the others
+
+Killed anywhere in between, the folder still has the checkpoint before, and `latest`
+names it. What is left of the new one is removed by the next who writes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hocket import __version__
+from hocket.errors import CheckpointError
+from hocket.run.checkpoint.collect import Share
+from hocket.run.checkpoint.durable import (
+    remove_folder,
+    replace_file,
+    sync_folder,
+    write_file,
+)
+from hocket.run.checkpoint.folder import (
+    LATEST,
+    Pointer,
+    free_name,
+    number_of,
+    pointer,
+    saved,
+)
+from hocket.run.checkpoint.manifest import (
+    MANIFEST,
+    MANIFEST_HASH,
+    Manifest,
+    Part,
+    PartRecord,
+    Run,
+    to_json,
+)
+from hocket.run.checkpoint.opened import read_checkpoint
+from hocket.run.checkpoint.retention import prune
+from hocket.run.checkpoint.tensor_file import Source, write_tensors
+from hocket.run.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+
+def _go_on() -> None:
+    """What asks whether to go on when nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to write, and where.
+
+    Args:
+        folder: of the checkpoints; its lock is held.
+        run: what the checkpoint is of.
+        keep: how many stay.
+        go_on: called now and then; whatever it raises ends the writing.
+    """
+
+    folder: Path
+    run: Run
+    keep: int | None
+    go_on: Callable[[], None] = _go_on
+
+    @property
+    def temporary(self) -> Path:
+        """Where it is written."""
+        return self.folder / f".step-{self.run.step:08d}"
+
+
+def commit(order: Order, share: Callable[[], Share], exchange: Exchange) -> Path:
+    """Write a checkpoint together; every worker must call this.
+
+    Args:
+        order: the same on all workers.
+        share: gives what this worker writes.
+        exchange: what the workers tell each other through.
+
+    Returns:
+        Of the complete checkpoint.
+
+    Raises:
+        CheckpointError: a worker could not write; on all workers, and nothing is left
+            of it.
+        WaitError: a worker did not come.
+    """
+    is_main = exchange.rank == 0
+    try:
+        told = exchange.gather("part", _told(lambda: _write_part(order, share())))
+        outcome = _told(lambda: _finish(order, told)) if is_main else None
+        outcome = exchange.broadcast("checkpoint", outcome)
+    except BaseException:
+        if is_main:
+            remove_folder(order.temporary)
+        raise
+    if outcome["error"]:
+        raise CheckpointError(str(outcome["error"]))
+    return order.folder / str(outcome["value"])
+
+
+def clean(folder: Path) -> None:
+    """Remove what writers left behind that were killed; the lock must be held."""
+    for path in folder.glob(".step-*"):
+        remove_folder(path)
+
+
+def _told(act: Callable[[], str]) -> dict[str, str]:
+    """What a worker came to, or its error as text."""
+    try:
+        return {"value": act(), "error": ""}
+    except CheckpointError as error:
+        return {"value": "", "error": str(error)}
+    except Exception as error:
+        log.debug("a checkpoint failed", exc_info=True)
+        return {"value": "", "error": f"{type(error).__name__}: {error}"}
+
+
+def _write_part(order: Order, share: Share) -> str:
+    """Write what is this worker's; gives the hash of the part's file."""
+    temporary = order.temporary
+    try:
+        temporary.mkdir(exist_ok=True)
+        files = []
+        for section, tensors in share.tensors.items():
+            if not tensors:
+                continue
+            path = temporary / f"{section.value}-{share.rank}.safetensors"
+            sources = {name: Source.of(name, x) for name, x in tensors.items()}
+            files.append(write_tensors(path, section, sources, go_on=order.go_on))
+        part = Part(
+            share.rank, share.replica, tuple(files), share.updates, share.random
+        )
+        content = to_json(part)
+        write_file(temporary / part.name, content)
+    except OSError as error:
+        who = f"rank {share.rank}"
+        raise CheckpointError(_cannot(order, who, error)) from error
+    return hashlib.sha256(content).hexdigest()
+
+
+def _finish(order: Order, told: list[Any]) -> str:
+    """The main worker's: all parts are on disk, so make a checkpoint of them."""
+    temporary, folder = order.temporary, order.folder
+    complete: Path | None = None
+    try:
+        _raise_first([str(part["error"]) for part in told])
+        sha256 = _write_manifest(order, [part["value"] for part in told])
+        read_checkpoint(temporary)  # is everyone's here, in full length?
+        sync_folder(temporary)
+        order.go_on()
+        complete = folder / free_name(folder, order.run.step)
+        os.rename(temporary, complete)
+        sync_folder(folder)
+        replace_file(folder / LATEST, Pointer(complete.name, sha256).text.encode())
+    except BaseException as error:
+        remove_folder(temporary)
+        if complete is not None and not _is_latest(complete):
+            remove_folder(complete)
+        if isinstance(error, OSError):
+            raise CheckpointError(_cannot(order, "the main worker", error)) from error
+        raise
+    _prune(order)
+    return complete.name
+
+
+def _raise_first(errors: list[str]) -> None:
+    for error in filter(None, errors):
+        raise CheckpointError(error)
+
+
+def _is_latest(path: Path) -> bool:
+    found = pointer(path.parent)
+    return found is not None and found.name == path.name
+
+
+def _cannot(order: Order, who: str, error: OSError) -> str:
+    return (
+        f"{who} cannot write the checkpoint of step {order.run.step} to "
+        f"{order.folder.absolute()}: {error.strerror or error}. The older ones are as "
+        "they were; make room, and save again"
+    )
+
+
+def _prune(order: Order) -> None:
+    try:
+        prune(order.folder, order.keep)
+    except (OSError, CheckpointError) as error:
+        log.warning("older checkpoints in %s stay: %s", order.folder, error)
+
+
+def _write_manifest(order: Order, hashes: list[str]) -> str:
+    """Write the manifest and its hash; gives the hash."""
+    manifest = Manifest(
+        number=1 + max([-1, *map(number_of, saved(order.folder))]),
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        hocket=__version__,
+        run=order.run,
+        parts=tuple(
+            PartRecord(f"part-{rank}.json", x) for rank, x in enumerate(hashes)
+        ),
+    )
+    content = to_json(manifest)
+    sha256 = hashlib.sha256(content).hexdigest()
+    write_file(order.temporary / MANIFEST, content)
+    # As `sha256sum --check` reads it.
+    line = f"{sha256}  {MANIFEST}\n".encode()
+    write_file(order.temporary / MANIFEST_HASH, line)
+    return sha256

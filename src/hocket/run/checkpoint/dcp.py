@@ -1,0 +1,172 @@
+"""Read weights that torch.distributed.checkpoint wrote, without trusting them.
+
+Its metadata is a pickle, and a pickle may name any function to be called. Here each
+name it uses is looked up in a short table, and stands for a plain record that does
+nothing; any other ends the reading. Tensors are read with `weights_only`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hocket.errors import CheckpointError
+
+METADATA: Final = ".metadata"
+_FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class _Record:
+    """Stands for an object of DCP's: its fields, and nothing that it does."""
+
+    fields: Any
+
+    def __setstate__(self, state: Any) -> None:
+        self.fields = state
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["fields"][name]
+        except (KeyError, TypeError):
+            raise AttributeError(name) from None
+
+
+class _Tensors(_Record):
+    """Where a tensor is, and of what form."""
+
+
+def _first(*values: Any) -> Any:
+    return values[0] if values else None
+
+
+def _path(*parts: str) -> str:
+    return "/".join(parts)
+
+
+def _table() -> dict[str, Any]:
+    metadata = "torch.distributed.checkpoint.metadata."
+    records = ("Metadata", "MetadataIndex", "ChunkStorageMetadata", "StorageMeta")
+    more = ("TensorProperties", "BytesStorageMetadata")
+    table: dict[str, Any] = {
+        metadata + name: type(name, (_Record,), {}) for name in (*records, *more)
+    }
+    table |= {
+        metadata + "TensorStorageMetadata": type("Tensors", (_Tensors,), {}),
+        metadata + "_MEM_FORMAT_ENCODING": _first,
+        "torch.distributed.checkpoint.filesystem._StorageInfo": type(
+            "Info", (_Record,), {}
+        ),
+        "torch.Size": tuple,
+        "torch.serialization._get_layout": _first,
+        "collections.OrderedDict": dict,
+        "pathlib.PosixPath": _path,
+        "pathlib.WindowsPath": _path,
+        "pathlib._local.PosixPath": _path,
+        "pathlib._local.WindowsPath": _path,
+    }
+    return table
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows the names that such metadata consist of, and no other."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._table = _table()
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """What a name in the pickle stands for.
+
+        Raises:
+            CheckpointError: it is none of those.
+        """
+        if module_name == "torch" and global_name.isidentifier():
+            dtype = getattr(torch, global_name, None)
+            if isinstance(dtype, torch.dtype):
+                return dtype
+        name = f"{module_name}.{global_name}"
+        if name not in self._table:
+            raise CheckpointError(
+                f"the metadata name {name}, which DCP does not need: they may run code "
+                "when torch reads them, and are not read here"
+            )
+        return self._table[name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        """DCP has no such references.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(f"the metadata refer to {pid!r} outside of themselves")
+
+
+def read_dcp(folder: Path) -> dict[str, Tensor]:
+    """All tensors of such a checkpoint, whole, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be read, or would run code.
+    """
+    try:
+        content = (folder / METADATA).read_bytes()
+        metadata = _Unpickler(io.BytesIO(content)).load()
+        return dict(_tensors(folder, metadata))
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / METADATA}: {error}") from None
+    except Exception as error:  # a pickle may fail in any way
+        raise CheckpointError(
+            f"{folder} is no checkpoint of torch.distributed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _tensors(folder: Path, metadata: Any) -> Iterator[tuple[str, Tensor]]:
+    where = {
+        (index.fqn, tuple(getattr(index, "offset", None) or ())): info
+        for index, info in metadata.storage_data.items()
+    }
+    read = _reader(folder)
+    for name, form in metadata.state_dict_metadata.items():
+        if not isinstance(form, _Tensors):
+            continue
+        dtype = form.properties.fields[0]
+        whole = torch.empty(tuple(form.size), dtype=dtype)
+        num_filled = 0
+        for piece in form.chunks:
+            at = tuple(piece.offsets)
+            value = read(where[name, at])
+            if tuple(value.shape) != tuple(piece.sizes) or value.dtype != dtype:
+                raise CheckpointError(f"{name} is of another form than it should be")
+            target = whole
+            for dim, (begin, size) in enumerate(zip(at, piece.sizes, strict=True)):
+                target = target.narrow(dim, begin, size)
+            target.copy_(value)
+            num_filled += value.numel()
+        if num_filled != whole.numel():
+            raise CheckpointError(f"{name} is not there as a whole")
+        yield name, whole
+
+
+def _reader(folder: Path) -> Callable[[Any], Tensor]:
+    def read(info: Any) -> Tensor:
+        name = str(info.relative_path)
+        if not _FILE.fullmatch(name) or (folder / name).is_symlink():
+            raise CheckpointError(f"{name!r} is no file of this folder")
+        if getattr(info, "transform_descriptors", None):
+            raise CheckpointError(f"{name} is compressed or the like")
+        with (folder / name).open("rb") as file:
+            file.seek(int(info.offset))
+            content = io.BytesIO(file.read(int(info.length)))
+        value = torch.load(content, map_location="cpu", weights_only=True)
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{name} holds a {type(value).__name__}")
+        return value.detach()
+
+    return read

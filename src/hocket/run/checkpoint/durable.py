@@ -1,0 +1,72 @@
+"""Files that survive a power cut, or are not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[int]:
+    """Open a file that must not exist yet; on disk when the block has ended.
+
+    Raises:
+        OSError: it exists, or the disk has no room.
+    """
+    handle = os.open(path, _CREATE, 0o644)
+    try:
+        yield handle
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_all(handle: int, content: memoryview | bytes) -> None:
+    """Write every byte: the system may take fewer at once."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a new file."""
+    with new_file(path) as handle:
+        write_all(handle, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put a whole file in the place of another: readers see the one or the other."""
+    written = path.with_name(f".{path.name}.new")
+    written.unlink(missing_ok=True)
+    try:
+        write_file(written, content)
+        os.replace(written, path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """See that the names in a folder are on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with all that is in it, or a file; it may be gone already."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,352 @@
+"""Saves and loads the checkpoints of one pipeline, on all its workers together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch import nn
+
+from hocket.errors import CheckpointError, DamagedError, DataError
+from hocket.run.build import Plan
+from hocket.run.checkpoint.background import Writer
+from hocket.run.checkpoint.collect import Share, collect, describe
+from hocket.run.checkpoint.commit import Order, clean, commit
+from hocket.run.checkpoint.folder import find, previous
+from hocket.run.checkpoint.lock import FolderLock, token_in
+from hocket.run.checkpoint.manifest import Run
+from hocket.run.checkpoint.opened import check_pointer, open_checkpoint
+from hocket.run.checkpoint.read import check_tensors, read_tensors
+from hocket.run.checkpoint.restore import Key, Needs, needs_of, restore
+from hocket.run.checkpoint.snapshot import HostCopies
+from hocket.run.crew import Crew
+from hocket.run.exchange import Exchange
+from hocket.run.layout import Layout
+from hocket.run.ring import Ring
+from hocket.run.world import World
+
+log = logging.getLogger(__name__)
+
+# Others wait for the slowest disk: the whole model at so many bytes per second.
+_SLOW_BYTES_PER_S: Final = 10e6
+_STATE_PER_WEIGHT: Final = 4  # weight, two moments, average
+_GRACE_S: Final = 1.5  # for a checkpoint that is being written when the run fails
+_VISIBLE_S: Final = 10.0  # until a network file system shows a new file
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load came to.
+
+    Args:
+        path: of the checkpoint.
+        step: the number of the next step.
+        data: what was given to be kept.
+    """
+
+    path: Path
+    step: int
+    data: Any
+
+
+class Checkpoints:
+    """What saves and loads for one worker of a pipeline.
+
+    Args:
+        model: the uncut model.
+        crew: this worker's stages.
+        plan: says which device holds what.
+        layout: of the ranks.
+        world: the job.
+        ring: told of saves and loads.
+        timeout_s: that workers wait for each other, beside the time for the disk.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        crew: Crew,
+        plan: Plan,
+        layout: Layout,
+        world: World,
+        ring: Ring,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._model = model
+        self._ring = ring
+        self._crew = crew
+        self._plan = plan
+        self._layout = layout
+        self._world = world
+        num_bytes = sum(x.nbytes for x in model.parameters())
+        disk_s = _STATE_PER_WEIGHT * num_bytes / _SLOW_BYTES_PER_S
+        self._timeout_s = timeout_s + disk_s
+        self._num_exchanges = 0
+        self._writer = Writer()
+        self._copies = HostCopies()
+        self._lock: FolderLock | None = None
+        self._folder: Path | None = None
+        self._base: Run | None = None
+
+    def save(
+        self, folder: Path, step: int, *, data: Any, background: bool, keep: int | None
+    ) -> None:
+        """Save what the run holds after `step` steps; every worker must call this.
+
+        Raises:
+            DataError: `data` is not JSON.
+            CheckpointError: this one, or the one before in the background, could not
+                be written; on all workers, and training may go on.
+        """
+        if keep is not None and keep < 1:
+            raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
+        data = _as_json(data)
+        with self._noted("save", step):
+            self._save(folder, step, data, background=background, keep=keep)
+
+    def _save(
+        self, folder: Path, step: int, data: Any, *, background: bool, keep: int | None
+    ) -> None:
+        self._writer.wait()
+        self._enter(folder)
+        run = replace(self._run(), step=step, data=data)
+        collected = _attempted(self._collected)
+        exchange = self._exchange()
+        if not background:
+            commit(Order(folder, run, keep), collected, exchange)
+            return
+        copied = _attempted(lambda: self._copied(collected()))
+        order = Order(folder, run, keep, self._writer.go_on)
+        self._writer.start(partial(commit, order, copied, exchange))
+
+    def load(self, folder: Path, step: int | str, *, allow_previous: bool) -> Loaded:
+        """Put a checkpoint's state in place; every worker must call this.
+
+        Raises:
+            CheckpointError: there is none, it is of another model, or damaged; nothing
+                was changed.
+        """
+        with self._noted("load", 0):
+            self._writer.wait()
+            return self._load(folder, step, allow_previous=allow_previous)
+
+    def _load(self, folder: Path, step: int | str, *, allow_previous: bool) -> Loaded:
+        exchange = self._exchange()
+        candidates = _agreed(
+            exchange,
+            "candidates",
+            lambda: (
+                _candidates(folder, step, allow_previous=allow_previous)
+                if exchange.rank == 0
+                else []
+            ),
+        )[0]
+        faults: list[str] = []
+        for name in candidates:
+            path = folder / str(name)
+            needs, tensors, fault = self._read(path, exchange)
+            if needs is not None and tensors is not None:
+                restore(needs, tensors, self._crew, self._layout, self._world)
+                run = needs.opened.manifest.run
+                return Loaded(path, run.step, run.data)
+            faults.append(fault)
+            log.warning("%s", fault)
+        hint = "" if allow_previous else _HINT
+        raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
+
+    def settle(self) -> None:
+        """Wait for what is being written; its error waits for `finish`."""
+        self._writer.settle()
+
+    def finish(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._writer.wait()
+
+    def release(self) -> None:
+        """Let others write into the folder; what is not written yet soon, is not."""
+        self._writer.abandon(_GRACE_S)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _enter(self, folder: Path) -> None:
+        """Take a folder, the first time that something is saved there."""
+        if folder.absolute() == self._folder:
+            return
+        exchange = self._exchange()
+        is_main = exchange.rank == 0
+        [token, *_] = _agreed(
+            exchange, "lock", lambda: self._take(folder) if is_main else ""
+        )
+        _agreed(exchange, "folder", lambda: _see(folder, str(token), exchange.rank))
+        self._folder = folder.absolute()
+
+    def _take(self, folder: Path) -> str:
+        if self._lock is not None:
+            self._lock.release()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot save checkpoints in {folder.absolute()}: {error.strerror}"
+            ) from error
+        clean(folder)
+        return self._lock.token
+
+    def _run(self) -> Run:
+        """This run as it stands, but for the step and the user's data."""
+        if self._base is None:
+            self._base = describe(self._model, self._crew, self._layout)
+        scaler = self._crew.scaler
+        state = None if scaler is None else scaler.state_dict()
+        return replace(self._base, seed=self._seed, scaler=state)
+
+    @property
+    def _seed(self) -> int:
+        return next(iter(self._crew.runners.values())).seed
+
+    def _collected(self) -> Share:
+        return collect(self._crew, self._plan, self._layout, self._world)
+
+    def _copied(self, share: Share) -> Share:
+        return share.with_tensors(self._copies.copy(share.tensors))
+
+    def _read(
+        self, path: Path, exchange: Exchange
+    ) -> tuple[Needs | None, dict[Key, Any] | None, str]:
+        """What this worker needs, once every worker has found all of its own whole.
+
+        Raises:
+            CheckpointError: it does not fit, on some worker.
+        """
+        needs: Needs | None = None
+        tensors: dict[Key, Any] | None = None
+
+        def read() -> str:
+            nonlocal needs, tensors
+            opened = open_checkpoint(path)
+            needs = needs_of(opened, self._model, self._crew, self._layout, self._run())
+            if exchange.rank == 0:
+                check_tensors(needs.spare)
+            tensors = read_tensors(needs.places)
+            return ""
+
+        def read_or_tell() -> str:
+            try:
+                return read()
+            except DamagedError as error:
+                return str(error)
+
+        told = _agreed(exchange, f"read {path.name}", read_or_tell)
+        damage = next((str(x) for x in told if x), "")
+        return (None, None, damage) if damage else (needs, tensors, "")
+
+    @contextmanager
+    def _noted(self, what: str, step: int) -> Iterator[None]:
+        self._ring.begin(what, step)
+        try:
+            yield
+        finally:
+            self._ring.end()
+
+    def _exchange(self) -> Exchange:
+        """One of its own for each save, since saves go on while others talk."""
+        self._num_exchanges += 1
+        prefix = f"checkpoint {self._num_exchanges}"
+        exchange = self._world.exchange
+        return Exchange(
+            dist.PrefixStore(prefix, self._crew.store),
+            exchange.rank,
+            exchange.world_size,
+            self._timeout_s,
+        )
+
+
+_HINT: Final = (
+    "; with allow_previous=True, the one saved before it would be loaded in its place"
+)
+
+
+def _candidates(
+    folder: Path, step: int | str, *, allow_previous: bool
+) -> Sequence[str]:
+    """The checkpoints to try, by name."""
+    first: Path | None = None
+    try:
+        first = find(folder, step)
+        check_pointer(first)
+    except DamagedError:
+        if not allow_previous:
+            raise
+    paths = [] if first is None else [first]
+    if allow_previous:
+        paths += previous(folder, first)
+    return [path.name for path in paths]
+
+
+def _agreed(exchange: Exchange, name: str, act: Callable[[], Any]) -> list[Any]:
+    """Do something on every worker; hear what all came to.
+
+    Raises:
+        CheckpointError: the first worker's that had one; on all workers.
+    """
+    kind, value = "", None
+    try:
+        value = act()
+    except DamagedError as error:
+        kind, value = "damaged", str(error)
+    except CheckpointError as error:
+        kind, value = "error", str(error)
+    told = exchange.gather(name, [kind, value])
+    for kind, value in told:
+        if kind:
+            raise (DamagedError if kind == "damaged" else CheckpointError)(str(value))
+    return [value for _, value in told]
+
+
+def _attempted(make: Callable[[], Share]) -> Callable[[], Share]:
+    """Make it now; an error is raised where it is asked for, so that all hear of it."""
+    try:
+        share = make()
+    except CheckpointError as error:
+        return partial(_raise, error)
+    return lambda: share
+
+
+def _raise(error: CheckpointError) -> Share:
+    raise error
+
+
+def _see(folder: Path, token: str, rank: int) -> str:
+    """See that this worker finds the folder that the main one has taken."""
+    deadline_s = time.monotonic() + _VISIBLE_S
+    while token_in(folder) != token:
+        if time.monotonic() > deadline_s:
+            raise CheckpointError(
+                f"rank {rank} does not see the folder of rank 0 at "
+                f"{folder.absolute()}: checkpoints go to one folder that all hosts "
+                "share, given as the same absolute path"
+            )
+        time.sleep(0.05)
+    return ""
+
+
+def _as_json(data: Any) -> Any:
+    try:
+        return json.loads(json.dumps(data))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"data= must be JSON, to be kept: {error}") from error

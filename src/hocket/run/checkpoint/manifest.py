@@ -1,0 +1,255 @@
+"""What a checkpoint says of itself: a manifest, and a part for each worker.
+
+    manifest.sha256 ──hash──▶ manifest.json ──hash──▶ part-0.json ──hash──▶ each tensor
+                                            ──hash──▶ part-1.json ──hash──▶ each tensor
+
+Every byte of every file is under a hash: of a tensor file, its header and each of its
+tensors. A worker that needs some tensors reads and hashes those, and no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hocket.errors import DamagedError
+
+VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+MANIFEST_HASH: Final = "manifest.sha256"
+
+# Bytes of one entry, by the names that safetensors gives to types.
+ITEM_BYTES: Final = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E5M2": 1,
+    "F8_E4M3": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+TypeName = Annotated[str, Field(pattern=f"^({'|'.join(ITEM_BYTES)})$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Section(Enum):
+    """What a tensor file holds. The value begins its name."""
+
+    WEIGHTS = "weights"  # parameters and buffers
+    AVERAGED = "averaged"  # averages of parameters over steps
+    OPTIMIZER = "optimizer"  # the optimizer's state of each parameter
+    REPLICA = "replica"  # buffers that other replicas than the first hold (BatchNorm)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One tensor in a file.
+
+    Args:
+        dtype: as safetensors names it.
+        shape: of the whole tensor.
+        sha256: of its bytes.
+    """
+
+    dtype: TypeName
+    shape: tuple[Count, ...]
+    sha256: Sha256
+
+    @property
+    def num_bytes(self) -> int:
+        """That it takes in the file."""
+        return ITEM_BYTES[self.dtype] * prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """One safetensors file: a header, and the tensors after it without gaps.
+
+    Args:
+        section: what it holds.
+        name: of the file.
+        header_bytes: before the first tensor.
+        header_sha256: of those.
+        tensors: by name, in the order of their bytes.
+    """
+
+    section: Section
+    name: Annotated[str, Field(pattern=r"^[a-z]+-\d{1,9}\.safetensors$")]
+    header_bytes: Count
+    header_sha256: Sha256
+    tensors: dict[str, TensorRecord]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole file."""
+        return self.header_bytes + sum(x.num_bytes for x in self.tensors.values())
+
+    def places(self) -> Iterator[tuple[str, TensorRecord, int]]:
+        """Each tensor with the byte at which it begins."""
+        begin = self.header_bytes
+        for name, record in self.tensors.items():
+            yield name, record, begin
+            begin += record.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters that an optimizer treats alike.
+
+    Args:
+        options: learning rate and the like, as JSON (`values.encode`).
+        parameters: by name.
+    """
+
+    options: dict[str, Any]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What steps the weights of one stage.
+
+    Args:
+        optimizer: the class of its optimizer.
+        groups: of that, in order.
+        states: what the optimizer keeps of each parameter, as JSON that names tensors.
+        scheduler: the class of its learning-rate schedule, where it has one.
+        scheduler_state: of that, as JSON.
+    """
+
+    optimizer: str
+    groups: tuple[Group, ...]
+    states: dict[str, Any]
+    scheduler: str | None = None
+    scheduler_state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All that one worker wrote.
+
+    Args:
+        rank: of the worker.
+        replica: that it belongs to.
+        files: with tensors.
+        updates: of each of its stages that has an optimizer.
+        random: the states of its generators of random numbers.
+    """
+
+    rank: Count
+    replica: Count
+    files: tuple[TensorFile, ...]
+    updates: tuple[Updates, ...] = ()
+    random: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"part-{self.rank}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A part's file: its name, and the hash of its bytes."""
+
+    name: Annotated[str, Field(pattern=r"^part-\d{1,9}\.json$")]
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a checkpoint knows of the run that it is of, beside its tensors.
+
+    Args:
+        step: the number of steps trained; the next one has this number.
+        seed: for random numbers in the forward.
+        num_replicas: of the pipeline that wrote it.
+        weights_only: it has no more than weights: they were imported.
+        scaler: the state of the gradient scaler.
+        has_averages: whether averages of the weights are kept.
+        ties: the other names of a weight, by its first.
+        config: of a model of the transformers library.
+        data: what the user gave to be kept: the data's position.
+    """
+
+    step: Count
+    seed: int = 0
+    num_replicas: int = 1
+    weights_only: bool = False
+    scaler: Any = None
+    has_averages: bool = False
+    ties: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a whole checkpoint says of itself.
+
+    Args:
+        number: how many were saved into this folder before; orders them.
+        saved_at: date and time, for people.
+        hocket: the version that wrote it.
+        run: what it is of.
+        parts: of each worker, by rank.
+        format: tells a checkpoint's manifest from other JSON.
+        version: of this form.
+    """
+
+    number: Count
+    saved_at: str
+    hocket: str
+    run: Run
+    parts: tuple[PartRecord, ...]
+    format: Literal["hocket checkpoint"] = "hocket checkpoint"
+    version: Literal[1] = 1
+
+
+T = TypeVar("T", Manifest, Part)
+
+
+def to_json(value: Manifest | Part) -> bytes:
+    """As it stands in the file."""
+    return json.dumps(value, default=_plain, indent=1).encode()
+
+
+def from_json(kind: type[T], content: bytes, path: object) -> T:
+    """Read one, believing nothing.
+
+    Raises:
+        DamagedError: it is none; names the file, and what is wrong with it.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        raise DamagedError(
+            f"{path} is no {kind.__name__.lower()} of a checkpoint: {where}: "
+            f"{first['msg']}"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return {x.name: getattr(value, x.name) for x in dataclasses.fields(value)}

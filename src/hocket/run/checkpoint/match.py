@@ -1,0 +1,121 @@
+"""Is a checkpoint of this model, and of a run that is set up like this one?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor, nn
+
+from hocket.errors import CheckpointError
+from hocket.model.state import State
+from hocket.run.checkpoint.dtypes import name_of
+from hocket.run.checkpoint.manifest import Run
+from hocket.run.checkpoint.opened import Place
+
+_NUM_SHOWN: Final = 3
+
+
+def match_names(
+    path: Path, places: Mapping[str, Place], model: nn.Module
+) -> dict[str, str]:
+    """The name in the checkpoint of each of the model's tensors, by its first name.
+
+    A tied weight may stand there under any of its names.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model; says what differs.
+    """
+    state = State.of(model)
+    expected = {
+        first: state.tensors[first]
+        for first, names in state.names.items()
+        if not state.persistent.isdisjoint(names)
+    }
+    found: dict[str, str] = {}
+    unknown = []
+    twice = []
+    for name, place in places.items():
+        first = state.first_name.get(name, name)
+        if first not in expected:
+            unknown.append(name)
+        elif first in found:
+            if places[found[first]].record.sha256 != place.record.sha256:
+                twice.append(f"{name} and {found[first]}")
+        else:
+            found[first] = name
+    forms = [
+        f"{first}: {form_there} there, {form_here} here"
+        for first, name in found.items()
+        if (form_there := _form(places[name]))
+        != (form_here := _form_of(expected[first], first))
+    ]
+    faults = [
+        _several("name", "only in the checkpoint", unknown),
+        _several("name", "only in the model", [x for x in expected if x not in found]),
+        _several("tensor", "of another shape or type", forms),
+        _several("tied weight", "saved with two values", twice),
+    ]
+    if any(faults):
+        raise CheckpointError(
+            f"{path} is of another model: {'; '.join(filter(None, faults))}. Nothing "
+            "was loaded"
+        )
+    return found
+
+
+def check_setup(path: Path, there: Run, here: Run) -> None:
+    """See that the run keeps the same kinds of state as the one that was saved.
+
+    Args:
+        path: of the checkpoint.
+        there: what it is of.
+        here: this run.
+
+    Raises:
+        CheckpointError: it does not; says in what.
+    """
+    kinds = [
+        ("gradient scaler (precision)", there.scaler, here.scaler),
+        (
+            "averaged weights (ema_decay)",
+            there.has_averages or None,
+            here.has_averages or None,
+        ),
+    ]
+    differing = [
+        f"{what} {'there' if own is None else 'here'}, but none "
+        f"{'here' if own is None else 'there'}"
+        for what, saved, own in kinds
+        if (saved is None) != (own is None)
+    ]
+    if differing:
+        raise CheckpointError(
+            f"{path} is of a run that was set up in another way: "
+            f"{'; '.join(differing)}. Make the pipeline as then; to take the weights "
+            "alone, export them and load them into the model before the pipeline is "
+            "made. Nothing was loaded"
+        )
+
+
+def _form(place: Place) -> str:
+    return _written(place.record.dtype, place.record.shape)
+
+
+def _form_of(tensor: Tensor, name: str) -> str:
+    return _written(name_of(tensor.dtype, name), tuple(tensor.shape))
+
+
+def _written(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _several(what: str, where: str, items: Sequence[str]) -> str:
+    """`2 names only in the model (a, b)`, or nothing."""
+    if not items:
+        return ""
+    more = ", ..." if len(items) > _NUM_SHOWN else ""
+    plural = "s" if len(items) > 1 else ""
+    shown = ", ".join(items[:_NUM_SHOWN])
+    return f"{len(items):,} {what}{plural} {where} ({shown}{more})"

@@ -1,0 +1,58 @@
+"""The states of the generators of random numbers: torch's, numpy's and Python's."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.errors import DamagedError
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of this process, as JSON.
+
+    Args:
+        device: whose generator is kept beside the CPU's.
+    """
+    version, numbers, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    state = {
+        "torch": _text(torch.default_generator.get_state()),
+        "python": [version, list(numbers), gauss],
+        "numpy": [str(kind), [int(x) for x in keys], place, has_gauss, float(cached)],
+    }
+    if device.type == "cuda":
+        state["cuda"] = _text(torch.cuda.get_rng_state(device))
+    return state
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put states back.
+
+    Raises:
+        DamagedError: they are none.
+    """
+    try:
+        torch.default_generator.set_state(_tensor(state["torch"]))
+        version, numbers, gauss = state["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+        if device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(_tensor(state["cuda"]), device)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise DamagedError(f"the states of random numbers are none: {error}") from error
+
+
+def _text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

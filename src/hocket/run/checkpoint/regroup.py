@@ -1,0 +1,174 @@
+"""Optimizer and schedule of a stage, out of those of the stages of another cut.
+
+    saved    stage 0: group 0 {a, b}, group 1 {c}     stage 1: group 0 {d}
+    now      one stage: group 0 {a, b, d}, group 1 {c}
+
+A parameter takes its state with it, and its group's options: all parameters of a
+group must have had the same. A schedule keeps some numbers per group, which follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hocket.errors import CheckpointError
+from hocket.run.checkpoint.manifest import Part, Updates
+
+# What the schedules of torch keep as a list with an entry per group.
+_PER_GROUP: Final = frozenset(
+    {
+        "base_lrs",
+        "_last_lr",
+        "lr_lambdas",
+        "max_lrs",
+        "min_lrs",
+        "base_momentums",
+        "max_momentums",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a parameter was when it was saved.
+
+    Args:
+        updates: of its stage.
+        group: its group there.
+    """
+
+    updates: Updates
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewUpdates:
+    """What a stage's optimizer and schedule get; all of it is still JSON.
+
+    Args:
+        options: of each group.
+        states: of each parameter, by the model's name.
+        scheduler: the state of its schedule.
+    """
+
+    options: tuple[Mapping[str, Any], ...]
+    states: Mapping[str, Any]
+    scheduler: Any
+
+
+class Saved:
+    """All that was saved of optimizers, by parameter.
+
+    Args:
+        parts: of the checkpoint.
+        names: in the checkpoint, by the model's.
+    """
+
+    def __init__(self, parts: Iterable[Part], names: Mapping[str, str]) -> None:
+        self._names = names
+        self._homes: dict[str, Home] = {}
+        self._states: dict[str, Any] = {}
+        for part in parts:
+            for updates in part.updates:
+                self._states.update(updates.states)
+                for i, group in enumerate(updates.groups):
+                    for name in group.parameters:
+                        self._homes.setdefault(name, Home(updates, i))
+
+    def regrouped(
+        self, groups: Sequence[Sequence[str]], optimizer: str, scheduler: str | None
+    ) -> NewUpdates:
+        """For an optimizer with these groups of parameters.
+
+        Args:
+            groups: the names of each group's parameters.
+            optimizer: its class.
+            scheduler: the class of its schedule.
+
+        Raises:
+            CheckpointError: a parameter was not trained then, those of a group had
+                different options, or another optimizer trained them.
+        """
+        homes = [[self._home(name) for name in names] for names in groups]
+        for home in (home for own in homes for home in own):
+            saved = home.updates
+            if (saved.optimizer, saved.scheduler) != (optimizer, scheduler):
+                raise CheckpointError(
+                    f"saved with {saved.optimizer} and {saved.scheduler or 'no'} "
+                    f"learning-rate schedule, to be loaded into {optimizer} and "
+                    f"{scheduler or 'no'} schedule: take the same as then"
+                )
+        options = [
+            self._options(names, own) if own else {}
+            for names, own in zip(groups, homes, strict=True)
+        ]
+        states = {
+            name: self._states[self._names[name]]
+            for names in groups
+            for name in names
+            if self._names[name] in self._states
+        }
+        return NewUpdates(tuple(options), states, _scheduler(homes))
+
+    def _home(self, name: str) -> Home:
+        home = self._homes.get(self._names[name])
+        if home is None:
+            raise CheckpointError(
+                f"{name} wants a gradient, but was not trained when the checkpoint was "
+                "saved: freeze the same parameters as then"
+            )
+        return home
+
+    def _options(self, names: Sequence[str], homes: list[Home]) -> dict[str, Any]:
+        found = [home.updates.groups[home.group].options for home in homes]
+        for name, options in zip(names, found, strict=True):
+            if options != found[0]:
+                key = next(x for x in found[0] if options.get(x) != found[0][x])
+                raise CheckpointError(
+                    f"{names[0]} and {name} are in one group of the optimizer, but had "
+                    f"different options when they were saved ({key}: {found[0][key]} "
+                    f"and {options.get(key)}): group them as then"
+                )
+        return found[0]
+
+
+def _scheduler(homes: Sequence[Sequence[Home]]) -> Any:
+    """The state of a schedule for groups whose parameters come from these homes."""
+    known = [own[0] for own in homes if own]
+    if not known:
+        return None
+    picks = [own[0] if own else known[0] for own in homes]
+    in_place = all(
+        not own or (pick.group == i and len(pick.updates.groups) == len(homes))
+        for i, (own, pick) in enumerate(zip(homes, picks, strict=True))
+    )
+    states = [home.updates.scheduler_state for home in picks]
+    if in_place and all(state == states[0] for state in states):
+        return states[0]
+    if states[0] is None:
+        return None
+    return _rearranged(states, [pick.group for pick in picks])
+
+
+def _rearranged(states: Sequence[dict[str, Any]], groups: Sequence[int]) -> Any:
+    made: dict[str, Any] = {}
+    for key, value in states[0].items():
+        others = [state.get(key) for state in states]
+        if key in _PER_GROUP and isinstance(value, list):
+            made[key] = [x[i] for x, i in zip(others, groups, strict=True) if x]
+        elif key == "_schedulers":
+            made[key] = [
+                _rearranged([x[i] for x in others if x], groups)
+                for i in range(len(value))
+            ]
+        elif any(other != value for other in others):
+            raise CheckpointError(
+                f"the learning-rate schedules of two stages differ in {key} ({value} "
+                f"and {next(x for x in others if x != value)}), so they cannot become "
+                "one: load into as many stages as saved"
+            )
+        else:
+            made[key] = value
+    return made

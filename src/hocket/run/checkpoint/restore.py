@@ -1,0 +1,226 @@
+"""Put what was read in its place: nothing here can fail half way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import DamagedError
+from hocket.run.checkpoint.collect import state_of_stage
+from hocket.run.checkpoint.manifest import Part, Run, Section
+from hocket.run.checkpoint.match import check_setup, match_names
+from hocket.run.checkpoint.opened import Opened, Place
+from hocket.run.checkpoint.random_state import set_random_state
+from hocket.run.checkpoint.regroup import NewUpdates, Saved
+from hocket.run.checkpoint.values import decode, tensor_names
+from hocket.run.crew import Crew
+from hocket.run.layout import Layout
+from hocket.run.update import Updater
+from hocket.run.world import World
+
+Key = tuple[Section, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a worker takes from a checkpoint.
+
+    Args:
+        opened: the checkpoint.
+        names: in it, by the model's.
+        updates: of each of the worker's stages that has an optimizer.
+        places: of the tensors, by section and name in the checkpoint.
+        spare: of those that no worker takes; the main one looks at them too.
+    """
+
+    opened: Opened
+    names: Mapping[str, str]
+    updates: Mapping[int, NewUpdates]
+    places: Mapping[Key, Place]
+    spare: Mapping[str, Place]
+
+
+def needs_of(
+    opened: Opened, model: nn.Module, crew: Crew, layout: Layout, here: Run
+) -> Needs:
+    """Find what this worker needs, and refuse what does not fit.
+
+    Raises:
+        CheckpointError: it is of another model, or of a run set up in another way.
+    """
+    weights = opened.places(Section.WEIGHTS)
+    names = match_names(opened.path, weights, model)
+    updates: dict[int, NewUpdates] = {}
+    places: dict[Key, Place] = {
+        (Section.WEIGHTS, names[name]): weights[names[name]]
+        for name, _ in _stage_tensors(crew)
+    }
+    run = opened.manifest.run
+    if not run.weights_only:
+        check_setup(opened.path, run, here)
+        updates = _updates(opened, names, crew)
+        places |= _state_places(opened, names, updates, crew)
+        places |= _replica_places(opened, layout)
+    return Needs(opened, names, updates, places, _spare(opened, names, model, run))
+
+
+def restore(
+    needs: Needs,
+    tensors: Mapping[Key, Tensor],
+    crew: Crew,
+    layout: Layout,
+    world: World,
+) -> None:
+    """Put weights, optimizer, schedules, averages and generators in place."""
+    for name, target in _stage_tensors(crew):
+        stored = needs.names[name]
+        own = tensors.get((Section.REPLICA, stored))
+        _put(target, tensors[Section.WEIGHTS, stored] if own is None else own)
+    run = needs.opened.manifest.run
+    if run.weights_only:
+        return
+    for stage, updater in crew.updaters.items():
+        for name, average in (updater.ema or {}).items():
+            _put(average, tensors[Section.AVERAGED, needs.names[name]])
+        if stage in needs.updates:
+            _put_updates(updater, needs.updates[stage], tensors)
+    for runner in crew.runners.values():
+        runner.seed = run.seed
+    if crew.scaler is not None:
+        crew.scaler.load_state_dict(run.scaler)
+    set_random_state(_own_part(needs.opened, layout, world).random, world.device)
+
+
+def _stage_tensors(crew: Crew) -> Iterator[tuple[str, Tensor]]:
+    for runner in crew.runners.values():
+        yield from state_of_stage(runner.module, parameters=True).items()
+        yield from state_of_stage(runner.module, parameters=False).items()
+
+
+def _updates(
+    opened: Opened, names: Mapping[str, str], crew: Crew
+) -> dict[int, NewUpdates]:
+    saved = Saved(opened.parts, names)
+    found = {}
+    for stage, updater in crew.updaters.items():
+        if updater.optimizer is None:
+            continue
+        name_of = {id(x): name for name, x in updater.parameters.items()}
+        groups = [
+            [name_of[id(x)] for x in group["params"]]
+            for group in updater.optimizer.param_groups
+        ]
+        scheduler = updater.scheduler
+        found[stage] = saved.regrouped(
+            groups,
+            type(updater.optimizer).__qualname__,
+            None if scheduler is None else type(scheduler).__qualname__,
+        )
+    return found
+
+
+def _state_places(
+    opened: Opened,
+    names: Mapping[str, str],
+    updates: Mapping[int, NewUpdates],
+    crew: Crew,
+) -> dict[Key, Place]:
+    optimizer = opened.places(Section.OPTIMIZER)
+    averaged = opened.places(Section.AVERAGED)
+    found = {
+        (Section.OPTIMIZER, name): _known(optimizer, name, opened)
+        for new in updates.values()
+        for value in (*new.options, new.states, new.scheduler)
+        for name in tensor_names(value)
+    }
+    for updater in crew.updaters.values():
+        for name in updater.ema or {}:
+            place = _known(averaged, names[name], opened)
+            found[Section.AVERAGED, names[name]] = place
+    return found
+
+
+def _known(places: Mapping[str, Place], name: str, opened: Opened) -> Place:
+    if name not in places:
+        raise DamagedError(f"{opened.path} does not hold {name}, which it names")
+    return places[name]
+
+
+def _replica_places(opened: Opened, layout: Layout) -> dict[Key, Place]:
+    """The buffers of this replica, where as many replicas were saved."""
+    if opened.manifest.run.num_replicas != layout.num_replicas:
+        return {}
+    return {
+        (Section.REPLICA, name): Place(opened.path / file.name, begin, record)
+        for part, file in opened.files(Section.REPLICA)
+        if part.replica == layout.replica
+        for name, record, begin in file.places()
+    }
+
+
+def _spare(
+    opened: Opened, names: Mapping[str, str], model: nn.Module, run: Run
+) -> dict[str, Place]:
+    """What no worker takes: copies of other replicas, what is frozen now."""
+    trained = {names[name] for name, x in model.named_parameters() if x.requires_grad}
+    taken: set[str] = set()
+    if not run.weights_only:
+        for part in opened.parts:
+            for updates in part.updates:
+                for name in trained & updates.states.keys():
+                    taken.update(tensor_names(updates.states[name]))
+    left = {
+        f"{file.name}: {name}": Place(opened.path / file.name, begin, record)
+        for _, file in opened.files(Section.REPLICA)
+        for name, record, begin in file.places()
+    }
+    for section, used in ((Section.OPTIMIZER, taken), (Section.AVERAGED, trained)):
+        places = opened.places(section)
+        left |= {name: place for name, place in places.items() if name not in used}
+    return left
+
+
+def _own_part(opened: Opened, layout: Layout, world: World) -> Part:
+    """Whose generators this worker goes on with: its own, or the first one's."""
+    same = len(opened.parts) == world.world_size
+    return opened.parts[layout.rank if same else 0]
+
+
+def _put(target: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def _put_updates(
+    updater: Updater, new: NewUpdates, tensors: Mapping[Key, Tensor]
+) -> None:
+    assert updater.optimizer is not None
+    for group, options in zip(updater.optimizer.param_groups, new.options, strict=True):
+        group.update(decode(dict(options), _placer(tensors, None)))
+    updater.optimizer.state.clear()
+    for name, state in new.states.items():
+        parameter = updater.parameters[name]
+        placer = _placer(tensors, parameter)
+        updater.optimizer.state[parameter] = decode(state, placer)
+    if updater.scheduler is not None and new.scheduler is not None:
+        state = decode(new.scheduler, _placer(tensors, None))
+        updater.scheduler.load_state_dict(state)
+
+
+def _placer(
+    tensors: Mapping[Key, Tensor], like: Tensor | None
+) -> Callable[[str, bool], Tensor]:
+    """What puts a state's tensor where its parameter is, in the same memory order."""
+
+    def place(name: str, on_host: bool) -> Tensor:
+        value = tensors[Section.OPTIMIZER, name]
+        if like is None or (on_host and like.device.type != "cpu"):
+            return value
+        if value.shape != like.shape:
+            return value.to(like.device)
+        return torch.empty_like(like, dtype=value.dtype).copy_(value).detach()
+
+    return place
