@@ -1,0 +1,192 @@
+"""CIFAR-10 and CIFAR-100: 32 x 32 colour images, in the official "python version".
+
+    cifar-10-batches-py/              cifar-100-python/
+      data_batch_1 ... data_batch_5     train
+      test_batch                        test
+      batches.meta                      meta
+
+The files are pickles; they are read without running anything (`unpickle`). Fewer images
+per file than the official 10,000 are taken as well.
+
+Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
+https://www.cs.toronto.edu/~kriz/cifar.html.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hocket.errors import DataError
+from hocket.recipes.data.cifar_files import (
+    CIFAR10,
+    CIFAR100,
+    CIFAR100_COARSE,
+    NUM_CHANNELS,
+    SIDE,
+    Layout,
+    read,
+    read_class_names,
+    read_images,
+    read_labels,
+)
+from hocket.recipes.data.vary_images import vary_images
+from hocket.run.samples import Draw
+
+
+class Cifar:
+    """Images and their classes; images are kept only by workers that ask for some.
+
+    Args:
+        paths: of the files, one after the other.
+        layout: what they hold.
+        class_names: by label.
+        shift_pixels: how far a training image is moved at most.
+        flip: whether every second training image is mirrored.
+
+    Attributes:
+        labels: (N,), int64.
+        fingerprint: of the files' content.
+
+    Raises:
+        DataError: a file is missing or malformed, or a label is out of range.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, ...],
+        layout: Layout,
+        class_names: tuple[str, ...],
+        *,
+        shift_pixels: int,
+        flip: bool,
+    ) -> None:
+        self.class_names = class_names
+        self.shift_pixels = shift_pixels
+        self.flip = flip
+        self._paths = paths
+        self._layout = layout
+        self._digests: list[int] = []
+        self._kept: dict[int, Tensor] = {}
+        labels: list[int] = []
+        ends: list[int] = []
+        for path in paths:
+            content, digest = read(path, layout)
+            num_images = len(read_images(path, content, layout))
+            labels += read_labels(path, content, layout, num_images)
+            ends.append(len(labels))
+            self._digests.append(digest)
+        self.labels = torch.tensor(labels)
+        self._ends = torch.tensor(ends)
+        self.fingerprint = zlib.crc32(repr(self._digests).encode())
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """How many there are to tell apart."""
+        return self._layout.num_classes
+
+    def __copy__(self) -> Cifar:
+        """Another one that keeps no image yet."""
+        other = object.__new__(Cifar)
+        other.__dict__.update(self.__dict__, _kept={})
+        return other
+
+    def images(self, rows: Tensor) -> Tensor:
+        """(B, 3, 32, 32), bytes; a file is read again when first asked for."""
+        images = torch.empty(len(rows), NUM_CHANNELS, SIDE, SIDE, dtype=torch.uint8)
+        files = torch.bucketize(rows, self._ends, right=True)
+        for file in files.unique().tolist():
+            here = files == file
+            begin = self._ends[file - 1] if file else 0
+            images[here] = self._images_of(file)[rows[here] - begin]
+        return images
+
+    def _images_of(self, file: int) -> Tensor:
+        if file not in self._kept:
+            path, layout = self._paths[file], self._layout
+            content, digest = read(path, layout)
+            if digest != self._digests[file]:
+                raise DataError(
+                    f"{path} has changed since it was checked: leave the files as "
+                    "they are while training"
+                )
+            images = torch.tensor(read_images(path, content, layout))
+            self._kept[file] = images.view(-1, NUM_CHANNELS, SIDE, SIDE)
+        return self._kept[file]
+
+    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """(B, 3, 32, 32), float32, normalised; moved and mirrored by the draw."""
+        images = self._layout.colours.normalised(self.images(rows))
+        if draw is None:
+            return images
+        return vary_images(
+            images,
+            draw.uniform(rows, 3),
+            shift_pixels=self.shift_pixels,
+            flip=self.flip,
+        )
+
+    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """(B,), int64."""
+        del draw
+        return self.labels[rows]
+
+
+def load_cifar10(
+    folder: Path, *, shift_pixels: int = 4, flip: bool = True
+) -> tuple[Cifar, Cifar]:
+    """CIFAR-10's images for training and for test.
+
+    Args:
+        folder: `cifar-10-batches-py`.
+        shift_pixels: how far a training image is moved at most.
+        flip: whether every second training image is mirrored.
+
+    Raises:
+        DataError: a file is missing or malformed, or a label is out of range; names
+            the file, the record, and where the official ones are to be had.
+    """
+    return _load(folder, CIFAR10, shift_pixels=shift_pixels, flip=flip)
+
+
+def load_cifar100(
+    folder: Path, *, shift_pixels: int = 4, flip: bool = True, coarse: bool = False
+) -> tuple[Cifar, Cifar]:
+    """CIFAR-100's images for training and for test.
+
+    Args:
+        folder: `cifar-100-python`.
+        shift_pixels: how far a training image is moved at most.
+        flip: whether every second training image is mirrored.
+        coarse: tell apart the 20 groups of classes, not the 100 classes.
+
+    Raises:
+        DataError: as `load_cifar10`.
+    """
+    layout = CIFAR100_COARSE if coarse else CIFAR100
+    return _load(folder, layout, shift_pixels=shift_pixels, flip=flip)
+
+
+def _load(
+    folder: Path, layout: Layout, *, shift_pixels: int, flip: bool
+) -> tuple[Cifar, Cifar]:
+    names = read_class_names(layout.origin.find(folder, layout.meta), layout)
+    training, test = (
+        Cifar(
+            tuple(layout.origin.find(folder, name) for name in part),
+            layout,
+            names,
+            shift_pixels=shift_pixels,
+            flip=flip,
+        )
+        for part in (layout.training, layout.test)
+    )
+    return training, test

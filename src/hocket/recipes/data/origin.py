@@ -1,0 +1,88 @@
+"""Files of a data set: found, read and decoded, or refused with the way to get them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hocket.errors import DataError
+
+_MARK = "\ufeff"  # the byte-order mark that some editors leave at the beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a data set is to be had, and what its folder looks like.
+
+    Args:
+        name: of the data set.
+        url: of its own page.
+        layout: what the folder holds, in a few words.
+    """
+
+    name: str
+    url: str
+    layout: str
+
+    @property
+    def advice(self) -> str:
+        """The way out, for the end of a message."""
+        return f"{self.name} is expected as {self.layout}; get it from {self.url}"
+
+    def find(self, folder: Path, *names: str) -> Path:
+        """The first of some files that is in a folder.
+
+        Args:
+            folder: of the data set.
+            names: in the order of preference.
+
+        Raises:
+            DataError: there is no such folder, or none of the files in it.
+        """
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "does not exist"
+            raise DataError(f"{folder} {what}: {self.advice}")
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+        missing = " nor ".join(names)
+        raise DataError(f"{folder} has no file {missing}: {self.advice}")
+
+    def read(self, path: Path) -> bytes:
+        """A file's content.
+
+        Raises:
+            DataError: it is missing, empty, or cannot be read.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read ({error.strerror}): {self.advice}"
+            ) from error
+        if not data:
+            raise DataError(f"{path} is empty: {self.advice}")
+        return data
+
+    def lines(self, path: Path) -> list[str]:
+        """A text file's lines, without their ends; line n is at n - 1.
+
+        Only line feeds end a line, with or without a carriage return before them: other
+        characters that Python splits at do occur inside of sentences.
+
+        Raises:
+            DataError: as `read`, or the file is not UTF-8; names the line.
+        """
+        data = self.read(path)
+        try:
+            text = data.decode("utf-8").removeprefix(_MARK)
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise DataError(
+                f"{path}, line {line}: byte {data[error.start]:#04x} is not UTF-8: "
+                "convert the file (iconv -f latin1 -t utf-8, where it is Latin-1)"
+            ) from error
+        lines = text.split("\n")
+        if not lines[-1]:
+            lines.pop()
+        return [line.removesuffix("\r") for line in lines]

@@ -1,0 +1,196 @@
+"""SQuAD: which words of a paragraph answer a question.
+
+    [CLS] question [SEP] a window of the paragraph [SEP] [PAD]
+                           └── stride ──▶ the next window, another sample
+
+    target (start, end)    the pieces with which the answer begins and ends;
+                           (0, 0), the [CLS], where the window does not hold all of it
+
+Answers are widened to whole words.
+
+Source: Devlin et al., arXiv:1810.04805, sections 4.2 and 4.3.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hocket.errors import DataError
+from hocket.recipes.data.bert_words import located_words
+from hocket.recipes.data.squad_json import SQUAD, Paragraph, SquadFile, read_squad
+from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
+from hocket.run.samples import Draw
+
+_NUM_AROUND: Final = 3  # [CLS] question [SEP] window [SEP]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question in pieces.
+
+    Args:
+        pieces: of the question.
+        context: pieces of its paragraph.
+        first: the piece of the context with which the answer begins.
+        last: with which it ends; below `first` where there is no answer.
+    """
+
+    pieces: Sequence[int]
+    context: Sequence[int]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Squad:
+    """Questions, each with every window of its paragraph.
+
+    Args:
+        asked: the questions.
+        windows: (N, 2), int64: of each sample the question, and the piece of the
+            context that its window begins with.
+        tokenizer: that wrote the pieces.
+        num_tokens: T, of every sample.
+        fingerprint: of file, vocabulary and windows.
+    """
+
+    asked: Sequence[Asked]
+    windows: Tensor
+    tokenizer: WordPiece
+    num_tokens: int
+    fingerprint: int
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return len(self.windows)
+
+    def inputs(self, rows: Tensor, draw: Draw | None) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask` and `token_type_ids`, each (B, T), int64."""
+        del draw
+        samples = []
+        for question, begin in self.windows[rows].tolist():
+            asked = self.asked[question]
+            window = asked.context[begin : begin + self._room(asked)]
+            samples.append(self.tokenizer.join(asked.pieces, window, self.num_tokens))
+        return batch_of(samples)
+
+    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """(B, 2), int64: the pieces with which the answer begins and ends."""
+        del draw
+        spans = []
+        for question, begin in self.windows[rows].tolist():
+            asked = self.asked[question]
+            end = begin + self._room(asked)
+            offset = len(asked.pieces) + 2 - begin  # behind [CLS] question [SEP]
+            holds = begin <= asked.first <= asked.last < end
+            spans.append((asked.first + offset, asked.last + offset) if holds else None)
+        return torch.tensor([span or (0, 0) for span in spans])
+
+    def _room(self, asked: Asked) -> int:
+        return self.num_tokens - _NUM_AROUND - len(asked.pieces)
+
+
+def load_squad(
+    folder: Path,
+    *,
+    num_tokens: int = 384,
+    num_question_tokens: int = 64,
+    stride: int = 128,
+    vocabulary: Path | None = None,
+    num_entries: int = 30_522,
+) -> tuple[Squad, Squad]:
+    """The questions for training and for evaluation.
+
+    Args:
+        folder: with the files of version 1.1 or 2.0.
+        num_tokens: of every sample.
+        num_question_tokens: longer questions are cut.
+        stride: pieces from the beginning of one window to that of the next.
+        vocabulary: a `vocab.txt` of an uncased BERT; one is built from the training
+            texts when not given.
+        num_entries: at most, of a vocabulary that is built.
+
+    Raises:
+        DataError: a file is missing or malformed, or the numbers leave no room.
+    """
+    room = num_tokens - _NUM_AROUND - num_question_tokens
+    if not 1 <= stride <= room:
+        raise DataError(
+            f"{num_tokens} tokens, of which {num_question_tokens} are for the question "
+            f"and {_NUM_AROUND} for marks, leave windows of {room}: the stride "
+            f"{stride} must be from 1 to {room}"
+        )
+    is_old = (folder / "train-v1.1.json").is_file()
+    version = "v1.1" if is_old else "v2.0"
+    names = [f"{part}-{version}.json" for part in ("train", "dev")]
+    training, evaluation = (read_squad(SQUAD.find(folder, name)) for name in names)
+    tokenizer = (
+        build_vocabulary(training.texts(), num_entries)
+        if vocabulary is None
+        else WordPiece.read(vocabulary)
+    )
+    first, second = (
+        _samples(file, tokenizer, num_tokens, num_question_tokens, stride)
+        for file in (training, evaluation)
+    )
+    return first, second
+
+
+def _samples(
+    file: SquadFile,
+    tokenizer: WordPiece,
+    num_tokens: int,
+    num_question_tokens: int,
+    stride: int,
+) -> Squad:
+    asked: list[Asked] = []
+    for paragraph in file.paragraphs:
+        asked += _in_pieces(paragraph, tokenizer, num_question_tokens)
+    windows = []
+    for number, question in enumerate(asked):
+        room = num_tokens - _NUM_AROUND - len(question.pieces)
+        begin = 0
+        windows.append((number, begin))
+        while begin + room < len(question.context):
+            begin += stride
+            windows.append((number, begin))
+    sizes = num_tokens * 1_000_003 + num_question_tokens * 1_009 + stride
+    fingerprint = (file.fingerprint ^ tokenizer.fingerprint ^ sizes) & 0xFFFFFFFF
+    return Squad(asked, torch.tensor(windows), tokenizer, num_tokens, fingerprint)
+
+
+def _in_pieces(
+    paragraph: Paragraph, tokenizer: WordPiece, num_question_tokens: int
+) -> list[Asked]:
+    """A paragraph's questions; all share the pieces of its context."""
+    context: list[int] = []
+    begins: list[int] = []  # of each word, its first character
+    ends: list[int] = []
+    firsts = [0]  # of each word, its first piece; and behind the last
+    for word in located_words(paragraph.context, lower_case=tokenizer.lower_case):
+        context += tokenizer.pieces_of_word(word.text)
+        begins.append(word.begin)
+        ends.append(word.end)
+        firsts.append(len(context))
+    asked = []
+    for question in paragraph.questions:
+        pieces = tokenizer.pieces(question.text)[:num_question_tokens]
+        # The first word that ends behind the answer's begin, the last that begins
+        # before its end; none of both where there is no answer.
+        word_first = bisect_right(ends, question.begin)
+        word_last = bisect_right(begins, question.end - 1) - 1
+        if not question.end or word_last < word_first:
+            asked.append(Asked(pieces, context, 0, -1))
+            continue
+        asked.append(
+            Asked(pieces, context, firsts[word_first], firsts[word_last + 1] - 1)
+        )
+    return asked

@@ -1,0 +1,37 @@
+"""Images moved and mirrored by chance, for training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def vary_images(
+    images_BCSS: Tensor, uniform_B3: Tensor, *, shift_pixels: int, flip: bool
+) -> Tensor:
+    """Move each image by up to some pixels in both directions, and mirror every second.
+
+        pad by shift_pixels on each side, cut out S x S anywhere, mirror left to right
+
+    Args:
+        images_BCSS: normalised; zero is their mean colour, and comes in at the edges.
+        uniform_B3: random numbers in [0, 1): down, right, mirrored.
+        shift_pixels: the farthest move.
+        flip: whether images are mirrored at all.
+
+    Source: Lee et al., "Deeply-supervised nets", arXiv:1409.5185, section 4 (zero
+    padding by 4 pixels); He et al., arXiv:1512.03385, section 4.2, does the same.
+    """
+    side = images_BCSS.shape[-1]
+    padded = functional.pad(images_BCSS, (shift_pixels,) * 4)
+    offsets_B2 = (uniform_B3[:, :2] * (2 * shift_pixels + 1)).long()
+    pixel_S = torch.arange(side)
+    rows_BS1 = (offsets_B2[:, :1] + pixel_S)[:, :, None]
+    columns_BS = pixel_S.expand(len(images_BCSS), side)
+    if flip:
+        mirrored_B1 = uniform_B3[:, 2:] < 0.5
+        columns_BS = torch.where(mirrored_B1, side - 1 - columns_BS, columns_BS)
+    columns_B1S = (offsets_B2[:, 1:] + columns_BS)[:, None, :]
+    which_B11 = torch.arange(len(images_BCSS))[:, None, None]
+    return padded[which_B11, :, rows_BS1, columns_B1S].permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,249 @@
+"""The order in which samples are trained on, and how far it has been followed.
+
+    epoch 0   7 2 5 │ 0 8 3 │ 6 1 4      a permutation that follows from seed and epoch
+    epoch 1   3 0 6 │ 8 1 7 │ 2 4 5
+                  place ▲                state_dict(): {"epoch": 1, "position": 3, ...}
+
+The place is counted in samples, and moves when training takes a batch, not when
+somebody fetches it ahead of time. So whoever goes on from it, with another batch size
+or another number of replicas if need be, repeats no sample and leaves none out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from hocket.errors import DataError
+
+Batch = TypeVar("Batch")
+
+_VERSION: Final = 1
+_SEEDS: Final = 2**32
+_EPOCHS_APART: Final = 1_000_003  # a prime: seeds and epochs do not meet
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the next batch comes from.
+
+    Args:
+        epoch: from 0.
+        position: samples of the epoch that come before.
+        num_batches: taken before, over all epochs.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    num_batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One batch, by its samples' rows.
+
+    Args:
+        epoch: that it is of.
+        rows: (B,), int64.
+    """
+
+    epoch: int
+    rows: Tensor
+
+
+class ResumableSampler:
+    """Batches of rows for a DataLoader (`batch_sampler=`), with a place to go on from.
+
+    Every worker makes the same one: the order depends on seed and epoch alone. A pass
+    over it goes from its place to the end of the epoch, or to `num_batches`.
+
+        sampler = ResumableSampler(len(dataset), 32, seed=0)
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
+        for result in pipeline.train(sampler.counted(loader)):
+            pipeline.save("run/", data=sampler.state_dict())
+
+    Args:
+        num_samples: rows of the data set.
+        batch_size: samples per batch, over all microbatches and replicas.
+        seed: of the order; 0 to 2**32 - 1.
+        shuffle: whether each epoch has an order of its own; else rows come as they are.
+        drop_last: leave out what does not fill a batch at the end of an epoch.
+        num_batches: over all epochs, after which a pass ends; each pass ends with its
+            epoch when not given.
+
+    Raises:
+        DataError: there is no sample, no full batch, or a number out of range.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_batches: int | None = None,
+    ) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.num_batches = num_batches
+        self._check()
+        self._place = Place()
+
+    @property
+    def place(self) -> Place:
+        """Where the next batch comes from."""
+        return self._place
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many batches a whole epoch has."""
+        return self._batches_in(self.num_samples)
+
+    def order(self, epoch: int) -> Tensor:
+        """All rows in an epoch's order: (num_samples,), int64."""
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator().manual_seed(self.seed * _EPOCHS_APART + epoch)
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def ahead(self) -> Iterator[Rows]:
+        """The batches from here to the end of the pass; the place stays where it is."""
+        place, first = self._place, self._place.epoch
+        epoch, order = -1, torch.empty(0)
+        while not self._ends(place, first):
+            if place.epoch != epoch:
+                epoch, order = place.epoch, self.order(place.epoch)
+            end = place.position + self.batch_size
+            yield Rows(epoch, order[place.position : end])
+            place = self._after(place)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """As `ahead`, in the form that a DataLoader asks for."""
+        for batch in self.ahead():
+            yield batch.rows.tolist()
+
+    def __len__(self) -> int:
+        """Batches left in this pass."""
+        if self.num_batches is None:
+            return self._batches_in(self.num_samples - self._place.position)
+        return max(0, self.num_batches - self._place.num_batches)
+
+    def advance(self) -> None:
+        """Training has taken the next batch: move on."""
+        self._place = self._after(self._place)
+
+    def counted(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """A loader's batches, moving on with each that is taken.
+
+        Args:
+            loader: draws from this sampler, however far ahead.
+        """
+        for batch in loader:
+            self.advance()
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place, as plain JSON."""
+        return {"version": _VERSION, **self._identity(), **asdict(self._place)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a place.
+
+        The batch size, `drop_last`, `num_batches` and the number of replicas may be
+        others than when the state was made: it counts samples.
+
+        Raises:
+            DataError: it is no such state, or one of another order: other data, seed or
+                shuffling would repeat some samples and leave out others.
+        """
+        _check_form(state)
+        for name, own in self._identity().items():
+            if state[name] != own:
+                raise DataError(
+                    f"this place in the data was kept with {name} {state[name]}, and "
+                    f"now it is {own}: going on would repeat some samples and leave "
+                    f"out others. Use {name} {state[name]} again, or begin anew"
+                )
+        if state["position"] > self.num_samples:
+            raise DataError(
+                f"position {state['position']} is behind the last of "
+                f"{self.num_samples} samples: the state has been changed by hand"
+            )
+        place = Place(state["epoch"], state["position"], state["num_batches"])
+        self._place = self._normal(place)
+
+    def _identity(self) -> dict[str, Any]:
+        """What the order follows from, beside the epoch."""
+        return {
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def _batches_in(self, num_samples: int) -> int:
+        if self.drop_last:
+            return num_samples // self.batch_size
+        return -(-num_samples // self.batch_size)
+
+    def _ends(self, place: Place, first_epoch: int) -> bool:
+        if self.num_batches is None:
+            return place.epoch > first_epoch
+        return place.num_batches >= self.num_batches
+
+    def _after(self, place: Place) -> Place:
+        position = min(place.position + self.batch_size, self.num_samples)
+        return self._normal(Place(place.epoch, position, place.num_batches + 1))
+
+    def _normal(self, place: Place) -> Place:
+        """The same place; behind an epoch's last batch, the next epoch's begin."""
+        if self._batches_in(self.num_samples - place.position):
+            return place
+        return Place(place.epoch + 1, 0, place.num_batches)
+
+    def _check(self) -> None:
+        if self.num_samples < 1:
+            raise DataError("the data set is empty: there is no sample to draw")
+        if self.batch_size < 1:
+            raise DataError(f"a batch of {self.batch_size} samples: give at least 1")
+        if not 0 <= self.seed < _SEEDS:
+            raise DataError(f"seed {self.seed} is not from 0 to {_SEEDS - 1}")
+        if not self.batches_per_epoch:
+            raise DataError(
+                f"{self.num_samples} samples do not fill one batch of "
+                f"{self.batch_size}, and drop_last leaves out the rest: use a smaller "
+                "batch size, or drop_last=False"
+            )
+
+
+def _check_form(state: Mapping[str, Any]) -> None:
+    """Refuse what no `state_dict` has written.
+
+    Raises:
+        DataError: names what is missing or wrong.
+    """
+    if state.get("version") != _VERSION:
+        raise DataError(
+            f"a place in the data of version {state.get('version')!r}; this hocket "
+            f"reads version {_VERSION}"
+        )
+    for name in ("num_samples", "seed", "epoch", "position", "num_batches"):
+        value = state.get(name)
+        if type(value) is not int or value < 0:
+            raise DataError(
+                f"a place in the data needs a natural number {name!r}, got {value!r}: "
+                "give what state_dict() returned"
+            )
+    if type(state.get("shuffle")) is not bool:
+        raise DataError(
+            f"a place in the data needs 'shuffle' true or false, got "
+            f"{state.get('shuffle')!r}: give what state_dict() returned"
+        )

@@ -1,0 +1,188 @@
+"""SQuAD: the answer's pieces say the answer, in every window that holds it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import DataError
+from hocket.recipes.data.squad import Squad, load_squad
+
+CONTEXT = "The tower, built in 1889 by Gustave Eiffel's firm, stands in Paris."
+
+
+def question(context: str, answer: str | None, **changed: Any) -> dict[str, Any]:
+    """One entry of `qas`; without an answer as in version 2.0."""
+    entry: dict[str, Any] = {"id": "q", "question": "Who built it, and when?"}
+    if answer is None:
+        entry |= {"answers": [], "is_impossible": True}
+    else:
+        start = context.index(answer)
+        entry["answers"] = [{"text": answer, "answer_start": start}]
+    return entry | changed
+
+
+def file_of(context: str, *questions: dict[str, Any]) -> str:
+    """A file of one paragraph."""
+    paragraph = {"context": context, "qas": list(questions)}
+    article = {"title": "A tower", "paragraphs": [paragraph]}
+    return json.dumps({"version": "1.1", "data": [article]})
+
+
+def write(folder: Path, text: str, version: str = "1.1") -> Path:
+    """Both files of a version, the same."""
+    for part in ("train", "dev"):
+        (folder / f"{part}-v{version}.json").write_text(text)
+    return folder
+
+
+def answers(samples: Squad) -> list[str]:
+    """What the targets say, with spaces between words; empty where nothing."""
+    rows = torch.arange(samples.num_samples)
+    ids = samples.inputs(rows, None)["input_ids"]
+    said = []
+    for row, (start, end) in zip(
+        ids, samples.targets(rows, None).tolist(), strict=True
+    ):
+        pieces = [samples.tokenizer.entries[i] for i in row[start : end + 1]]
+        said.append("" if end == 0 else " ".join(pieces).replace(" ##", ""))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("1889", "1889"),
+        ("Gustave Eiffel", "gustave eiffel"),
+        ("Eiffel's firm,", "eiffel ' s firm ,"),
+        ("ustave Eiff", "gustave eiffel"),
+        ("Paris.", "paris ."),
+        (
+            CONTEXT,
+            "the tower , built in 1889 by gustave eiffel ' s firm , stands in paris .",
+        ),
+        (None, ""),
+    ],
+)
+def test_spans_of_characters_become_spans_of_pieces(
+    tmp_path: Path, answer: str | None, said: str
+) -> None:
+    """Widened to whole words; none for a question without an answer."""
+    write(tmp_path, file_of(CONTEXT, question(CONTEXT, answer)))
+    samples, _ = load_squad(tmp_path, num_tokens=64, num_question_tokens=16, stride=8)
+    assert samples.num_samples == 1
+    assert answers(samples) == [said]
+
+
+@given(
+    num_words=st.integers(1, 60),
+    at=st.integers(0, 59),
+    length=st.integers(1, 4),
+    num_tokens=st.integers(14, 40),
+    stride=st.integers(1, 8),
+)
+def test_windows_cover_the_paragraph(
+    tmp_path_factory: pytest.TempPathFactory,
+    num_words: int,
+    at: int,
+    length: int,
+    num_tokens: int,
+    stride: int,
+) -> None:
+    """Every piece is in one; each that holds the whole answer says it, others none."""
+    words = [f"w{i}" for i in range(num_words)]
+    answer = words[at % num_words :][:length]
+    context = " ".join(words) + " "
+    entry = question(context, " ".join(answer) + " ", question="is it")
+    folder = write(tmp_path_factory.mktemp("squad"), file_of(context, entry))
+    room = num_tokens - 3 - 2
+    stride = min(stride, room)
+    samples, _ = load_squad(
+        folder, num_tokens=num_tokens, num_question_tokens=2, stride=stride
+    )
+
+    rows = torch.arange(samples.num_samples)
+    inputs = samples.inputs(rows, None)
+    types = inputs["token_type_ids"].bool()
+    seen: set[int] = set()
+    for begin, ids, kind in zip(
+        samples.windows[:, 1].tolist(), inputs["input_ids"], types, strict=True
+    ):
+        in_window = ids[kind][:-1]  # without the mark at its end
+        assert len(in_window) <= room
+        seen |= set(range(begin, begin + len(in_window)))
+    assert seen == set(range(len(samples.asked[0].context)))
+    assert set(answers(samples)) <= {"", " ".join(answer)}
+
+
+def test_windows_hold_long_paragraphs_of_many_questions(tmp_path: Path) -> None:
+    """Samples of all questions, in order; version 2.0 where there is no 1.1."""
+    context = " ".join(f"w{i}" for i in range(30))
+    entries = [question(context, "w0"), question(context, None)]
+    write(tmp_path, file_of(context, *entries), version="2.0")
+    samples, _ = load_squad(tmp_path, num_tokens=30, num_question_tokens=7, stride=10)
+    assert samples.windows[:, 0].tolist() == sorted(samples.windows[:, 0].tolist())
+    assert set(samples.windows[:, 0].tolist()) == {0, 1}
+    assert answers(samples)[0] == "w0"
+    assert not any(answers(samples)[1:])
+
+
+WRONG = [{"text": "1889", "answer_start": 19}]
+NO_ANSWER: list[Any] = []
+FAULTS = {
+    "no JSON": ('{"data": [\n}', "line 2, column 1: no JSON"),
+    "a list": ("[]", "the file has no 'data'"),
+    "no paragraphs": ('{"data": [{"title": "x"}]}', r"data\[0\] has no 'paragraphs'"),
+    "no question": (file_of("text"), "has no question"),
+    "context of numbers": (
+        '{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}',
+        r"data\[0\]\.paragraphs\[0\] has 'context' 3, where a str is due",
+    ),
+    "another place": (
+        file_of(CONTEXT, question(CONTEXT, "1889", answers=WRONG)),
+        r"data\[0\]\.paragraphs\[0\]\.qas\[0\]\.answers\[0\] should be '1889' at "
+        "character 19, where the context has ' 188'",
+    ),
+    "no answer": (
+        file_of(CONTEXT, question(CONTEXT, "1889", answers=NO_ANSWER)),
+        r"qas\[0\] has no answer, and 'is_impossible' does not say so",
+    ),
+    "answers missing": (
+        file_of(CONTEXT, {"id": "q", "question": "x"}),
+        r"qas\[0\] has no 'answers'",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_a_fault_names_file_record_and_way_out(tmp_path: Path, fault: str) -> None:
+    """The path through the file, what is due, and where the official ones are."""
+    text, message = FAULTS[fault]
+    with pytest.raises(DataError, match=message) as caught:
+        load_squad(write(tmp_path, text))
+    assert "train-v1.1.json" in str(caught.value)
+    assert "get it from https://rajpurkar.github.io/SQuAD-explorer" in str(caught.value)
+
+
+def test_missing_files_are_told(tmp_path: Path) -> None:
+    """All of them, or one."""
+    with pytest.raises(
+        DataError, match=r"has no file train-v2\.0\.json: SQuAD is expect"
+    ):
+        load_squad(tmp_path)
+    write(tmp_path, file_of(CONTEXT, question(CONTEXT, "1889")))
+    (tmp_path / "dev-v1.1.json").unlink()
+    with pytest.raises(DataError, match=r"has no file dev-v1\.1\.json"):
+        load_squad(tmp_path)
+
+
+def test_numbers_that_leave_no_window_are_refused(tmp_path: Path) -> None:
+    """A stride wider than the window would leave pieces out."""
+    with pytest.raises(DataError, match="leave windows of 13: the stride 14 must be"):
+        load_squad(tmp_path, num_tokens=32, num_question_tokens=16, stride=14)

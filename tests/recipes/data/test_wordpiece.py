@@ -1,0 +1,148 @@
+"""WordPiece: what BERT's own tokenizer makes of a text, and vocabularies of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import DataError
+from hocket.recipes.data.bert_words import words_of
+from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
+from tests.recipes.data.real import real
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SMALL = WordPiece([*SPECIAL, "play", "##ful", "##ly", "##f", "a", "un", "##a"])
+
+words = st.text(st.characters(categories=["Ll", "Lu", "Nd", "Po", "Zs"]), max_size=12)
+
+
+def written(tokenizer: WordPiece, text: str) -> list[str]:
+    """The pieces as text."""
+    return [tokenizer.entries[i] for i in tokenizer.pieces(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("Playfully", ["play", "##ful", "##ly"]),
+        ("playf a", ["play", "##f", "a"]),
+        ("unplay", ["[UNK]"]),  # un + ##play, which there is not
+        ("a" * 100, ["a", *["##a"] * 99]),
+        ("a" * 101, ["[UNK]"]),
+    ],
+)
+def test_words_are_taken_apart_longest_first(text: str, pieces: list[str]) -> None:
+    """A word that cannot be written to its end is unknown as a whole."""
+    assert written(SMALL, text) == pieces
+
+
+def test_pairs_have_marks_types_and_a_mask() -> None:
+    """As in figure 2 of BERT's paper, padded to the length of all."""
+    pair = SMALL.encode("play", "a a", 8)
+    single = SMALL.encode("playful", None, 8)
+    batch = batch_of([pair, single])
+    assert batch["input_ids"].tolist() == [
+        [2, 5, 3, 9, 9, 3, 0, 0],
+        [2, 5, 6, 3, 0, 0, 0, 0],
+    ]
+    assert batch["token_type_ids"].tolist() == [
+        [0, 0, 0, 1, 1, 1, 0, 0],
+        [0] * 8,
+    ]
+    assert batch["attention_mask"].tolist() == [
+        [1, 1, 1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0],
+    ]
+    assert all(tensor.dtype == torch.int64 for tensor in batch.values())
+
+
+@given(
+    num_a=st.integers(0, 30), num_b=st.integers(0, 30), num_tokens=st.integers(5, 40)
+)
+def test_what_is_too_long_is_cut_from_the_longer(
+    num_a: int, num_b: int, num_tokens: int
+) -> None:
+    """As if the last piece of the longer one went away until both fit."""
+    encoded = SMALL.join([9] * num_a, [5] * num_b, num_tokens)
+    while num_a + num_b > num_tokens - 3:
+        if num_a > num_b:
+            num_a -= 1
+        else:
+            num_b -= 1
+    assert len(encoded.ids) == len(encoded.types) == num_tokens
+    assert (encoded.ids.count(9), encoded.ids.count(5)) == (num_a, num_b)
+    assert encoded.num_used == num_a + num_b + 3
+    assert encoded.ids[encoded.num_used :] == [0] * (num_tokens - encoded.num_used)
+
+
+@given(texts=st.lists(words, min_size=1, max_size=8), num_entries=st.integers(40, 90))
+def test_a_built_vocabulary_knows_its_texts(texts: list[str], num_entries: int) -> None:
+    """Nothing is unknown, and the pieces say the text again."""
+    texts = [*texts, "some word"]
+    least = build_vocabulary(texts, 10_000).num_entries
+    tokenizer = build_vocabulary(texts, max(num_entries, least - 1))
+    assert tokenizer.num_entries <= max(num_entries, least - 1)
+    assert len(set(tokenizer.entries)) == tokenizer.num_entries
+    for text in texts:
+        pieces = written(tokenizer, text)
+        assert "[UNK]" not in pieces
+        from_words = "".join(words_of(text, lower_case=True))
+        assert "".join(piece.removeprefix("##") for piece in pieces) == from_words
+
+
+def test_frequent_words_come_first() -> None:
+    """Of equally frequent ones the first by spelling, so that all workers agree."""
+    tokenizer = build_vocabulary(["bb aa bb cc aa bb", "dd"], 5 + 4 + 4 + 3)
+    assert tokenizer.entries[-3:] == ("bb", "aa", "cc")
+
+
+def test_a_vocabulary_needs_words_and_room() -> None:
+    """The numbers that are missing are told."""
+    with pytest.raises(DataError, match="the texts hold no word"):
+        build_vocabulary(["", " \t"], 100)
+    message = "4 entries has no place for the 1 characters .* the 1 that .* at least 7"
+    with pytest.raises(DataError, match=message):
+        build_vocabulary(["ab a"], 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "is empty"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n\na\n", "line 5: an empty line"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\na\n", "line 7: 'a' is on line 5 already"),
+        (b"[PAD]\n[UNK]\na\n", r"3 entries has no \[CLS\], \[SEP\]"),
+        (b"[PAD]\n\xff\n", "line 2: byte 0xff is not UTF-8"),
+    ],
+)
+def test_a_malformed_vocabulary_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    """With the line, and where a sound one is to be had."""
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        WordPiece.read(path)
+    way_out = "huggingface.co/google-bert/bert-base-uncased", "convert the file"
+    assert any(each in str(caught.value) for each in way_out)
+
+
+def test_real_text_is_written_as_by_transformers() -> None:
+    """All sentences of MRPC, with the vocabulary of bert-base-uncased."""
+    transformers = pytest.importorskip("transformers")
+    folder = real("mrpc")
+    vocabulary = folder / "bert-base-uncased-vocab.txt"
+    oracle = transformers.BertTokenizer(str(vocabulary))
+    own = WordPiece.read(vocabulary)
+    lines = (folder / "train.tsv").read_text(encoding="utf-8-sig").splitlines()[1:]
+    for line in lines[:1500]:
+        *_, first, second = line.split("\t")
+        expected = oracle(first, second)["input_ids"]
+        encoded = own.encode(first, second, 256)
+        assert encoded.ids[: encoded.num_used] == expected
