@@ -189,6 +189,11 @@ def _stage_cost(draw: st.DrawFn) -> StageCost:
         weight_bytes=draw(size),
         gradient_bytes=draw(size),
         optimizer_bytes=draw(size),
+        forward_work_bytes=draw(size),
+        backward_work_bytes=draw(size),
+        update_work_bytes=draw(size),
+        replay_bytes=draw(size),
+        recomputes=draw(st.booleans()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import PlanError
-from hocket.plan.costs import Costs, Link, StageCost
+from hocket.plan.costs import Costs, Link, StageCost, with_recompute
 from hocket.plan.dataflow import Fact, Value, needs, version_read
 from hocket.plan.memory import MemoryCurve, activation_units
 from hocket.plan.op import BACKWARDS, MESSAGES, Kind, Op
@@ -23,6 +24,7 @@ from tests.plan.flush_free import two_buffered_weights
 from tests.plan.random_orders import costs_for, orders
 
 Hold = tuple[int, float, float, int]  # device, begin_s, end_s, bytes
+When = dict[Op, tuple[float, float]]  # start and end of every op
 
 
 def test_curve_adds_up_changes_and_frees_first() -> None:
@@ -80,8 +82,68 @@ def test_split_backward_gives_back_in_two_parts() -> None:
     ]
 
 
+def test_a_stage_that_recomputes_keeps_next_to_nothing() -> None:
+    """By hand, on one device: between F and B the copies; all of it while B runs."""
+    schedule = Schedule.parse("d0  0F0 0F1 0B1 0B0 0U")
+    cost = StageCost(
+        1.0,
+        1.0,
+        1.0,
+        update_s=1.0,
+        activation_bytes=100,
+        forward_work_bytes=20,
+        backward_work_bytes=8,
+        update_work_bytes=5,
+        replay_bytes=3,
+    )
+    kept = simulate(schedule, Costs((cost,)))
+    again = simulate(schedule, with_recompute(Costs((cost,)), schedule.program, {0}))
+
+    # F0 0-1, F1 1-2, B1 2-4, B0 4-6, U 6-7; a B that recomputes takes a second more
+    instants = (0.5, 1.5, 3.0, 5.0, 6.5)
+    assert [kept.memory[0].at(t) for t in instants] == [100, 200, 208, 108, 5]
+    instants = (0.5, 1.5, 3.0, 6.0, 8.5)
+    assert [again.memory[0].at(t) for t in instants] == [23, 26, 111, 108, 5]
+    assert (kept.makespan_s, again.makespan_s) == (7.0, 9.0)
+
+
+def test_a_reduction_packs_the_gradients_once_more() -> None:
+    """Two replicas: while R runs, the gradients are there twice."""
+    schedule = make_schedule("gpipe", num_devices=1, num_microbatches=1, num_replicas=2)
+    cost = StageCost(1.0, 1.0, 1.0, gradient_bytes=40)
+    curve = simulate(schedule, Costs((cost,), reduce_link=Link(1.0))).memory[0]
+
+    # F 0-1, B 1-3, R 3-5 (two messages), then U, which takes no time
+    assert [curve.at(t) for t in (2.5, 3.5, 5.5)] == [0.0, 80.0, 0.0]
+
+
+def test_gradients_of_an_earlier_batch_are_there_from_the_start() -> None:
+    """Accumulated over batches, they are added to; else a backward makes them."""
+    schedule = make_schedule("gpipe", num_devices=1, num_microbatches=2)
+    costs = Costs((StageCost(1.0, 1.0, 1.0, update_s=1.0, gradient_bytes=40),))
+    fresh = simulate(schedule, costs).memory[0]
+    added = simulate(schedule, replace(costs, accumulates=True)).memory[0]
+
+    # F 0-2, B0 2-4, B1 4-6, U 6-7
+    assert [fresh.at(t) for t in (0.5, 3.5, 4.5, 6.5, 7.5)] == [0, 0, 40, 40, 0]
+    assert [added.at(t) for t in (0.5, 3.5, 4.5, 6.5, 7.5)] == [40, 40, 40, 40, 0]
+
+
+def test_a_received_input_stays_until_the_backward() -> None:
+    """Stage 1 receives 6 bytes, and needs them for the gradients of its weights."""
+    schedule = make_schedule("gpipe", num_devices=2, num_microbatches=2)
+    cost = StageCost(1.0, 1.0, 1.0, output_bytes=6)
+    curve = simulate(schedule, Costs((cost, cost))).memory[1]
+
+    # F0 1-2, F1 2-3, then two backwards
+    assert [curve.at(t) for t in (1.5, 2.5, 4.0, 6.0)] == [6.0, 12.0, 12.0, 6.0]
+
+
 def test_what_is_always_there() -> None:
-    """Weights of every stage; gradients and optimizer state of trained ones alone."""
+    """Weights of every stage; gradients and optimizer state of trained ones alone.
+
+    The gradients from the first backward on.
+    """
     schedule = Schedule.parse(
         """
         net teacher microbatches=1
@@ -92,9 +154,19 @@ def test_what_is_always_there() -> None:
         d0  0F0 1F0 1B0 1U
         """
     )
-    cost = StageCost(weight_bytes=100, gradient_bytes=10, optimizer_bytes=1)
+    cost = StageCost(
+        1.0,
+        1.0,
+        1.0,
+        update_s=1.0,
+        weight_bytes=100,
+        gradient_bytes=10,
+        optimizer_bytes=1,
+    )
+    curve = simulate(schedule, Costs((cost, cost))).memory[0]
 
-    assert simulate(schedule, Costs((cost, cost))).peak_bytes(0) == 211.0
+    # F of the teacher 0-1, F 1-2, B 2-4, U 4-5
+    assert [curve.at(t) for t in (0.5, 3.5, 4.5, 5.5)] == [201, 201, 211, 201]
 
 
 def test_forward_only_output_stays_until_it_is_sent() -> None:
@@ -202,13 +274,17 @@ def holds_of(timeline: Timeline, costs: Costs) -> Iterator[Hold]:
     for stage, cost in zip(program.stages, stage_costs, strict=True):
         yield stage.device, -1.0, forever, cost.weight_bytes
         if stage.trainable:
-            yield stage.device, -1.0, forever, cost.gradient_bytes
             yield stage.device, -1.0, forever, cost.optimizer_bytes
     when = {span.op: (span.start_s, span.end_s) for span in timeline.spans}
-    for op, (start_s, _) in when.items():
+    for op, (start_s, end_s) in when.items():
         device, cost = program.stages[op.stage].device, stage_costs[op.stage]
+        yield device, start_s, end_s, work_bytes(op, cost)
+        if op.kind in BACKWARDS | {Kind.FORWARD}:
+            yield from local_holds(op, timeline, costs, when)
         if op.kind is Kind.FORWARD:
             yield from forward_holds(op, timeline, costs, when)
+        elif op.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            yield device, *gradient_span(op, when), cost.gradient_bytes
         elif op.kind is Kind.UPDATE:
             reads = [
                 when[reader][1]
@@ -219,10 +295,78 @@ def holds_of(timeline: Timeline, costs: Costs) -> Iterator[Hold]:
     yield from received_holds(timeline, when)
 
 
+def gradient_span(op: Op, when: When) -> tuple[float, float]:
+    """How long a step's gradients are there; nothing for all but the first that makes.
+
+    From the end of the first backward until the update's end, where there is one.
+    """
+    makers = [
+        other
+        for other in when
+        if other.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+        and (other.stage, other.step) == (op.stage, op.step)
+    ]
+    first = min(makers, key=lambda other: when[other][1])
+    begin_s = when[first][1]
+    if op != first:
+        return begin_s, begin_s
+    update = Op(Kind.UPDATE, op.stage, None, op.step)
+    return begin_s, when[update][1] if update in when else max(
+        e for _, e in when.values()
+    )
+
+
+def work_bytes(op: Op, cost: StageCost) -> int:
+    """What an op holds while it runs, and no longer."""
+    match op.kind:
+        case Kind.FORWARD:
+            return cost.forward_work_bytes if cost.recomputes else 0
+        case Kind.BACKWARD | Kind.BACKWARD_INPUT:
+            return cost.backward_work_bytes
+        case Kind.REDUCE:
+            return cost.gradient_bytes
+        case Kind.UPDATE:
+            return cost.update_work_bytes
+        case _:
+            return 0
+
+
+def released_s(reader: Op, when: When) -> float:
+    """When an op needs no more what it read: a forward when its backward has ended."""
+    kinds = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    backwards = [
+        Op(kind, reader.stage, reader.microbatch, reader.step)
+        for kind in (kinds if reader.kind is Kind.FORWARD else ())
+    ]
+    return max(when[op][1] for op in (reader, *backwards) if op in when)
+
+
+def local_holds(op: Op, timeline: Timeline, costs: Costs, when: When) -> Iterator[Hold]:
+    """What a stage of the same device reads stays until it has no more use for it."""
+    program = timeline.schedule.program
+    stage, cost = program.stages[op.stage], costs.of(program)[op.stage]
+    if not stage.trainable:
+        return
+    is_forward = op.kind is Kind.FORWARD
+    fact = Fact.OUTPUT if is_forward else Fact.INPUT_GRAD
+    value = Value(fact, op.stage, op.microbatch, op.step)
+    reads = [
+        released_s(reader, when)
+        for reader in when
+        if program.stages[reader.stage].device == stage.device
+        and reader.stage != op.stage
+        and reader.kind not in MESSAGES
+        and value in needs(reader, program)
+    ]
+    size = cost.output_bytes if is_forward else cost.input_grad_bytes
+    end_s = when[op][1]
+    yield stage.device, end_s, max(reads, default=end_s), size
+
+
 def forward_holds(
-    op: Op, timeline: Timeline, costs: Costs, when: dict[Op, tuple[float, float]]
+    op: Op, timeline: Timeline, costs: Costs, when: When
 ) -> Iterator[Hold]:
-    """What a forward leaves behind."""
+    """What a forward leaves behind, and what is made again in a backward."""
     program = timeline.schedule.program
     stage = program.stages[op.stage]
     cost = costs.of(program)[op.stage]
@@ -231,17 +375,18 @@ def forward_holds(
         when.get(Op(kind, op.stage, op.microbatch, op.step))
         for kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     )
-    if backward:
-        yield stage.device, start_s, backward[1], cost.activation_bytes
-    elif into and weight:
-        rest = cost.activation_bytes - cost.weight_grad_held_bytes
-        yield stage.device, start_s, into[1], rest
-        yield stage.device, start_s, weight[1], cost.weight_grad_held_bytes
+    whole, kept = cost.activation_bytes, cost.kept_bytes
+    back = backward or into
+    if back:
+        yield stage.device, start_s, back[1], kept
+        yield stage.device, *back, whole - kept
+        if weight:
+            yield stage.device, back[1], weight[1], cost.weight_grad_held_bytes
     else:
         yield stage.device, start_s, end_s, cost.activation_bytes
         output = Value(Fact.OUTPUT, op.stage, op.microbatch, op.step)
         uses = [
-            when[reader][1]
+            when[reader][1] if reader.stage == op.stage else released_s(reader, when)
             for reader in when
             if program.stages[reader.stage].device == stage.device
             and output in needs(reader, program)
@@ -261,9 +406,7 @@ def versions_read(reader: Op, stage: int, timeline: Timeline) -> set[int]:
     return {reader.step + 1} if reader.kind is Kind.UPDATE and is_follower else set()
 
 
-def received_holds(
-    timeline: Timeline, when: dict[Op, tuple[float, float]]
-) -> Iterator[Hold]:
+def received_holds(timeline: Timeline, when: When) -> Iterator[Hold]:
     """Messages at the device where they arrive."""
     program = timeline.schedule.program
     receives = {op: span for op, span in when.items() if op.kind in MESSAGES}
@@ -275,7 +418,7 @@ def received_holds(
         made = transfer.op
         value = Value(fact, made.stage, made.microbatch, made.step)
         uses = [
-            when[reader][1]
+            released_s(reader, when)
             for reader in when
             if program.stages[reader.stage].device == transfer.to_device
             and reader.kind not in MESSAGES

@@ -32,7 +32,7 @@ def test_message_is_on_its_way_until_it_is_read() -> None:
         (1, 7.0, 9.0),
     ]
     assert timeline.link_bytes() == {(0, 1): 4, (1, 0): 2}
-    assert [timeline.memory[1].at(t) for t in (2.5, 3.5, 6.0, 7.5)] == [4, 104, 100, 0]
+    assert [timeline.memory[1].at(t) for t in (2.5, 3.5, 6.0, 7.5)] == [4, 104, 104, 0]
 
 
 def test_clocks_that_differ_a_little_make_no_message_that_ends_before_it_starts() -> (

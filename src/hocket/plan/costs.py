@@ -6,7 +6,8 @@ Costs say nothing about order. They come from a profile, from formulas, or from
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, assert_never
 
@@ -21,6 +22,14 @@ MAX_JITTER: Final = 0.3  # a normal distribution's tail stays above zero up to h
 class StageCost:
     """What one stage costs, per microbatch unless said otherwise.
 
+    A stage that recomputes keeps nothing between F and B but what it received, and runs
+    its forward once more in B (or I). The numbers are those of a stage that does not:
+    `recomputes` alone says what comes of them.
+
+        keeps         F ├──────── activation_bytes ─────────┤ B
+        recomputes    F ├┤        replay_bytes           ├──┤ B
+               forward_work_bytes                    activation_bytes
+
     Args:
         forward_s: F.
         input_grad_s: I. B takes `input_grad_s + weight_grad_s`.
@@ -34,6 +43,12 @@ class StageCost:
         weight_bytes: one version of the weights.
         gradient_bytes: the gradient buffer, and the size of a reduction.
         optimizer_bytes: the optimizer's state.
+        forward_work_bytes: the most at once in a forward that keeps nothing.
+        backward_work_bytes: the most at once in B (or I), beyond what F kept.
+        update_work_bytes: likewise in U.
+        replay_bytes: what a stage that recomputes keeps beside its input, so that its
+            forward runs the same again: the buffers that it changes.
+        recomputes: whether it does.
     """
 
     forward_s: float = 0.0
@@ -48,6 +63,21 @@ class StageCost:
     weight_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
+    forward_work_bytes: int = 0
+    backward_work_bytes: int = 0
+    update_work_bytes: int = 0
+    replay_bytes: int = 0
+    recomputes: bool = False
+
+    @property
+    def kept_bytes(self) -> int:
+        """What F leaves for B, beside what the stage received."""
+        return self.replay_bytes if self.recomputes else self.activation_bytes
+
+    @property
+    def recompute_s(self) -> float:
+        """What B (or I) spends on the forward that runs again."""
+        return self.forward_s if self.recomputes else 0.0
 
     def seconds(self, kind: Kind) -> float:
         """How long an op keeps its lane busy; 0 for those that only start something."""
@@ -55,9 +85,9 @@ class StageCost:
             case Kind.FORWARD:
                 return self.forward_s
             case Kind.BACKWARD:
-                return self.input_grad_s + self.weight_grad_s
+                return self.recompute_s + self.input_grad_s + self.weight_grad_s
             case Kind.BACKWARD_INPUT:
-                return self.input_grad_s
+                return self.recompute_s + self.input_grad_s
             case Kind.BACKWARD_WEIGHT:
                 return self.weight_grad_s
             case Kind.LOSS:
@@ -128,6 +158,8 @@ class Costs:
         lane_capacity: how many lanes' worth of work a device does per second while
             several of its lanes are busy: 1 is plain time sharing, 2 means that two
             lanes do not disturb each other.
+        accumulates: whether the gradients of an earlier batch are there when the step
+            begins, to be added to.
     """
 
     stages: tuple[StageCost, ...]
@@ -139,6 +171,7 @@ class Costs:
     op_s: float = 0.0
     jitter: float = 0.0
     lane_capacity: float = 1.0
+    accumulates: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -205,6 +238,21 @@ class Costs:
         return self.link
 
 
+def with_recompute(costs: Costs, program: Program, stages: Collection[int]) -> Costs:
+    """The same costs where these stages recompute, and no others.
+
+    Args:
+        costs: of the program.
+        program: whose stages they are.
+        stages: by number.
+    """
+    flagged = tuple(
+        replace(cost, recomputes=number in stages)
+        for number, cost in enumerate(costs.of(program))
+    )
+    return replace(costs, stages=flagged, is_device_share=False)
+
+
 def _split(share: StageCost, num_stages: int) -> StageCost:
     """An even part of a device's share. Messages keep their size."""
     return StageCost(
@@ -220,4 +268,9 @@ def _split(share: StageCost, num_stages: int) -> StageCost:
         weight_bytes=share.weight_bytes // num_stages,
         gradient_bytes=share.gradient_bytes // num_stages,
         optimizer_bytes=share.optimizer_bytes // num_stages,
+        forward_work_bytes=share.forward_work_bytes // num_stages,
+        backward_work_bytes=share.backward_work_bytes // num_stages,
+        update_work_bytes=share.update_work_bytes // num_stages,
+        replay_bytes=share.replay_bytes // num_stages,
+        recomputes=share.recomputes,
     )

@@ -8,12 +8,14 @@ Exactly so: by dynamic programming over all cuts, not by a rule of thumb.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
 
+import numpy as np
+
 from hocket.errors import ShapeError
+from hocket.plan.arrays import Floats, Ints
 
 
 def balance(
@@ -40,50 +42,69 @@ def balance(
     Raises:
         ShapeError: there are fewer layers than stages.
     """
-    num_layers = len(layer_s)
-    if not 1 <= num_stages <= num_layers:
-        raise ShapeError(
-            f"{num_layers} layers cannot be cut into {num_stages} stages; 1 to "
-            f"{num_layers} are possible"
-        )
-    until = [0.0, *accumulate(layer_s)]
-    edge_s = [0.0] * (num_layers + 1)
-    if boundary_s is not None:
-        edge_s[1:num_layers] = boundary_s[1:num_layers]
-
-    def stage_s(begin: int, end: int) -> float:
-        return until[end] - until[begin] + edge_s[begin] + edge_s[end]
-
-    slowest, _ = _best(num_layers, num_stages, stage_s, max)
-
-    def squared(begin: int, end: int) -> float:
-        seconds = stage_s(begin, end)
-        return seconds * seconds if seconds <= slowest else inf
-
-    _, boundaries = _best(num_layers, num_stages, squared, operator.add)
-    return boundaries
+    return Balancer(layer_s, boundary_s=boundary_s).cut(num_stages)
 
 
-def _best(
-    num_layers: int,
-    num_stages: int,
-    cost: Callable[[int, int], float],
-    join: Callable[[float, float], float],
-) -> tuple[float, tuple[int, ...]]:
-    """The cheapest cut, where stages' costs are joined by `max` or by a sum."""
-    best = [cost(0, end) if end else inf for end in range(num_layers + 1)]
-    came_from: list[list[int]] = []
-    for stages in range(2, num_stages + 1):
-        row, choice = [inf] * (num_layers + 1), [stages - 1] * (num_layers + 1)
-        for end in range(stages, num_layers + 1):
-            row[end], choice[end] = min(
-                (join(best[i], cost(i, end)), i) for i in range(stages - 1, end)
+class Balancer:
+    """Cuts one row of layers into many different numbers of stages.
+
+    Args:
+        layer_s: as in `balance`.
+        boundary_s: likewise.
+    """
+
+    def __init__(
+        self,
+        layer_s: Sequence[float],
+        *,
+        boundary_s: Sequence[float] | None = None,
+    ) -> None:
+        """Work out what every possible stage takes."""
+        self.num_layers = len(layer_s)
+        until = np.array([0.0, *accumulate(layer_s)])
+        edge_s = np.zeros(self.num_layers + 1)
+        if boundary_s is not None:
+            edge_s[1 : self.num_layers] = boundary_s[1 : self.num_layers]
+        stage_s = until[None, :] - until[:, None] + edge_s[:, None] + edge_s[None, :]
+        places = np.arange(self.num_layers + 1)
+        is_stage = places[:, None] < places[None, :]
+        self._stage_s: Floats = np.where(is_stage, stage_s, inf)  # [begin, end]
+        self._slowest_s = [np.full(self.num_layers + 1, inf), self._stage_s[0]]
+        self._cuts: dict[int, tuple[int, ...]] = {}
+
+    def cut(self, num_stages: int) -> tuple[int, ...]:
+        """As `balance`, which says what is raised."""
+        if not 1 <= num_stages <= self.num_layers:
+            raise ShapeError(
+                f"{self.num_layers} layers cannot be cut into {num_stages} stages; 1 "
+                f"to {self.num_layers} are possible"
             )
-        best = row
-        came_from.append(choice)
-    boundaries: list[int] = []
-    end = num_layers
-    for choice in reversed(came_from):
-        end = choice[end]
-        boundaries.append(end)
-    return best[num_layers], tuple(reversed(boundaries))
+        if num_stages not in self._cuts:
+            self._cuts[num_stages] = self._smoothest(num_stages)
+        return self._cuts[num_stages]
+
+    def _slowest(self, num_stages: int) -> float:
+        """What the slowest stage takes at least; kept for every smaller number too."""
+        while len(self._slowest_s) <= num_stages:
+            before = self._slowest_s[-1][:, None]
+            self._slowest_s.append(np.maximum(before, self._stage_s).min(axis=0))
+        return float(self._slowest_s[num_stages][-1])
+
+    def _smoothest(self, num_stages: int) -> tuple[int, ...]:
+        """Of the cuts whose slowest stage is as fast, the smallest sum of squares."""
+        stage_s = self._stage_s
+        slowest_s = self._slowest(num_stages)
+        with np.errstate(over="ignore"):
+            square = np.where(stage_s <= slowest_s, stage_s * stage_s, inf)
+        best: Floats = square[0]
+        came_from: list[Ints] = []
+        for _ in range(1, num_stages):
+            joined = best[:, None] + square
+            came_from.append(joined.argmin(axis=0))
+            best = joined.min(axis=0)
+        boundaries: list[int] = []
+        end = self.num_layers
+        for choice in reversed(came_from):
+            end = int(choice[end])
+            boundaries.append(end)
+        return tuple(reversed(boundaries))

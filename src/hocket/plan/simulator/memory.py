@@ -3,15 +3,26 @@
 What is counted, of each stage, and for how long:
 
     one version of the weights           always
-    gradients, optimizer state           always, where the stage is trained
+    the optimizer's state                always, where the stage is trained
+    gradients                            from the end of a step's first B (or W), or all
+                                         along, until its U has ended
     an older version of the weights      from the U that would overwrite it until the
                                          last op that reads it has ended
     activation_bytes                     F ├──────────┤ B      forward only: F ├─┤
       with the backward split            F ├──────────┤ I
       weight_grad_held_bytes of it       F ├─────────────────┤ W
+      where the stage recomputes                    B ├─┤
+        replay_bytes                     F ├──────────┤ B
+        forward_work_bytes               F ├─┤
+    backward_work_bytes                             B ├─┤
+    update_work_bytes                                            U ├─┤
+    gradients, once more                                    R ├──┤
     the output, where only forward runs  from the end of F until it is sent and read
+    the output, read on its own device   from the end of F until the reader's B ended
+      and the gradient that comes back   from the end of B until the reader's B ended
     a received message                   from when it is on its way (or the RECV is
-                                         posted) until the last op that needs it ended
+                                         posted) until the last op that needs it ended;
+                                         the input of an F until its B has ended
 """
 
 from __future__ import annotations
@@ -25,7 +36,7 @@ from hocket.plan.arrays import Floats, Ints
 from hocket.plan.costs import Costs, StageCost
 from hocket.plan.dataflow import Fact
 from hocket.plan.memory import MemoryCurve
-from hocket.plan.op import Kind
+from hocket.plan.op import BACKWARDS, Kind
 from hocket.plan.program import Program
 from hocket.plan.simulator.columns import CODES, Columns
 from hocket.plan.simulator.messages import NO_OP
@@ -55,21 +66,49 @@ def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, 
     """Bytes alive over time, a curve per device."""
     program = work.schedule.program
     stage_costs = costs.of(program)
+    released_s = _released_s(work, times)
     changes = (
         *_activations(work, stage_costs, times),
+        *_work(work, stage_costs, times),
+        *_gradients(work, costs, times),
         *_old_weights(work, stage_costs, times),
-        *_outputs(work, stage_costs, times),
-        *_received(work, times),
+        *_outputs(work, stage_costs, times, released_s),
+        *_received(work, times, released_s),
     )
+    return _curves(changes, _always(program, stage_costs))
+
+
+def activation_curves(
+    work: Work, costs: Costs, times: Times
+) -> tuple[MemoryCurve, ...]:
+    """Of these bytes, those that forwards left, and those that ops hold at work."""
+    program = work.schedule.program
+    stage_costs = costs.of(program)
+    changes = (
+        *_activations(work, stage_costs, times),
+        *_work(work, stage_costs, times),
+    )
+    return _curves(changes, [0.0] * program.num_devices)
+
+
+def gradient_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
+    """Of these bytes, those of the weights' gradients."""
+    program = work.schedule.program
+    changes = tuple(_gradients(work, costs, times))
+    return _curves(changes, [0.0] * program.num_devices)
+
+
+def _curves(
+    changes: Sequence[_Changes], start: Sequence[float]
+) -> tuple[MemoryCurve, ...]:
+    """A curve per device, from what there is before."""
     device, time_s, num_bytes = (np.concatenate(c) for c in zip(*changes, strict=True))
     kept = np.flatnonzero(num_bytes)
     kept = kept[np.argsort(device[kept], kind="stable")]
-    bounds = np.searchsorted(device[kept], np.arange(1, program.num_devices))
+    bounds = np.searchsorted(device[kept], np.arange(1, len(start)))
     return tuple(
-        MemoryCurve.of_changes(time_s[of_one], num_bytes[of_one], start)
-        for of_one, start in zip(
-            np.split(kept, bounds), _always(program, stage_costs), strict=True
-        )
+        MemoryCurve.of_changes(time_s[of_one], num_bytes[of_one], before)
+        for of_one, before in zip(np.split(kept, bounds), start, strict=True)
     )
 
 
@@ -79,8 +118,27 @@ def _always(program: Program, costs: Sequence[StageCost]) -> list[float]:
     for stage, cost in zip(program.stages, costs, strict=True):
         num_bytes[stage.device] += cost.weight_bytes
         if stage.trainable:
-            num_bytes[stage.device] += cost.gradient_bytes + cost.optimizer_bytes
+            num_bytes[stage.device] += cost.optimizer_bytes
     return num_bytes
+
+
+def _released_s(work: Work, times: Times) -> Floats:
+    """When each op has no more use for what it read: an F when its B has ended.
+
+    For the B needs the input too: for the gradients of the weights, or to run the F
+    once more.
+    """
+    columns = work.columns
+    numbers = ValueNumbers.of(work.schedule.program)
+    key = columns.stage * numbers.num_steps + columns.step
+    key = key * numbers.num_microbatches + columns.microbatch
+    backward = np.flatnonzero(columns.is_any(BACKWARDS | {Kind.BACKWARD_WEIGHT}))
+    forward = _rows(columns, Kind.FORWARD)
+    last_s = np.zeros(key.max(initial=0) + 1)
+    np.maximum.at(last_s, key[backward], times.end_s[backward])
+    released_s: Floats = times.end_s.copy()
+    released_s[forward] = np.maximum(released_s[forward], last_s[key[forward]])
+    return released_s
 
 
 def _activations(
@@ -88,8 +146,10 @@ def _activations(
 ) -> Iterator[_Changes]:
     columns = work.columns
     whole = np.array([cost.activation_bytes for cost in costs], float)
+    kept = np.array([cost.kept_bytes for cost in costs], float)
     held = np.array([cost.weight_grad_held_bytes for cost in costs], float)
     trainable = np.array([s.trainable for s in work.schedule.program.stages])
+    kept = np.where(trainable, kept, whole)
 
     def at(rows: Ints, time_s: Floats, of_stage: Floats) -> _Changes:
         return _Changes(
@@ -97,11 +157,53 @@ def _activations(
         )
 
     forward = _rows(columns, Kind.FORWARD)
-    yield at(forward, times.start_s, whole)
+    yield at(forward, times.start_s, kept)
     yield at(forward, times.end_s, np.where(trainable, 0.0, -whole))
-    yield at(_rows(columns, Kind.BACKWARD), times.end_s, -whole)
-    yield at(_rows(columns, Kind.BACKWARD_INPUT), times.end_s, held - whole)
+    for kind, left in ((Kind.BACKWARD, 0.0), (Kind.BACKWARD_INPUT, held)):
+        rows = _rows(columns, kind)
+        yield at(rows, times.start_s, whole - kept)
+        yield at(rows, times.end_s, left - whole)
     yield at(_rows(columns, Kind.BACKWARD_WEIGHT), times.end_s, -held)
+
+
+def _work(work: Work, costs: Sequence[StageCost], times: Times) -> Iterator[_Changes]:
+    """What ops hold while they run, and no longer."""
+    columns = work.columns
+    per_kind = {
+        Kind.FORWARD: [c.forward_work_bytes * c.recomputes for c in costs],
+        Kind.BACKWARD: [c.backward_work_bytes for c in costs],
+        Kind.BACKWARD_INPUT: [c.backward_work_bytes for c in costs],
+        Kind.REDUCE: [c.gradient_bytes for c in costs],  # packed into one message
+        Kind.UPDATE: [c.update_work_bytes for c in costs],
+    }
+    for kind, of_stage in per_kind.items():
+        rows = _rows(columns, kind)
+        yield from _held(
+            columns.device[rows],
+            times.start_s[rows],
+            times.end_s[rows],
+            np.array(of_stage, float)[columns.stage[rows]],
+        )
+
+
+def _gradients(work: Work, costs: Costs, times: Times) -> Iterator[_Changes]:
+    """While the first B runs, they come in the place of what it gives back."""
+    columns, program = work.columns, work.schedule.program
+    key = columns.stage * program.num_steps + columns.step
+    num_keys = program.num_stages * program.num_steps
+    makers = np.flatnonzero(
+        columns.is_any(frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT}))
+    )
+    updates = _rows(columns, Kind.UPDATE)
+    begin_s = np.full(num_keys, np.inf)
+    first_s = np.zeros(makers.size) if costs.accumulates else times.end_s[makers]
+    np.minimum.at(begin_s, key[makers], first_s)
+    end_s = np.full(num_keys, times.end_s.max(initial=0.0))
+    end_s[key[updates]] = times.end_s[updates]
+    of_stage = np.repeat(np.arange(program.num_stages), program.num_steps)
+    device = np.array([stage.device for stage in program.stages])
+    size = np.array([cost.gradient_bytes for cost in costs.of(program)], float)
+    yield from _held(device[of_stage], begin_s, end_s, size[of_stage])
 
 
 def _old_weights(
@@ -128,33 +230,40 @@ def _old_weights(
 
 
 def _outputs(
-    work: Work, costs: Sequence[StageCost], times: Times
+    work: Work, costs: Sequence[StageCost], times: Times, released_s: Floats
 ) -> Iterator[_Changes]:
+    """What stays where it was made: until it is sent, or read on the same device."""
     columns, needs, stages = work.columns, work.needs, work.schedule.program.stages
-    released_s = times.end_s.copy()
-    local = (needs.arrival == LOCAL) & (needs.maker >= 0)
-    np.maximum.at(released_s, needs.maker[local], times.end_s[needs.row[local]])
-    np.maximum.at(released_s, work.messages.maker, times.arrived_s)
-    forward = _rows(columns, Kind.FORWARD)
-    size = np.array(
-        [
-            0.0 if stage.trainable else cost.output_bytes
-            for stage, cost in zip(stages, costs, strict=True)
-        ]
-    )
-    yield from _held(
-        columns.device[forward],
-        times.end_s[forward],
-        released_s[forward],
-        size[columns.stage[forward]],
-    )
+    trainable = np.array([stage.trainable for stage in stages])
+    until_s = times.end_s.copy()
+    maker = np.maximum(needs.maker, 0)
+    is_local = (needs.arrival == LOCAL) & (needs.maker >= 0)
+    elsewhere = is_local & (columns.stage[maker] != columns.stage[needs.row])
+    np.maximum.at(until_s, maker[elsewhere], released_s[needs.row[elsewhere]])
+    own = is_local & ~elsewhere & ~trainable[columns.stage[maker]]
+    np.maximum.at(until_s, maker[own], times.end_s[needs.row[own]])
+    is_sent = ~trainable[columns.stage[work.messages.maker]]
+    sent = work.messages.maker[is_sent]
+    np.maximum.at(until_s, sent, times.arrived_s[is_sent])
+    for kind, size in (
+        (Kind.FORWARD, [cost.output_bytes for cost in costs]),
+        (Kind.BACKWARD, [cost.input_grad_bytes for cost in costs]),
+        (Kind.BACKWARD_INPUT, [cost.input_grad_bytes for cost in costs]),
+    ):
+        rows = _rows(columns, kind)
+        yield from _held(
+            columns.device[rows],
+            times.end_s[rows],
+            until_s[rows],
+            np.array(size, float)[columns.stage[rows]],
+        )
 
 
-def _received(work: Work, times: Times) -> Iterator[_Changes]:
+def _received(work: Work, times: Times, released_s: Floats) -> Iterator[_Changes]:
     needs, messages = work.needs, work.messages
     last_read_s = np.zeros(needs.arrivals.maker.size + 1)  # and one that nobody reads
     remote = needs.arrival != LOCAL
-    np.maximum.at(last_read_s, needs.arrival[remote], times.end_s[needs.row[remote]])
+    np.maximum.at(last_read_s, needs.arrival[remote], released_s[needs.row[remote]])
     is_implicit = messages.receiver == NO_OP
     posted_s = times.start_s[messages.receiver]
     yield from _held(

@@ -1,0 +1,1 @@
+"""How many candidates the planner predicts per second."""

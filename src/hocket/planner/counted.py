@@ -1,0 +1,144 @@
+"""What layers cost on a device that need not be there: a roofline, op by op.
+
+seconds │         ______ limit of FLOPs
+│      __/
+│ ____/          limit of bytes, or of starting an operator at all
+└──────────────▶ samples in the microbatch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hocket.plan.arrays import Floats
+from hocket.plan.hardware import Hardware
+from hocket.planner.work import Affine, LayerCost, Weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ops:
+    """The operators of one pass through a layer; each grows evenly with the samples.
+
+    Args:
+        flops: of matrix multiplications; row 0 fixed, row 1 per sample.
+        num_bytes: read and written, likewise.
+        live_bytes: of them, what the pass itself has made, likewise.
+    """
+
+    flops: Floats
+    num_bytes: Floats
+    live_bytes: Floats
+
+    def seconds(self, num_samples: int, hardware: Hardware, precision: str) -> float:
+        """The roofline, operator by operator: the slowest of three limits each."""
+        limits_s = (
+            _at(self.flops, num_samples) / hardware.reached_flops(precision),
+            _at(self.num_bytes, num_samples) / hardware.reached_bytes_per_s,
+        )
+        slowest_s = np.maximum(np.maximum(*limits_s), hardware.op_s)
+        return float(slowest_s.sum())
+
+    def total_flops(self, num_samples: int) -> float:
+        """Of all operators."""
+        return float(_at(self.flops, num_samples).sum())
+
+    def work_bytes(self, num_samples: int) -> int:
+        """What the operator holds that holds most."""
+        return round(float(_at(self.live_bytes, num_samples).max(initial=0.0)))
+
+
+def _at(rows: Floats, num_samples: int) -> Floats:
+    values: Floats = np.maximum(rows[0] + rows[1] * num_samples, 0.0)
+    return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerOps:
+    """What one layer computes.
+
+    Args:
+        name: of the layer.
+        forward: its operators.
+        input_grad: those of a backward for the gradient of its input alone.
+        backward: those of the whole backward.
+        activation_bytes: as in `LayerCost`.
+        kept_input_bytes: likewise.
+        received_bytes: likewise.
+        received_grad_bytes: likewise.
+        weights: likewise.
+    """
+
+    name: str
+    forward: Ops
+    input_grad: Ops
+    backward: Ops
+    activation_bytes: Affine
+    kept_input_bytes: Affine
+    received_bytes: Affine
+    received_grad_bytes: Affine
+    weights: tuple[Weights, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """Costs from FLOPs and bytes, for a device that need not be there.
+
+    Args:
+        name: of the model.
+        ops: of each layer.
+        hardware: that would compute them.
+        precision: of its matrix multiplications.
+        only_samples: as in `Work`.
+    """
+
+    name: str
+    ops: tuple[LayerOps, ...]
+    hardware: Hardware
+    precision: str
+    only_samples: int | None = None
+
+    @property
+    def how(self) -> str:
+        """From what."""
+        reached = self.hardware.matmul_fraction[self.precision]
+        return (
+            f"counted: FLOPs and bytes of each operator on {self.hardware.name}, at "
+            f"{100 * reached:.0f} % of its peak in "
+            f"{self.precision} and {100 * self.hardware.bandwidth_fraction:.0f} % of "
+            "its memory's"
+        )
+
+    @property
+    def update_s_per_byte(self) -> float:
+        """Weights and state are read and written, gradients read."""
+        return _UPDATE_PASSES / self.hardware.reached_bytes_per_s
+
+    def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
+        """By roofline."""
+        return tuple(self._layer(layer, num_samples) for layer in self.ops)
+
+    def _layer(self, layer: LayerOps, num_samples: int) -> LayerCost:
+        def seconds(ops: Ops) -> float:
+            return ops.seconds(num_samples, self.hardware, self.precision)
+
+        whole_s = seconds(layer.backward)
+        input_s = min(whole_s, seconds(layer.input_grad))
+        return LayerCost(
+            layer.name,
+            seconds(layer.forward),
+            input_s,
+            whole_s - input_s,
+            layer.activation_bytes.at(num_samples),
+            layer.kept_input_bytes.at(num_samples),
+            layer.received_bytes.at(num_samples),
+            layer.received_grad_bytes.at(num_samples),
+            layer.forward.work_bytes(num_samples),
+            layer.backward.work_bytes(num_samples),
+            layer.weights,
+        )
+
+
+_UPDATE_PASSES: Final = 1.75  # weights and two states are written again

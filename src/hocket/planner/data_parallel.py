@@ -1,0 +1,260 @@
+"""Plain data parallelism as torch does it: what a pipeline has to be better than.
+
+Layers form groups of about 25 MB of weights, as torch's buckets and sharding units do;
+a group is a stage of a program on one device, so that the same simulator predicts it:
+
+    ddp    F0 F1 F2 B2 B1 B0 U2 U1 U0          R: all-reduce of a group's gradients,
+                       R2 R1 R0                beside the backwards of the others
+
+    fsdp   .  F0 F1 F2 B2 B1 .  B0 U           g: gather a group's weights before each F
+           g0 g1 g2    g1 g0 r2 r1 r0          and B, one ahead; r: reduce and scatter
+
+Sources: Li et al., "PyTorch Distributed", arXiv:2006.15704 (buckets, overlap);
+Rajbhandari et al., "ZeRO", arXiv:1910.02054; Zhao et al., "PyTorch FSDP",
+arXiv:2304.11277 (prefetch of one unit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from hocket.plan.costs import Costs, Link, StageCost
+from hocket.plan.op import Kind, Op
+from hocket.plan.program import Program
+from hocket.plan.schedule import Schedule
+from hocket.plan.simulate import simulate
+from hocket.plan.step_end import repeat_step
+from hocket.plan.timeline import Timeline
+from hocket.planner.candidate import (
+    FSDP,
+    ONE_DEVICE,
+    ZERO_1,
+    Candidate,
+    MemorySplit,
+    Outcome,
+)
+from hocket.planner.predict import Predictor
+from hocket.planner.stages import activation_bytes, stage_costs
+from hocket.planner.work import LayerCost
+
+BUCKET_BYTES: Final = 25 * 10**6  # torch's bucket_cap_mb
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a candidate is made of.
+
+    Args:
+        layers: of the whole model.
+        boundaries: where groups 1, 2, ... begin.
+        groups: what each costs, with whole weights.
+        schedule: one step on one device.
+        link: of the ring of all devices.
+    """
+
+    layers: tuple[LayerCost, ...]
+    boundaries: tuple[int, ...]
+    groups: tuple[StageCost, ...]
+    schedule: Schedule
+    link: Link
+
+
+def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
+    """Predict plain data parallelism."""
+    parts = _parts(predictor, candidate)
+    timeline = _timeline(parts, candidate)
+    step_s = timeline.begin_s + timeline.makespan_s  # the first gather comes before
+    busy_s = sum(
+        candidate.num_microbatches * (g.forward_s + g.seconds(Kind.BACKWARD))
+        for g in parts.groups
+    ) + sum(_update_s(g, candidate) for g in parts.groups)
+    is_reduced = candidate.num_replicas > 1
+    return Outcome(
+        candidate,
+        step_s,
+        predictor.batch_size / step_s,
+        max(0.0, 1.0 - busy_s / step_s),
+        (_memory(parts, candidate),),
+        predictor.cluster.memory_bytes,
+        _gathered_bytes(parts, candidate),
+        sum(g.gradient_bytes for g in parts.groups) if is_reduced else 0,
+        (),
+    )
+
+
+def data_parallel_timeline(predictor: Predictor, candidate: Candidate) -> Timeline:
+    """One step of it on one of the devices."""
+    return _timeline(_parts(predictor, candidate), candidate)
+
+
+def group_layers(layers: Sequence[LayerCost]) -> tuple[int, ...]:
+    """The layers at which groups 1, 2, ... begin.
+
+    From the last layer on, as gradients come: a group is closed when it has a bucket's
+    worth of weights.
+    """
+    boundaries = []
+    gathered = 0
+    seen: set[str] = set()
+    for i in range(len(layers) - 1, 0, -1):
+        new = {x.name: x.num_bytes for x in layers[i].weights if x.name not in seen}
+        seen |= new.keys()
+        gathered += sum(new.values())
+        if gathered >= BUCKET_BYTES:
+            boundaries.append(i)
+            gathered = 0
+    return tuple(reversed(boundaries))
+
+
+def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
+    num_samples = candidate.samples_of_microbatch(predictor.batch_size)
+    layers = predictor.layers(num_samples)
+    boundaries = group_layers(layers)
+    groups = stage_costs(
+        layers,
+        boundaries,
+        recomputes=candidate.recomputes,
+        update_s_per_byte=predictor.work.update_s_per_byte,
+    )
+    program = Program.chain(
+        [0] * len(groups),
+        candidate.num_microbatches,
+        num_replicas=candidate.num_replicas,
+    )
+    schedule = repeat_step(program, lambda _: _order(program))
+    link = predictor.cluster.reduce_link(1, candidate.num_replicas)
+    return _Parts(layers, boundaries, groups, schedule, link)
+
+
+def _order(program: Program) -> Iterator[Op]:
+    """Each microbatch through all groups and back."""
+    groups = range(program.num_stages)
+    for microbatch in range(program.num_microbatches_of(0)):
+        yield from (Op(Kind.FORWARD, group, microbatch) for group in groups)
+        yield from (Op(Kind.BACKWARD, group, microbatch) for group in groups[::-1])
+
+
+def _timeline(parts: _Parts, candidate: Candidate) -> Timeline:
+    if candidate.schedule == FSDP and candidate.num_replicas > 1:
+        return _play_sharded(parts, candidate)
+    groups = parts.groups
+    if candidate.schedule == ZERO_1:
+        # Reduce-scatter is half of an all-reduce; the other half gathers the new
+        # weights, which follows the update.
+        groups = tuple(
+            replace(
+                group,
+                gradient_bytes=group.gradient_bytes // 2,
+                update_s=_update_s(group, candidate)
+                + _half_ring_s(parts.link, group.weight_bytes, candidate),
+            )
+            for group in groups
+        )
+    return simulate(parts.schedule, Costs(groups, reduce_link=parts.link))
+
+
+def _update_s(group: StageCost, candidate: Candidate) -> float:
+    """Where the optimizer's state is sharded, each device updates its share."""
+    is_sharded = candidate.schedule in (ZERO_1, FSDP)
+    return group.update_s / (candidate.num_replicas if is_sharded else 1)
+
+
+def _half_ring_s(link: Link, num_bytes: int, candidate: Candidate) -> float:
+    """A gather, or a reduce-scatter: each is half of an all-reduce."""
+    return link.ring_s(num_bytes, candidate.num_replicas) / 2
+
+
+def _play_sharded(parts: _Parts, candidate: Candidate) -> Timeline:
+    """FSDP's two streams: computing, and the ring. Each does its work in order.
+
+    A group's weights are asked for when the work before begins; gradients are reduced
+    and scattered when they are there.
+    """
+    lane = parts.schedule.lanes[0]
+    computes = [i for i, op in enumerate(lane.ops) if op.kind in _COMPUTES]
+    start_s, end_s = np.zeros(len(lane.ops)), np.zeros(len(lane.ops))
+    gather_s = [
+        _half_ring_s(parts.link, g.weight_bytes, candidate) for g in parts.groups
+    ]
+    scatter_s = [
+        _half_ring_s(parts.link, g.gradient_bytes, candidate) for g in parts.groups
+    ]
+    ring_s = ready_s = gather_s[0]
+    free_s = 0.0
+    scattered_s = [0.0] * len(parts.groups)
+    for k, i in enumerate(computes):
+        op = lane.ops[i]
+        start_s[i] = max(free_s, ready_s)
+        end_s[i] = free_s = start_s[i] + parts.groups[op.stage].seconds(op.kind)
+        following = lane.ops[computes[k + 1]] if k + 1 < len(computes) else op
+        if following.stage != op.stage:  # else its weights are here already
+            ring_s = max(ring_s, start_s[i]) + gather_s[following.stage]
+            ready_s = ring_s
+        if op.kind is Kind.BACKWARD:
+            ring_s = max(ring_s, end_s[i]) + scatter_s[op.stage]
+            scattered_s[op.stage] = ring_s
+    for i, op in enumerate(lane.ops):
+        if op.kind is Kind.REDUCE:
+            start_s[i], end_s[i] = end_s[i - 1], scattered_s[op.stage]
+        elif op.kind is Kind.UPDATE:
+            start_s[i] = max(free_s, scattered_s[op.stage])
+            end_s[i] = free_s = start_s[i] + _update_s(
+                parts.groups[op.stage], candidate
+            )
+    return Timeline(parts.schedule, (start_s,), (end_s,))
+
+
+_COMPUTES: Final = frozenset({Kind.FORWARD, Kind.BACKWARD})
+
+
+def _gathered_bytes(parts: _Parts, candidate: Candidate) -> int:
+    """What a device receives of others' weights in a step."""
+    if candidate.num_replicas == 1:
+        return 0
+    weights = [group.weight_bytes for group in parts.groups]
+    if candidate.schedule == ZERO_1:
+        return sum(weights)
+    if candidate.schedule == FSDP:
+        # once for each F and each B, but for the last group, which stays in between
+        twice = 2 * sum(weights) - weights[-1]
+        return candidate.num_microbatches * twice
+    return 0
+
+
+def _memory(parts: _Parts, candidate: Candidate) -> MemorySplit:
+    """What one device holds: each microbatch goes back before the next comes."""
+    groups, num = parts.groups, candidate.num_replicas
+    weights = _distinct_bytes(parts.layers, "num_bytes")
+    gradients = _distinct_bytes(parts.layers, "gradient_bytes")
+    states = _distinct_bytes(parts.layers, "optimizer_bytes")
+    alive = _alive_bytes(parts, candidate)
+    if candidate.schedule == FSDP and num > 1:
+        # Beside the shards: two groups' whole weights, and one's whole gradients.
+        whole = sorted((group.weight_bytes for group in groups), reverse=True)
+        gathered = sum(whole[:2]) + max(group.gradient_bytes for group in groups)
+        split = -(-weights // num), -(-gradients // num), -(-states // num)
+        return MemorySplit(*split, alive + gathered)
+    if candidate.schedule == ZERO_1:
+        states = -(-states // num)
+    buckets = 0 if candidate.schedule == ONE_DEVICE else gradients
+    return MemorySplit(weights, gradients, states, alive + buckets)
+
+
+def _alive_bytes(parts: _Parts, candidate: Candidate) -> int:
+    """Activations of one microbatch, and what operators hold while they run."""
+    work = max(group.backward_work_bytes for group in parts.groups)
+    if not candidate.recomputes:
+        return activation_bytes(parts.layers) + work
+    begins = (0, *parts.boundaries)
+    inputs = sum(parts.layers[begin].received_bytes for begin in begins)
+    return inputs + max(group.activation_bytes for group in parts.groups) + work
+
+
+def _distinct_bytes(layers: Sequence[LayerCost], what: str) -> int:
+    """Of all parameters, each counted once."""
+    weights = {x.name: x for layer in layers for x in layer.weights}
+    return sum(int(getattr(x, what)) for x in weights.values())

@@ -1,0 +1,269 @@
+"""Rank: every way to train a model on a cluster, predicted, the best first.
+
+Candidates are taken in the order of a bound that no order of their work can beat. One
+whose bound is worse than the best outcomes found so far cannot come in among them, so
+it need not be simulated; `Search.is_exhaustive` has all of them simulated.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from hocket.errors import PlanError, ShapeError
+from hocket.planner.candidate import (
+    DATA_PARALLEL,
+    DDP,
+    FSDP,
+    ONE_DEVICE,
+    ZERO_1,
+    Candidate,
+    Outcome,
+)
+from hocket.planner.cluster import Cluster
+from hocket.planner.data_parallel import data_parallel_outcome, data_parallel_timeline
+from hocket.planner.predict import Predictor
+from hocket.planner.ranking import Ranking
+from hocket.planner.work import Work
+from hocket.schedules import SCHEDULES
+
+STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
+_DIGITS: Final = 6  # of samples per second: what differs in more is a tie
+_ROUNDED: Final = 1 - 1e-5  # and what may be a tie is never left out
+MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which candidates are looked at.
+
+    Args:
+        schedules: their names; all that train when not given.
+        num_devices: of one replica; everything that divides the devices when not given.
+        num_microbatches: per replica; everything that divides its samples when not
+            given.
+        stages_per_device: for schedules that take several.
+        recompute: whether stages may keep everything, or only their inputs.
+        data_parallel: whether plain data parallelism is looked at too.
+        num_best: how many outcomes must be the best that there are.
+        is_exhaustive: simulate also what cannot be among them.
+    """
+
+    schedules: tuple[str, ...] | None = None
+    num_devices: tuple[int, ...] | None = None
+    num_microbatches: tuple[int, ...] | None = None
+    stages_per_device: tuple[int, ...] = STAGES_PER_DEVICE
+    recompute: tuple[bool, ...] = (False, True)
+    data_parallel: bool = True
+    num_best: int = 30
+    is_exhaustive: bool = False
+
+
+def rank(
+    work: Work, cluster: Cluster, batch_size: int, search: Search | None = None
+) -> Ranking:
+    """Predict every way to train, the best first.
+
+    Args:
+        work: the model, and what its layers cost.
+        cluster: the devices.
+        batch_size: samples per step, over all replicas.
+        search: which candidates are looked at.
+
+    Raises:
+        PlanError: nothing can be tried: fewer samples than one per replica, or a name
+            that is no schedule.
+    """
+    search = Search() if search is None else search
+    predictor = Predictor(work, cluster, batch_size)
+    _check_names(search)
+    found = _Found(search.num_best)
+    bounds = sorted(_bounds(predictor, _candidates(predictor, search), found))
+    for bound_s, candidate in bounds:
+        if search.is_exhaustive or not found.is_beaten(bound_s, candidate):
+            found.add(_try(predictor, candidate, found))
+        else:
+            found.num_beaten += 1
+    if not found.outcomes:
+        raise PlanError(
+            f"nothing can be tried for {batch_size} samples on {cluster.num_devices} "
+            "devices: use a larger batch, or other microbatches"
+        )
+    ranking = Ranking(
+        work.name,
+        work.how,
+        cluster,
+        batch_size,
+        tuple(sorted(found.outcomes, key=_order)),
+        found.num_beaten,
+        found.num_too_long,
+        tuple(layer.name for layer in predictor.layers(1)),
+    )
+    best = ranking.best
+    if best is None:
+        return ranking
+    is_plain = best.candidate.is_data_parallel
+    draw = data_parallel_timeline if is_plain else Predictor.timeline
+    return ranking.with_timeline(draw(predictor, best.candidate))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been simulated so far.
+
+    Args:
+        num_best: outcomes that must be the best there are.
+        outcomes: all of them.
+        best_s: the shortest steps of those that fit, ascending.
+        best_of: the shortest step that fits, by schedule.
+        num_beaten: candidates that cannot come in among the best.
+        num_too_long: candidates with too many ops.
+    """
+
+    num_best: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    best_s: list[float] = field(default_factory=list)
+    best_of: dict[str, float] = field(default_factory=dict)
+    num_beaten: int = 0
+    num_too_long: int = 0
+
+    def is_beaten(self, bound_s: float, candidate: Candidate) -> bool:
+        """Whether it can neither be among the best, nor the best of its schedule."""
+        least_s = bound_s * _ROUNDED
+        if len(self.best_s) < self.num_best or least_s <= self.best_s[-1]:
+            return False
+        return least_s > self.best_of.get(candidate.schedule, inf)
+
+    def add(self, outcome: Outcome | None) -> None:
+        """Note an outcome; None where the schedule refused the numbers."""
+        if outcome is None:
+            return
+        self.outcomes.append(outcome)
+        if outcome.fits:
+            insort(self.best_s, outcome.step_s)
+            del self.best_s[self.num_best :]
+            name = outcome.candidate.schedule
+            known = self.best_of.get(name, outcome.step_s)
+            self.best_of[name] = min(known, outcome.step_s)
+
+
+def _order(outcome: Outcome) -> tuple[float | Candidate, ...]:
+    """What fits before what does not, the fastest first; then what misses least.
+
+    Of equals the simpler: plain data parallelism with the least sharding, then fewer
+    devices per replica, no recomputation, less memory.
+    """
+    candidate = outcome.candidate
+    if not outcome.fits:
+        return 1, outcome.missing_bytes, candidate
+    return (
+        0,
+        -float(f"{outcome.samples_per_s:.{_DIGITS}g}"),
+        _SIMPLICITY.get(candidate.schedule, len(_SIMPLICITY)),
+        candidate.num_devices,
+        candidate.recomputes,
+        outcome.peak_bytes,
+        candidate,
+    )
+
+
+_SIMPLICITY: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
+
+
+def _try(predictor: Predictor, candidate: Candidate, found: _Found) -> Outcome | None:
+    if candidate.is_data_parallel:
+        return data_parallel_outcome(predictor, candidate)
+    num_ops = 2 * candidate.num_stages * candidate.num_microbatches
+    if num_ops > MOST_OPS:
+        found.num_too_long += 1
+        return None
+    try:
+        return predictor.outcome(candidate)
+    except ShapeError:
+        return None
+
+
+def _bounds(
+    predictor: Predictor, candidates: Iterable[Candidate], found: _Found
+) -> Iterator[tuple[float, Candidate]]:
+    """The candidates with their bounds; plain data parallelism comes first."""
+    for candidate in candidates:
+        if candidate.is_data_parallel:
+            yield 0.0, candidate
+            continue
+        try:
+            yield predictor.bound_s(candidate), candidate
+        except ShapeError:
+            continue
+
+
+def _candidates(predictor: Predictor, search: Search) -> Iterator[Candidate]:
+    num_devices = predictor.cluster.num_devices
+    if search.data_parallel:
+        for name, num_replicas in _plain(num_devices):
+            for m in _microbatches(predictor, num_replicas, search):
+                for recomputes in search.recompute:
+                    yield Candidate(name, 1, num_replicas, 1, m, recomputes)
+    for p in search.num_devices or _divisors(num_devices):
+        if p > 1 or not search.data_parallel:
+            yield from _pipelines(predictor, search, p)
+
+
+def _plain(num_devices: int) -> Iterator[tuple[str, int]]:
+    """Plain data parallelism on all devices; and one alone, to compare with."""
+    yield ONE_DEVICE, 1
+    if num_devices > 1:
+        for name in (DDP, ZERO_1, FSDP):
+            yield name, num_devices
+
+
+def _pipelines(predictor: Predictor, search: Search, p: int) -> Iterator[Candidate]:
+    num_replicas = predictor.cluster.num_devices // p
+    microbatches = _microbatches(predictor, num_replicas, search)
+    for name in search.schedules or sorted(SCHEDULES):
+        for v in _stages_per_device(predictor, search, name, p):
+            for m in microbatches:
+                for recomputes in search.recompute:
+                    yield Candidate(name, p, num_replicas, v, m, recomputes)
+
+
+def _stages_per_device(
+    predictor: Predictor, search: Search, name: str, p: int
+) -> tuple[int, ...]:
+    """With one per device, a schedule that is made for several is another one."""
+    num_layers = len(predictor.layers(1))
+    least = 1 if SCHEDULES[name].stages_per_device == 1 else 2
+    return tuple(v for v in search.stages_per_device if least <= v <= num_layers // p)
+
+
+def _microbatches(
+    predictor: Predictor, num_replicas: int, search: Search
+) -> tuple[int, ...]:
+    """How many microbatches each replica may cut its part into."""
+    most = predictor.batch_size // num_replicas
+    if search.num_microbatches is not None:
+        return tuple(m for m in search.num_microbatches if m <= most)
+    only = predictor.work.only_samples
+    if predictor.batch_size % num_replicas:
+        choices = tuple(2**i for i in range(most.bit_length()) if 2**i <= most)
+    else:
+        choices = _divisors(most) if most else ()
+    if only is None:
+        return choices
+    return tuple(m for m in choices if most == m * only)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(i for i in range(1, number + 1) if number % i == 0)
+
+
+def _check_names(search: Search) -> None:
+    unknown = [name for name in search.schedules or () if name not in SCHEDULES]
+    if unknown:
+        raise PlanError(
+            f"no schedule is named {unknown[0]!r}; there are "
+            f"{', '.join(sorted(SCHEDULES))}"
+        )

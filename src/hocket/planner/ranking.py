@@ -1,0 +1,216 @@
+"""What a plan comes to: outcomes, the best first. It prints as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+from hocket.plan.timeline import Timeline
+from hocket.planner.candidate import DATA_PARALLEL, Outcome
+from hocket.planner.cluster import Cluster
+
+FORMAT: Final = 1
+_MOST_ALIKE: Final = 2
+_AS_FAST: Final = 0.01
+_PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Every outcome that was simulated.
+
+    Args:
+        model: its name.
+        how: how seconds came to be, a sentence.
+        cluster: the devices.
+        batch_size: samples per step, over all replicas.
+        outcomes: those that fit, the fastest first; then those that do not, the one
+            that misses least first.
+        num_beaten: candidates not simulated, because no order of their work could be
+            among the best.
+        num_too_long: candidates not simulated, because of too many ops.
+        layer_names: of the model, for the boundaries.
+        timeline: one step of the best.
+        notes: what else one should know, a sentence each.
+    """
+
+    model: str
+    how: str
+    cluster: Cluster
+    batch_size: int
+    outcomes: tuple[Outcome, ...]
+    num_beaten: int = 0
+    num_too_long: int = 0
+    layer_names: tuple[str, ...] = ()
+    timeline: Timeline | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        """The table, the choice and its picture, as plain text."""
+        from hocket.planner.table import to_text
+
+        return to_text(self)
+
+    def with_timeline(self, timeline: Timeline) -> Ranking:
+        """The same with a step of the best."""
+        return replace(self, timeline=timeline)
+
+    def with_notes(self, *notes: str) -> Ranking:
+        """The same with more to know."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    @cached_property
+    def fitting(self) -> tuple[Outcome, ...]:
+        """Those that fit, the fastest first."""
+        return tuple(outcome for outcome in self.outcomes if outcome.fits)
+
+    @cached_property
+    def too_large(self) -> tuple[Outcome, ...]:
+        """Those that do not fit, the one that misses least first."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.fits)
+
+    @cached_property
+    def fastest(self) -> Outcome | None:
+        """The fastest that fits, and whose weights are never behind."""
+        exact = (outcome for outcome in self.fitting if not outcome.delay)
+        return next(exact, None)
+
+    @cached_property
+    def best(self) -> Outcome | None:
+        """The choice: the simplest of those within 1 % of the fastest.
+
+        No prediction is finer than that. Simpler is what shards less, has fewer stages,
+        does not recompute, and holds less.
+        """
+        if self.fastest is None:
+            return None
+        least = (1 - _AS_FAST) * self.fastest.samples_per_s
+        return min(
+            (x for x in self.fitting if not x.delay and x.samples_per_s >= least),
+            key=_complexity,
+        )
+
+    @cached_property
+    def best_pipeline(self) -> Outcome | None:
+        """The fastest pipeline that fits."""
+        return self._first(is_data_parallel=False)
+
+    @cached_property
+    def best_data_parallel(self) -> Outcome | None:
+        """The fastest plain data parallelism that fits."""
+        return self._first(is_data_parallel=True)
+
+    @property
+    def num_candidates(self) -> int:
+        """All that were looked at."""
+        return len(self.outcomes) + self.num_beaten + self.num_too_long
+
+    def shown(self, num_rows: int) -> Iterator[Outcome]:
+        """The best, at most two of one schedule and shape; then the best of the others.
+
+        Args:
+            num_rows: of the best; every schedule that is not among them adds one.
+        """
+        names: set[str] = set()
+        shapes: Counter[tuple[str, int, int]] = Counter()
+        for outcome in self.fitting:
+            candidate = outcome.candidate
+            name = candidate.schedule
+            shape = name, candidate.num_devices, candidate.stages_per_device
+            is_among = shapes.total() < num_rows and shapes[shape] < _MOST_ALIKE
+            if is_among or (shapes.total() >= num_rows and name not in names):
+                shapes[shape] += 1
+                names.add(name)
+                yield outcome
+
+    def closest(self, num_rows: int) -> Iterator[Outcome]:
+        """Of what does not fit: of each schedule and shape the one that misses least.
+
+        Args:
+            num_rows: at most.
+        """
+        seen: set[tuple[str, int]] = set()
+        for outcome in self.too_large:
+            shape = outcome.candidate.schedule, outcome.candidate.num_devices
+            if shape not in seen and len(seen) < num_rows:
+                seen.add(shape)
+                yield outcome
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the timeline, as plain values with keys that stay."""
+        best = self.best
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "how": self.how,
+            "cluster": _cluster_json(self.cluster),
+            "batch_size": self.batch_size,
+            "num_candidates": self.num_candidates,
+            "num_simulated": len(self.outcomes),
+            "num_beaten": self.num_beaten,
+            "num_too_long": self.num_too_long,
+            "notes": list(self.notes),
+            "best": None if best is None else self._outcome_json(best),
+            "outcomes": [self._outcome_json(outcome) for outcome in self.outcomes],
+        }
+
+    def stage_names(self, outcome: Outcome) -> tuple[str, ...]:
+        """The first layer of each stage."""
+        return tuple(self.layer_names[i] for i in (0, *outcome.boundaries))
+
+    def _first(self, *, is_data_parallel: bool) -> Outcome | None:
+        found = (
+            outcome
+            for outcome in self.fitting
+            if outcome.candidate.is_data_parallel == is_data_parallel
+            and not outcome.delay
+        )
+        return next(found, None)
+
+    def _outcome_json(self, outcome: Outcome) -> dict[str, Any]:
+        return {
+            **asdict(outcome.candidate),
+            "samples_per_microbatch": outcome.candidate.samples_of_microbatch(
+                self.batch_size
+            ),
+            "is_data_parallel": outcome.candidate.is_data_parallel,
+            "step_s": outcome.step_s,
+            "samples_per_s": outcome.samples_per_s,
+            "bubble_fraction": outcome.bubble_fraction,
+            "fits": outcome.fits,
+            "missing_bytes": outcome.missing_bytes,
+            "peak_bytes": outcome.peak_bytes,
+            "memory": [
+                {**asdict(split), "total_bytes": split.total_bytes}
+                for split in outcome.memory
+            ],
+            "message_bytes": outcome.message_bytes,
+            "reduce_bytes": outcome.reduce_bytes,
+            "delay": outcome.delay,
+            "stages": list(self.stage_names(outcome)),
+        }
+
+
+def _complexity(outcome: Outcome) -> tuple[float, ...]:
+    candidate = outcome.candidate
+    return (
+        _PLAIN.get(candidate.schedule, len(_PLAIN)),
+        candidate.num_stages,
+        candidate.recomputes,
+        outcome.peak_bytes,
+        outcome.step_s,
+    )
+
+
+def _cluster_json(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "num_devices": cluster.num_devices,
+        "num_nodes": cluster.num_nodes,
+        "memory_bytes": cluster.memory_bytes,
+        "link": cluster.link.key,
+        "network": None if cluster.network is None else cluster.network.key,
+    }

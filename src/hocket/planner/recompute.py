@@ -1,0 +1,174 @@
+"""Choose the stages that recompute, so that every device fits its memory.
+
+Recomputing costs a forward per microbatch, and saves what forwards leave for their
+backwards, but for the one microbatch whose B is at work:
+
+    keeps         2 microbatches between F and B     2 x activation_bytes at the peak
+    recomputes    likewise                           1 x, while B runs
+
+So a stage whose B follows each F at once (the last one of 1F1B) gains nothing by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from typing import Literal, TypeAlias, assert_never
+
+from hocket.draw.quantity import byte_size
+from hocket.errors import FitError, PlanError
+from hocket.plan.costs import Costs, with_recompute
+from hocket.plan.peak import peak_parts
+from hocket.plan.schedule import Schedule
+from hocket.plan.simulate import simulate
+
+RecomputeName: TypeAlias = Literal["none", "all", "auto"]
+
+
+def recomputing(
+    recompute: RecomputeName,
+    schedule: Schedule,
+    costs: Costs,
+    memory_bytes: int | None = None,
+) -> Costs:
+    """The costs with the stages that recompute.
+
+    Args:
+        recompute: none, all that are trained, or as few as the memory needs.
+        schedule: the order of work.
+        costs: of its program.
+        memory_bytes: of each device; for "auto".
+
+    Raises:
+        FitError: a device needs more even where all its stages recompute.
+        PlanError: the name is unknown, or "auto" has no memory to fit.
+    """
+    program = schedule.program
+    match recompute:
+        case "none":
+            return with_recompute(costs, program, ())
+        case "all":
+            return with_recompute(costs, program, _trained(schedule))
+        case "auto":
+            if memory_bytes is None or memory_bytes <= 0:
+                raise PlanError(
+                    f'recompute="auto" fits a device\'s memory; memory_bytes is '
+                    f"{memory_bytes}: give the bytes that tensors may take on each"
+                )
+            chosen = stages_to_recompute(schedule, costs, memory_bytes)
+            return with_recompute(costs, program, chosen)
+        case _:
+            assert_never(recompute)
+
+
+def stages_to_recompute(
+    schedule: Schedule, costs: Costs, memory_bytes: int
+) -> frozenset[int]:
+    """The stages that must recompute, so that no device's predicted peak is larger.
+
+    On each device that needs it, the stage that saves the most bytes per second spent
+    is added until it fits; then those that turn out to be needless are taken out again,
+    the dearest first.
+
+    Raises:
+        FitError: a device needs more even where all its stages recompute.
+    """
+    trained = _trained(schedule)
+    peaks = _peaks(schedule, costs, ())
+    if max(peaks) <= memory_bytes:
+        return frozenset()
+    _check_fits(schedule, costs, memory_bytes)
+    on_device = [
+        [stage for stage in stages if stage in trained]
+        for stages in schedule.program.stages_on
+    ]
+    chosen: set[int] = set()
+    while any(peak > memory_bytes for peak in peaks):
+        left = [
+            [s for s in stages if s not in chosen] if peak > memory_bytes else []
+            for stages, peak in zip(on_device, peaks, strict=True)
+        ]
+        best = _best(schedule, costs, chosen, left, memory_bytes)
+        if not best:  # only together with others' does this device's peak sink
+            return trained
+        chosen |= best
+        peaks = _peaks(schedule, costs, chosen)
+    return _without_needless(schedule, costs, chosen, memory_bytes)
+
+
+def _best(
+    schedule: Schedule,
+    costs: Costs,
+    chosen: Collection[int],
+    left: Sequence[Sequence[int]],
+    memory_bytes: int,
+) -> set[int]:
+    """Of each device's stages left, the one to add; all devices are tried at once."""
+    stage_costs = costs.of(schedule.program)
+    rated: list[dict[int, tuple[bool, float]]] = [{} for _ in left]
+    before = _peaks(schedule, costs, chosen)
+    for together in zip_longest(*left):
+        added = {stage for stage in together if stage is not None}
+        after = _peaks(schedule, costs, {*chosen, *added})
+        for stage in added:
+            device = schedule.program.stages[stage].device
+            spent_s = stage_costs[stage].forward_s or 1e-12
+            fits = after[device] <= memory_bytes
+            saved = before[device] - after[device]
+            # What fits is rated by its seconds; what does not, by its bytes for them.
+            rating = -spent_s if fits else saved / spent_s
+            rated[device][stage] = (fits, rating)
+    return {max(stages, key=stages.__getitem__) for stages in rated if stages}
+
+
+def _without_needless(
+    schedule: Schedule, costs: Costs, chosen: Collection[int], memory_bytes: int
+) -> frozenset[int]:
+    """Take out the dearest stages that are not needed; all devices at once."""
+    program, stage_costs = schedule.program, costs.of(schedule.program)
+    kept = set(chosen)
+    by_cost = [
+        sorted(kept.intersection(own), key=lambda s: -stage_costs[s].forward_s)
+        for own in program.stages_on
+    ]
+    for together in zip_longest(*by_cost):
+        out = {stage for stage in together if stage is not None}
+        peaks = _peaks(schedule, costs, kept - out)
+        kept -= {s for s in out if peaks[program.stages[s].device] <= memory_bytes}
+    return frozenset(kept)
+
+
+def _check_fits(schedule: Schedule, costs: Costs, memory_bytes: int) -> None:
+    """Raise FitError if a device needs more where all stages recompute."""
+    least = with_recompute(costs, schedule.program, _trained(schedule))
+    timeline = simulate(schedule, least)
+    parts = peak_parts(timeline, least)
+    sizes = [part.total_bytes for part in parts]
+    device = sizes.index(max(sizes))
+    if sizes[device] <= memory_bytes:
+        return
+    part = parts[device]
+    raise FitError(
+        f"device {device} needs {byte_size(sizes[device])} even where all its stages "
+        f"recompute, and memory_bytes is {memory_bytes} ({byte_size(memory_bytes)}): "
+        f"weights {byte_size(part.weight_bytes)}, gradients "
+        f"{byte_size(part.gradient_bytes)}, optimizer {byte_size(part.optimizer_bytes)}"
+        f", activations {byte_size(part.activation_bytes)}, messages "
+        f"{byte_size(part.message_bytes)}. The smallest that works is "
+        f"{sizes[device]}; more devices, more microbatches, a smaller batch or an "
+        "optimizer with less state need less",
+        device=device,
+        needed_bytes=sizes[device],
+        memory_bytes=memory_bytes,
+    )
+
+
+def _peaks(schedule: Schedule, costs: Costs, stages: Collection[int]) -> list[float]:
+    """Of each device, in bytes."""
+    timeline = simulate(schedule, with_recompute(costs, schedule.program, stages))
+    return [curve.peak for curve in timeline.memory]
+
+
+def _trained(schedule: Schedule) -> frozenset[int]:
+    stages = enumerate(schedule.program.stages)
+    return frozenset(number for number, stage in stages if stage.trainable)

@@ -1,0 +1,76 @@
+"""A ranking as one page: the candidates as points, the best step, and all numbers."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from hocket.draw.html import Facts, Figure, Table, to_report
+from hocket.draw.quantity import byte_size, percent, short
+from hocket.errors import PlanError
+from hocket.planner.candidate import Outcome
+from hocket.planner.ranking import Ranking
+from hocket.planner.scatter import to_svg
+from hocket.planner.table import cells, choice, columns, head
+
+_MOST_ROWS: Final = 200
+
+
+def to_html(ranking: Ranking) -> str:
+    """One self-contained page.
+
+    Raises:
+        PlanError: nothing fits, so that there is no step to draw.
+    """
+    best = ranking.best
+    if best is None or ranking.timeline is None:
+        raise PlanError("\n".join(choice(ranking)))
+    rows = tuple(
+        tuple(cells(outcome, ranking))
+        for outcome in islice(ranking.fitting, _MOST_ROWS)
+    )
+    return to_report(
+        [("the best, one step, predicted", ranking.timeline)],
+        f"Plan for {ranking.model}",
+        summary=" ".join(choice(ranking)),
+        samples_per_step=ranking.batch_size,
+        figures=(
+            Figure(
+                "Every candidate: samples per second over peak memory per device",
+                to_svg(ranking),
+            ),
+        ),
+        tables=(
+            _memory_table(best),
+            Table(f"The best {len(rows)} that fit", columns(ranking), rows),
+        ),
+        facts=(Facts("What this rests on", text="\n".join(head(ranking))),),
+    )
+
+
+def _memory_table(best: Outcome) -> Table:
+    """Device by device."""
+    rows = tuple(
+        (
+            f"d{device}",
+            byte_size(split.weight_bytes),
+            byte_size(split.gradient_bytes),
+            byte_size(split.optimizer_bytes),
+            byte_size(split.activation_bytes),
+            byte_size(split.total_bytes),
+            percent(split.total_bytes / best.budget_bytes),
+        )
+        for device, split in enumerate(best.memory)
+    )
+    names = (
+        "device",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "together",
+        "of the memory",
+    )
+    return Table(
+        f"Memory of the best, at {short(best.samples_per_s)} samples/s", names, rows
+    )

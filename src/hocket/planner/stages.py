@@ -1,0 +1,89 @@
+"""Add up layers into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from hocket.plan.costs import StageCost
+from hocket.planner.work import LayerCost
+
+
+def stage_costs(
+    layers: Sequence[LayerCost],
+    boundaries: Sequence[int],
+    *,
+    recomputes: bool,
+    update_s_per_byte: float,
+) -> tuple[StageCost, ...]:
+    """What each stage costs.
+
+    Args:
+        layers: of the whole model.
+        boundaries: the layers at which stages 1, 2, ... begin.
+        recomputes: whether the stages keep only their inputs.
+        update_s_per_byte: of the optimizer's step.
+    """
+    edges = (0, *boundaries, len(layers))
+    return tuple(
+        _stage(layers, begin, end, recomputes, update_s_per_byte)
+        for begin, end in pairwise(edges)
+    )
+
+
+def _stage(
+    layers: Sequence[LayerCost],
+    begin: int,
+    end: int,
+    recomputes: bool,
+    update_s_per_byte: float,
+) -> StageCost:
+    own = layers[begin:end]
+    weights = {x.name: x for layer in own for x in layer.weights}.values()
+    weight_bytes = sum(x.num_bytes for x in weights)
+    gradient_bytes = sum(x.gradient_bytes for x in weights)
+    optimizer_bytes = sum(x.optimizer_bytes for x in weights)
+    trained_bytes = 2 * gradient_bytes + optimizer_bytes  # weights as many as gradients
+    return StageCost(
+        forward_s=sum(layer.forward_s for layer in own),
+        input_grad_s=sum(layer.input_grad_s for layer in own),
+        weight_grad_s=sum(layer.weight_grad_s for layer in own),
+        update_s=trained_bytes * update_s_per_byte,
+        output_bytes=layers[end].received_bytes if end < len(layers) else 0,
+        input_grad_bytes=own[0].received_grad_bytes,
+        activation_bytes=activation_bytes(own),
+        weight_bytes=weight_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
+        forward_work_bytes=_forward_work_bytes(own),
+        backward_work_bytes=_backward_work_bytes(own),
+        recomputes=recomputes,
+    )
+
+
+def activation_bytes(layers: Sequence[LayerCost]) -> int:
+    """What layers that follow each other keep, beside what the first one received."""
+    made = sum(layer.activation_bytes for layer in layers)
+    return made + sum(layer.kept_input_bytes for layer in layers[1:])
+
+
+def _forward_work_bytes(layers: Sequence[LayerCost]) -> int:
+    """The most in any layer; all but the first layer's input is the stage's own."""
+    first, *others = layers
+    inside = [layer.received_bytes + layer.forward_work_bytes for layer in others]
+    return max(first.forward_work_bytes, *inside, 0)
+
+
+def _backward_work_bytes(layers: Sequence[LayerCost]) -> int:
+    """The most at any layer, when those behind it have given back what they kept.
+
+    All but the last layer's output gradient is the stage's own.
+    """
+    made = accumulate(layer.activation_bytes for layer in layers)
+    inputs = accumulate([0, *(layer.kept_input_bytes for layer in layers[1:])])
+    kept = [a + b for a, b in zip(made, inputs, strict=True)]
+    grads = [*(layer.received_grad_bytes for layer in layers[1:]), 0]
+    held = [
+        kept[i] + grads[i] + layer.backward_work_bytes for i, layer in enumerate(layers)
+    ]
+    return max(0, max(held) - kept[-1])

@@ -1,0 +1,240 @@
+"""A ranking for people: the table, what does not fit, the choice, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from hocket.draw.palette import Theme
+from hocket.draw.quantity import (
+    Unit,
+    byte_size,
+    byte_unit,
+    counted,
+    percent,
+    seconds,
+    short,
+)
+from hocket.draw.text import to_text as timeline_text
+from hocket.planner.candidate import DATA_PARALLEL, Outcome
+from hocket.planner.ranking import Ranking
+
+NUM_ROWS: Final = 12
+NUM_MISFITS: Final = 5
+_WIDTH: Final = 140
+
+
+def columns(ranking: Ranking) -> tuple[str, ...]:
+    """The names of a row's cells, with the unit of memory."""
+    unit = _unit(ranking).name
+    return (
+        "schedule",
+        "stages",
+        "replicas",
+        "microbatches",
+        "recompute",
+        "samples/s",
+        "bubble",
+        f"peak {unit}",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "messages",
+    )
+
+
+def to_text(ranking: Ranking, *, num_rows: int = NUM_ROWS, width: int = _WIDTH) -> str:
+    """Everything as plain text.
+
+    Args:
+        ranking: what to show.
+        num_rows: of the best; then the best of each further schedule.
+        width: the most columns.
+    """
+    page = StringIO()
+    show(ranking, Console(file=page, width=width, color_system=None), num_rows=num_rows)
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+def show(
+    ranking: Ranking,
+    console: Console,
+    *,
+    num_rows: int = NUM_ROWS,
+    colour: Theme | None = None,
+) -> None:
+    """Print it.
+
+    Args:
+        ranking: what to show.
+        console: where.
+        num_rows: of the best.
+        colour: of the terminal, for the picture; none by default.
+    """
+    for line in head(ranking):
+        console.print(line, highlight=False, markup=False)
+    console.print()
+    if ranking.fitting:
+        console.print(_table(ranking, ranking.shown(num_rows)))
+    misfits = list(ranking.closest(NUM_MISFITS))
+    if misfits:
+        console.print()
+        console.print(_misfit_table(misfits, ranking))
+    console.print()
+    for line in choice(ranking):
+        console.print(line, highlight=False, markup=False)
+    if ranking.timeline is not None:
+        console.print()
+        picture = timeline_text(ranking.timeline, width=console.width, colour=colour)
+        console.file.write(picture + "\n")
+
+
+def choice(ranking: Ranking) -> Iterator[str]:
+    """What to take and why, a sentence each."""
+    best = ranking.best
+    if best is None:
+        yield from _nothing_fits(ranking)
+        return
+    yield f"best: {_sentence(best, ranking)}"
+    fastest = ranking.fastest
+    if fastest is not None and fastest.candidate.schedule != best.candidate.schedule:
+        gain = fastest.samples_per_s / best.samples_per_s - 1
+        yield (
+            f"The fastest, {_sentence(fastest, ranking)}, is {short(100 * gain)} % "
+            "faster: of what is that close, the simplest is best."
+        )
+    if best.candidate.is_data_parallel:
+        yield _against(best, ranking.best_pipeline, "the best pipeline", "pipeline")
+        yield (
+            f"Plain data parallelism is the choice here: "
+            f"{DATA_PARALLEL[best.candidate.schedule]}."
+        )
+    else:
+        rival = ranking.best_data_parallel
+        yield _against(best, rival, "the best plain data parallelism", "such way")
+    yield from ranking.notes
+
+
+def head(ranking: Ranking) -> Iterator[str]:
+    """What was asked, and what it rests on, a line each."""
+    cluster = ranking.cluster
+    where = f"{cluster.num_devices} x {cluster.name}"
+    if cluster.num_nodes > 1 and cluster.network is not None:
+        where += f" in {counted(cluster.num_nodes, 'node')} ({cluster.network.name})"
+    yield (
+        f"{ranking.model}, {counted(ranking.batch_size, 'sample')} per step, on "
+        f"{where}, {cluster.link.name}, {byte_size(cluster.memory_bytes)} each"
+    )
+    yield f"costs {ranking.how}"
+    left_out = (
+        (ranking.num_beaten, "cannot be among the best and were not"),
+        (ranking.num_too_long, "have too many ops and were not"),
+    )
+    parts = [f"{number:,} {why}" for number, why in left_out if number]
+    yield f"{len(ranking.outcomes):,} candidates simulated" + "".join(
+        f"; {part}" for part in parts
+    )
+
+
+def _table(ranking: Ranking, outcomes: Iterator[Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for number, name in enumerate(columns(ranking)):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for outcome in outcomes:
+        style = "bold green" if outcome is ranking.best else None
+        table.add_row(*cells(outcome, ranking), style=style)
+    return table
+
+
+def cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
+    """A row of the table, one text per name of `columns`."""
+    candidate, split, unit = outcome.candidate, outcome.fullest, _unit(ranking)
+    delay = f" (delay {outcome.delay})" if outcome.delay else ""
+    yield candidate.schedule + delay
+    v = candidate.stages_per_device
+    yield f"{candidate.num_devices}" + (f" x {v}" if v > 1 else "")
+    yield str(candidate.num_replicas)
+    size = candidate.samples_of_microbatch(ranking.batch_size)
+    yield f"{candidate.num_microbatches} of {size}"
+    yield "all" if candidate.recomputes else "none"
+    yield short(outcome.samples_per_s)
+    yield percent(outcome.bubble_fraction)
+    yield unit.number(outcome.peak_bytes)
+    yield unit.number(split.weight_bytes)
+    yield unit.number(split.gradient_bytes)
+    yield unit.number(split.optimizer_bytes)
+    yield unit.number(split.activation_bytes)
+    yield byte_size(outcome.message_bytes)
+
+
+def _unit(ranking: Ranking) -> Unit:
+    """In which the best outcome's memory reads best."""
+    return byte_unit(ranking.outcomes[0].peak_bytes)
+
+
+def _misfit_table(misfits: list[Outcome], ranking: Ranking) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    all_ = columns(ranking)
+    names = ("does not fit", *all_[1:5], "missing", *all_[7:12])
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for outcome in misfits:
+        row = [*cells(outcome, ranking)]
+        missing = _unit(ranking).number(outcome.missing_bytes)
+        table.add_row(*row[:5], missing, *row[7:12])
+    return table
+
+
+def _sentence(outcome: Outcome, ranking: Ranking) -> str:
+    candidate = outcome.candidate
+    v = candidate.stages_per_device
+    per_device = f" ({v} per device)" if v > 1 else ""
+    size = candidate.samples_of_microbatch(ranking.batch_size)
+    microbatches = counted(candidate.num_microbatches, "microbatch")
+    recomputes = ", recomputing activations" if candidate.recomputes else ""
+    shape = (
+        ""
+        if candidate.is_data_parallel
+        else f"{counted(candidate.num_stages, 'stage')}{per_device} x "
+    )
+    return (
+        f"{candidate.schedule}, {shape}{counted(candidate.num_replicas, 'replica')}, "
+        f"{microbatches} of {size}{recomputes}: {short(outcome.samples_per_s)} "
+        f"samples/s, a step of {seconds(outcome.step_s)}"
+    )
+
+
+def _against(best: Outcome, rival: Outcome | None, name: str, kind: str) -> str:
+    if rival is None:
+        return (
+            f"No {kind} fits."
+            if kind == "pipeline"
+            else f"{name.capitalize()}: none fits."
+        )
+    gain = best.samples_per_s / rival.samples_per_s
+    return (
+        f"{name.capitalize()}, {rival.candidate.schedule}, reaches "
+        f"{short(rival.samples_per_s)} samples/s: {short(gain)} times slower."
+    )
+
+
+def _nothing_fits(ranking: Ranking) -> Iterator[str]:
+    if not ranking.too_large:
+        yield "Only orders with delayed updates fit; none is taken by itself."
+        return
+    least = ranking.too_large[0]
+    candidate = least.candidate
+    devices = counted(candidate.num_devices, "device")
+    replicas = counted(candidate.num_replicas, "replica")
+    missing, peak = byte_size(least.missing_bytes), byte_size(least.peak_bytes)
+    yield (
+        f"Nothing fits. {candidate.schedule} on {devices} x {replicas} misses least: "
+        f"{missing} of {peak} per device. "
+        "Use more devices, devices with more memory, a smaller batch, or an optimizer "
+        "with less state."
+    )

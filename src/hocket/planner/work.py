@@ -1,0 +1,174 @@
+"""What a model's layers cost at any number of samples: counted or measured.
+
+The planner asks one question, `layers(num_samples)`, of either kind of answer:
+
+    FLOPs, bytes  x  Hardware   ─▶ Counted   ┐   (planner/counted.py)
+    profiles at one or two sizes ─▶ Measured ┴─▶ layers(num_samples) ─▶ LayerCost, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One parameter or buffer, wherever it is used.
+
+    Args:
+        name: its first name in the uncut model; the same in all layers that share it.
+        num_bytes: of its values.
+        gradient_bytes: 0 where it is not trained.
+        optimizer_bytes: of the optimizer's state.
+    """
+
+    name: str
+    num_bytes: int
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs per microbatch; see `StageCost`, into which they add up.
+
+    Args:
+        name: of the layer.
+        forward_s: F.
+        input_grad_s: I.
+        weight_grad_s: W.
+        activation_bytes: what the forward makes and keeps for the backward.
+        kept_input_bytes: what it keeps of its input, if no earlier layer does.
+        received_bytes: the message to a stage that begins with it.
+        received_grad_bytes: the message back.
+        forward_work_bytes: the most at once in a forward that keeps nothing.
+        backward_work_bytes: the most at once in a backward, beyond what was kept.
+        weights: the parameters and buffers that it uses.
+    """
+
+    name: str
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    activation_bytes: int = 0
+    kept_input_bytes: int = 0
+    received_bytes: int = 0
+    received_grad_bytes: int = 0
+    forward_work_bytes: int = 0
+    backward_work_bytes: int = 0
+    weights: tuple[Weights, ...] = ()
+
+    @property
+    def backward_s(self) -> float:
+        """I and W."""
+        return self.input_grad_s + self.weight_grad_s
+
+
+class Work(Protocol):
+    """What is to be computed, and what that takes."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    @property
+    def how(self) -> str:
+        """How the seconds came to be, in a sentence for people."""
+
+    @property
+    def only_samples(self) -> int | None:
+        """The only size of microbatch that the model runs with, if there is one."""
+
+    @property
+    def update_s_per_byte(self) -> float:
+        """Seconds of the optimizer's step per byte of weights, gradients and state."""
+
+    def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
+        """The layers' costs for microbatches of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A number of bytes that grows evenly with the samples."""
+
+    fixed: float
+    per_sample: float
+
+    def at(self, num_samples: int) -> int:
+        """For this number of samples."""
+        return max(0, round(self.fixed + self.per_sample * num_samples))
+
+    @classmethod
+    def through(cls, sizes: tuple[int, int], values: tuple[float, float]) -> Affine:
+        """The line through two points; through the origin where they are one."""
+        if sizes[0] == sizes[1]:
+            return cls(0.0, values[0] / sizes[0])
+        slope = (values[1] - values[0]) / (sizes[1] - sizes[0])
+        return cls(values[0] - slope * sizes[0], slope)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """Costs as measured, at one or two sizes of a microbatch.
+
+    Args:
+        name: of the model.
+        sizes: the two numbers of samples; the same twice where only one was measured.
+        profiles: the layers at each.
+        update_s_per_byte: measured.
+        device_name: where.
+        only_samples: as in `Work`.
+    """
+
+    name: str
+    sizes: tuple[int, int]
+    profiles: tuple[Sequence[LayerCost], Sequence[LayerCost]]
+    update_s_per_byte: float
+    device_name: str
+    only_samples: int | None = None
+
+    @property
+    def how(self) -> str:
+        """Where, and at which sizes."""
+        sizes = " and ".join(str(size) for size in dict.fromkeys(self.sizes))
+        return (
+            f"measured on {self.device_name} with microbatches of {sizes}; other sizes "
+            "on the straight line through them"
+        )
+
+    def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
+        """On the straight line through what was measured."""
+        pairs = zip(*self.profiles, strict=True)
+        return tuple(self._layer(a, b, num_samples) for a, b in pairs)
+
+    def _layer(self, a: LayerCost, b: LayerCost, num_samples: int) -> LayerCost:
+        def seconds(name: str) -> float:
+            pair = (float(getattr(a, name)), float(getattr(b, name)))
+            line = Affine.through(self.sizes, pair)
+            # Noise may tilt the line; a smaller microbatch never takes longer than a
+            # larger one that was measured, nor less than its share.
+            value = line.fixed + line.per_sample * num_samples
+            shares = [
+                x * num_samples / n for x, n in zip(pair, self.sizes, strict=True)
+            ]
+            return max(value, min(shares))
+
+        def num_bytes(name: str) -> int:
+            pair = (float(getattr(a, name)), float(getattr(b, name)))
+            return Affine.through(self.sizes, pair).at(num_samples)
+
+        return LayerCost(
+            a.name,
+            seconds("forward_s"),
+            seconds("input_grad_s"),
+            seconds("weight_grad_s"),
+            num_bytes("activation_bytes"),
+            num_bytes("kept_input_bytes"),
+            num_bytes("received_bytes"),
+            num_bytes("received_grad_bytes"),
+            num_bytes("forward_work_bytes"),
+            num_bytes("backward_work_bytes"),
+            a.weights,
+        )

@@ -1,0 +1,104 @@
+"""`hocket plan`: tables, JSON and pages, from FLOPs and from measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import hocket
+from hocket.cli.main import app
+
+V100 = ["plan", "digits-vit", "--devices", "4", "--hardware", "v100-32g"]
+LARGE = [*V100, "--batch-size", "16384"]
+
+
+def shell(*arguments: str) -> Result:
+    """What a call prints, and how it ends."""
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_table_names_the_choice_and_draws_it() -> None:
+    """Few weights, many samples: data parallelism wins, and says so."""
+    done = shell(*LARGE)
+    assert done.exit_code == 0, done.output
+    for word in ("samples/s", "weights", "optimizer", "ddp", "fsdp", "1f1b", "gpipe"):
+        assert word in done.output
+    assert "Plain data parallelism is the choice here" in done.output
+    assert "makespan" in done.output
+
+
+def test_json_is_complete() -> None:
+    """All outcomes, not only those of the table."""
+    done = shell(*V100, "--json", "--all")
+    document = json.loads(done.stdout)
+    assert document["num_beaten"] == 0
+    assert len(document["outcomes"]) == document["num_simulated"] > 100
+    assert document["cluster"]["link"] == "nvlink2"
+
+
+def test_a_page_with_pictures(tmp_path: Path) -> None:
+    """The points, the best step, and all tables; loads nothing."""
+    path = tmp_path / "plan.html"
+    done = shell(*V100, "--html", str(path))
+    assert done.exit_code == 0, done.output
+    page = path.read_text()
+    assert "<svg" in page
+    assert "Every candidate" in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--hardware", "v10"], "no device is named 'v10'"),
+        (["--links", "nvlinc2"], "no link is named 'nvlinc2'"),
+        (["--precision", "bfloat16"], "use float32 or float16"),
+        (["--nodes", "3"], "cannot be shared evenly by 3 nodes"),
+        (["--batch-size", "2"], None),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_way_out(
+    more: list[str], words: str | None
+) -> None:
+    """Exit code 3, one sentence; small batches still have a plan."""
+    done = shell(*V100, *more)
+    if words is None:
+        assert done.exit_code == 0
+    else:
+        assert done.exit_code == 3
+        assert words in done.output
+
+
+def test_measured_here_where_no_hardware_is_named() -> None:
+    """On this machine's CPU, with shared memory between workers."""
+    done = shell(
+        "plan", "digits-vit", "-d", "2", "--set", "model.num_blocks=2", "--json"
+    )
+    document = json.loads(done.stdout)
+    assert "measured on" in document["how"]
+    assert document["cluster"]["link"] == "shared-memory"
+    assert document["best"]["samples_per_s"] > 0
+
+
+def test_the_python_way_is_the_same(tmp_path: Path) -> None:
+    """`hocket.plan(model, batch, loss, ...)` of one's own model prints as a table."""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    batch = (torch.randn(64, 256), torch.randn(64, 256))
+    ranking: Any = hocket.plan(
+        model,
+        batch,
+        nn.functional.mse_loss,
+        num_devices=8,
+        hardware="a100-80g",
+        links="nvlink",
+    )
+    assert ranking.cluster.link.key == "nvlink3"
+    assert "best: " in str(ranking)
+    assert ranking.best.samples_per_s > 0

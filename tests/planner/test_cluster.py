@@ -1,0 +1,45 @@
+"""Where messages and rings cross from node to node, and what they share there."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.errors import PlanError
+from tests.planner.toys import cluster
+
+
+def test_a_pipeline_inside_a_node_never_leaves_it() -> None:
+    """Two replicas of four, a node each: only their rings cross."""
+    two_nodes = cluster(8, num_nodes=2, network_bytes_per_s=1e9)
+    assert two_nodes.pipeline_links(4, 2) == ()
+    assert two_nodes.reduce_link(4, 2).bytes_per_s == 1e9 / 4  # four rings at once
+
+
+def test_a_pipeline_over_nodes_crosses_once_each_way() -> None:
+    """From device 3 to 4, and from the last to the first one."""
+    two_nodes = cluster(8, num_nodes=2, network_bytes_per_s=1e9)
+    links = {(a, b): link for a, b, link in two_nodes.pipeline_links(8, 1)}
+    assert set(links) == {(3, 4), (4, 3), (7, 0), (0, 7)}
+    assert all(link.bytes_per_s == 1e9 for link in links.values())
+
+
+def test_replicas_that_cross_together_share_the_card() -> None:
+    """Pipelines of 2 in nodes of 3: the second of three has one device in each."""
+    nodes = cluster(6, num_nodes=2, network_bytes_per_s=1e9)
+    links = {(a, b): link for a, b, link in nodes.pipeline_links(2, 3)}
+    assert set(links) == {(0, 1), (1, 0)}
+    assert links[0, 1].bytes_per_s == 1e9
+
+
+def test_data_parallelism_over_nodes_is_one_ring() -> None:
+    """It leaves each node once, so it has the card to itself."""
+    nodes = cluster(8, num_nodes=2, network_bytes_per_s=1e9)
+    assert nodes.reduce_link(1, 8).bytes_per_s == 1e9
+    assert cluster(8).reduce_link(1, 8).bytes_per_s == 1e11
+
+
+@pytest.mark.parametrize(("num_devices", "num_nodes"), [(0, 1), (4, 3), (4, 0)])
+def test_nodes_have_equally_many_devices(num_devices: int, num_nodes: int) -> None:
+    """Anything else is refused, with the numbers."""
+    with pytest.raises(PlanError, match=str(num_devices)):
+        cluster(num_devices, num_nodes=num_nodes)

@@ -1,0 +1,122 @@
+"""Plain data parallelism: closed forms of its overlap, its messages and its memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.plan.costs import Costs, StageCost
+from hocket.plan.simulate import simulate
+from hocket.planner.candidate import Candidate
+from hocket.planner.data_parallel import (
+    BUCKET_BYTES,
+    data_parallel_outcome,
+    data_parallel_timeline,
+    group_layers,
+)
+from hocket.planner.predict import Predictor
+from hocket.planner.work import Weights
+from tests.planner.toys import MIB, cluster, layers, work
+
+
+def predictor(
+    num_devices: int = 4, *, weight_bytes: int = 64 * MIB, bytes_per_s: float = 1e10
+) -> Predictor:
+    """Eight equal layers, a bucket each."""
+    return Predictor(
+        work(8, weight_bytes=weight_bytes),
+        cluster(num_devices, bytes_per_s=bytes_per_s),
+        8,
+    )
+
+
+def candidate(name: str, num_devices: int = 4, num_microbatches: int = 1) -> Candidate:
+    """Plain data parallelism on so many devices."""
+    return Candidate(name, 1, num_devices, 1, num_microbatches)
+
+
+def test_ddp_hides_all_reductions_but_the_last() -> None:
+    """Where a reduction is shorter than a layer's backward, one of them sticks out."""
+    found = data_parallel_outcome(predictor(), candidate("ddp"))
+    ring_s = 2 * 3 * (64 * MIB / 4) / 1e10
+    assert ring_s < 2 * 0.02  # of two samples
+    assert found.step_s == pytest.approx(2 * 8 * 0.03 + ring_s)
+    assert found.reduce_bytes == 8 * 64 * MIB
+    assert found.message_bytes == 0
+
+
+def test_ddp_waits_for_the_ring_where_that_is_slow() -> None:
+    """Then all reductions follow each other behind the first layer's backward."""
+    found = data_parallel_outcome(predictor(bytes_per_s=1e8), candidate("ddp"))
+    ring_s = 2 * 3 * (64 * MIB / 4) / 1e8
+    assert found.step_s == pytest.approx(2 * (8 * 0.01 + 0.02) + 8 * ring_s)
+
+
+def test_gradients_are_reduced_once_per_step() -> None:
+    """Two microbatches take twice the compute and no more messages."""
+    one = data_parallel_outcome(predictor(), candidate("ddp"))
+    two = data_parallel_outcome(predictor(), candidate("ddp", num_microbatches=2))
+    assert two.reduce_bytes == one.reduce_bytes
+    assert two.step_s == pytest.approx(one.step_s)  # half the samples, twice
+
+
+def test_fsdp_gathers_for_each_forward_and_backward() -> None:
+    """With a ring that takes no time it is as fast as ddp, and all compute."""
+    fast = predictor(bytes_per_s=float("inf"))
+    found = data_parallel_outcome(fast, candidate("fsdp"))
+    assert found.step_s == pytest.approx(2 * 8 * 0.03)
+    assert found.bubble_fraction == pytest.approx(0.0)
+    assert found.message_bytes == (2 * 8 - 1) * 64 * MIB
+
+
+def test_fsdp_is_bound_by_its_ring_where_that_is_slow() -> None:
+    """Gathering twice and scattering once take three half rings per group."""
+    found = data_parallel_outcome(predictor(bytes_per_s=1e7), candidate("fsdp"))
+    half_s = 3 * (64 * MIB / 4) / 1e7
+    total_s = (2 * 8 - 1 + 8) * half_s
+    assert total_s <= found.step_s <= total_s + 2 * 8 * 0.03
+
+
+def test_sharding_divides_what_it_shards() -> None:
+    """Optimizer state by zero1; weights and gradients too by fsdp."""
+    whole = 8 * 64 * MIB
+    splits = {
+        name: data_parallel_outcome(predictor(), candidate(name)).memory[0]
+        for name in ("ddp", "ddp+zero1", "fsdp")
+    }
+    assert splits["ddp"].weight_bytes == splits["ddp"].gradient_bytes == whole
+    assert splits["ddp"].optimizer_bytes == 2 * whole
+    assert splits["ddp+zero1"].weight_bytes == whole
+    assert splits["ddp+zero1"].optimizer_bytes == 2 * whole // 4
+    assert splits["fsdp"].weight_bytes == splits["fsdp"].gradient_bytes == whole // 4
+    assert splits["fsdp"].optimizer_bytes == 2 * whole // 4
+    totals = [split.total_bytes for split in splits.values()]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_the_picture_is_that_of_the_simulator() -> None:
+    """ddp is played by the same simulator as every pipeline: op by op the same."""
+    timeline = data_parallel_timeline(predictor(), candidate("ddp"))
+    group = StageCost(
+        forward_s=0.02,
+        input_grad_s=0.02,
+        weight_grad_s=0.02,
+        gradient_bytes=64 * MIB,
+    )
+    link = cluster(4, bytes_per_s=1e10).reduce_link(1, 4)
+    costs = Costs((group,) * 8, reduce_link=link)
+    assert timeline.makespan_s == pytest.approx(
+        simulate(timeline.schedule, costs).makespan_s
+    )
+
+
+def test_layers_form_groups_of_a_bucket() -> None:
+    """From the last one on; a weight that two layers share is counted once."""
+    half = layers(6, weight_bytes=BUCKET_BYTES // 2)
+    assert group_layers(half) == (2, 4)
+    large = layers(3, weight_bytes=2 * BUCKET_BYTES)
+    assert group_layers(large) == (1, 2)
+    shared = (Weights("shared", BUCKET_BYTES, 0, 0),)
+    tied = tuple(
+        type(layer)(layer.name, 1.0, 1.0, 1.0, weights=shared) for layer in half
+    )
+    assert group_layers(tied) == (5,)

@@ -1,0 +1,337 @@
+"""The ranking: closed forms, what must never get worse, and what is chosen when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.errors import PlanError
+from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
+from hocket.planner.predict import Predictor
+from hocket.planner.rank import Search, rank
+from hocket.planner.ranking import Ranking
+from tests.planner.toys import MIB, cluster, layers, work
+
+EVERYTHING = Search(is_exhaustive=True)
+
+
+def outcome_of(ranking: Ranking, **wanted: object) -> Outcome:
+    """The one outcome whose candidate has these values."""
+    (found,) = (
+        outcome
+        for outcome in ranking.outcomes
+        if all(getattr(outcome.candidate, k) == v for k, v in wanted.items())
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 8), (8, 16)])
+def test_bubble_of_equal_stages_is_the_papers(name: str, p: int, m: int) -> None:
+    """(p - 1) / (m + p - 1), for GPipe and 1F1B, with messages that cost nothing."""
+    free = cluster(p, bytes_per_s=float("inf"))
+    ranking = rank(work(8), free, m, replace(EVERYTHING, num_devices=(p,)))
+    found = outcome_of(
+        ranking, schedule=name, num_devices=p, num_microbatches=m, recomputes=False
+    )
+    assert found.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
+    assert found.step_s == pytest.approx((m + p - 1) * 8 / p * 0.03)
+    assert found.samples_per_s == pytest.approx(m / found.step_s)
+
+
+def test_1f1b_holds_fewer_activations_than_gpipe() -> None:
+    """The first stage holds p microbatches, not all m of them; weights are the same."""
+    ranking = rank(work(8), cluster(4), 16, EVERYTHING)
+    same = {"num_devices": 4, "num_microbatches": 16, "recomputes": False}
+    one = outcome_of(ranking, schedule="1f1b", **same)
+    all_ = outcome_of(ranking, schedule="gpipe", **same)
+    assert one.memory[0].activation_bytes < all_.memory[0].activation_bytes / 3
+    assert one.memory[0].weight_bytes == all_.memory[0].weight_bytes == 16 * MIB
+    assert one.memory[0].gradient_bytes == 16 * MIB
+    assert one.memory[0].optimizer_bytes == 32 * MIB
+
+
+def test_recomputation_saves_memory_and_costs_a_forward() -> None:
+    """GPipe with all forwards again: 4/3 of the time, and far fewer activations."""
+    free = cluster(4, bytes_per_s=float("inf"))
+    ranking = rank(work(8), free, 16, replace(EVERYTHING, num_devices=(4,)))
+    same = {"schedule": "gpipe", "num_microbatches": 16}
+    keeps = outcome_of(ranking, recomputes=False, **same)
+    again = outcome_of(ranking, recomputes=True, **same)
+    assert again.step_s == pytest.approx(keeps.step_s * 4 / 3)
+    assert again.peak_bytes < keeps.peak_bytes
+
+
+def test_the_parts_of_memory_add_up_to_the_peak() -> None:
+    """To what the simulated timeline says, device by device, of every pipeline."""
+    job, devices = work(8), cluster(4)
+    predictor = Predictor(job, devices, 16)
+    for outcome in rank(job, devices, 16, EVERYTHING).outcomes:
+        if outcome.candidate.is_data_parallel:
+            continue
+        timeline = predictor.timeline(outcome.candidate)
+        for device, split in enumerate(outcome.memory):
+            assert split.total_bytes == timeline.peak_bytes(device)
+            assert split.activation_bytes >= 0
+        assert outcome.bubble_fraction == pytest.approx(timeline.bubble_fraction)
+
+
+@given(
+    num_devices=st.sampled_from([2, 3, 4, 6]),
+    batch_size=st.sampled_from([12, 16, 24]),
+    num_layers=st.integers(6, 9),
+    latency_s=st.sampled_from([0.0, 1e-4, 5e-3]),
+)
+@settings(max_examples=8)
+def test_what_is_left_out_could_not_have_been_among_the_best(
+    num_devices: int, batch_size: int, num_layers: int, latency_s: float
+) -> None:
+    """The bound is one: the best so many are those of simulating everything."""
+    job = work(num_layers, update_s_per_byte=1e-10)
+    devices = cluster(num_devices, latency_s=latency_s)
+    all_ = rank(job, devices, batch_size, EVERYTHING)
+    few = rank(job, devices, batch_size, Search(num_best=5))
+    assert few.fitting[:5] == all_.fitting[:5]
+    assert few.num_candidates >= len(all_.outcomes)
+    predictor = Predictor(job, devices, batch_size)
+    for outcome in all_.outcomes:
+        if not outcome.candidate.is_data_parallel:
+            bound_s = predictor.bound_s(outcome.candidate)
+            assert bound_s <= outcome.step_s * (1 + 1e-9)
+
+
+def test_seconds_scaled_leave_the_order_as_it_is() -> None:
+    """Twice as slow a device, with links twice as slow, ranks all the same."""
+    fast = rank(work(8), cluster(4, latency_s=1e-3), 16, EVERYTHING)
+    slow = rank(
+        work(8, seconds=0.02),
+        cluster(4, bytes_per_s=0.5e11, latency_s=2e-3),
+        16,
+        EVERYTHING,
+    )
+    names = [outcome.candidate for outcome in fast.outcomes]
+    assert [outcome.candidate for outcome in slow.outcomes] == names
+    for a, b in zip(fast.outcomes, slow.outcomes, strict=True):
+        assert b.step_s == pytest.approx(2 * a.step_s)
+
+
+def test_more_bandwidth_is_never_slower() -> None:
+    """Of every candidate, on one node and on two."""
+    for num_nodes in (1, 2):
+        found = [
+            {
+                x.candidate: x.step_s
+                for x in rank(
+                    work(8, message_bytes=64 * MIB),
+                    cluster(
+                        4,
+                        bytes_per_s=rate,
+                        num_nodes=num_nodes,
+                        network_bytes_per_s=rate / 10,
+                    ),
+                    16,
+                    EVERYTHING,
+                ).outcomes
+            }
+            for rate in (1e9, 1e10, 1e11)
+        ]
+        for slow, fast in pairwise(found):
+            assert slow.keys() == fast.keys()
+            assert all(fast[x] <= slow[x] * (1 + 1e-9) for x in slow)
+
+
+def test_more_memory_never_fits_fewer() -> None:
+    """And what fits is never worse at its best."""
+    fits: set[Candidate] = set()
+    best = 0.0
+    for gib in (0.1, 0.2, 0.4, 0.8, 1.6):
+        ranking = rank(
+            work(8, activation_bytes=64 * MIB),
+            cluster(4, memory_bytes=int(gib * 2**30)),
+            16,
+            EVERYTHING,
+        )
+        now = {outcome.candidate for outcome in ranking.fitting}
+        assert fits <= now
+        assert ranking.best is None or ranking.best.samples_per_s >= best
+        fits, best = now, ranking.best.samples_per_s if ranking.best else 0.0
+    assert fits
+
+
+def test_a_small_model_is_trained_by_data_parallelism() -> None:
+    """Few weights to add up, and no bubble: nothing that a pipeline could save."""
+    ranking = rank(work(8, weight_bytes=MIB), cluster(4), 64)
+    assert ranking.best is not None
+    assert ranking.best.candidate.schedule == "ddp"
+    assert "Plain data parallelism is the choice here" in str(ranking)
+
+
+def test_a_model_too_large_for_a_device_is_trained_in_a_pipeline() -> None:
+    """A whole copy does not fit; sharded, its gathering takes longer than messages."""
+    ranking = rank(
+        work(8, weight_bytes=1024 * MIB, activation_bytes=MIB),
+        cluster(4, memory_bytes=16 * 2**30, bytes_per_s=1e9),
+        64,
+    )
+    assert ranking.best is not None
+    assert not ranking.best.candidate.is_data_parallel
+    assert ranking.best.candidate.num_devices == 4
+    ddp = [x for x in ranking.outcomes if x.candidate.schedule == "ddp"]
+    assert ddp
+    assert all(x.missing_bytes == x.peak_bytes - 16 * 2**30 for x in ddp)
+    assert "does not fit" in str(ranking)
+
+
+def test_nothing_fits_says_what_misses_least() -> None:
+    """With the number that would be needed, and ways out."""
+    ranking = rank(work(8), cluster(2, memory_bytes=MIB), 8)
+    assert ranking.best is None
+    assert ranking.timeline is None
+    least = ranking.too_large[0]
+    assert least.missing_bytes == min(x.missing_bytes for x in ranking.outcomes)
+    assert "Nothing fits" in str(ranking)
+    assert "Use more devices" in str(ranking)
+
+
+def test_a_slow_network_keeps_pipelines_inside_nodes_or_across_them() -> None:
+    """Small messages cross a slow network better than all gradients do."""
+    slow = cluster(4, num_nodes=2, network_bytes_per_s=1e8)
+    ranking = rank(work(8, weight_bytes=64 * MIB), slow, 64)
+    assert ranking.best is not None
+    assert not ranking.best.candidate.is_data_parallel
+
+
+def test_of_equals_the_simplest_is_the_choice() -> None:
+    """Within 1 % of the fastest; the table still begins with the fastest."""
+    ranking = rank(work(8, weight_bytes=MIB), cluster(4, latency_s=1e-4), 64)
+    assert ranking.best is not None
+    assert ranking.fastest is not None
+    assert ranking.best.samples_per_s >= 0.99 * ranking.fastest.samples_per_s
+    assert ranking.fastest is ranking.outcomes[0]
+    alike = [
+        x
+        for x in ranking.fitting
+        if x.samples_per_s >= 0.99 * ranking.fastest.samples_per_s
+    ]
+    plain = [x for x in alike if x.candidate.is_data_parallel]
+    assert ranking.best.candidate.schedule == "ddp"
+    assert len({x.candidate.schedule for x in plain}) > 1
+
+
+def test_one_device_is_a_plan_too() -> None:
+    """Nothing to send and no bubble: what one device does alone."""
+    ranking = rank(work(8), cluster(1), 8, EVERYTHING)
+    assert {x.candidate.schedule for x in ranking.outcomes} == {"one-device"}
+    best = outcome_of(ranking, num_microbatches=8, recomputes=False)
+    assert best.step_s == pytest.approx(8 * 8 * 0.03)
+    assert best.bubble_fraction == pytest.approx(0.0)
+    assert best.message_bytes == best.reduce_bytes == 0
+
+
+def test_microbatches_of_a_size_that_the_model_asks_for() -> None:
+    """A model that fixes its number of samples gets no other."""
+    fixed = replace(work(8), only_samples=4)
+    ranking = rank(fixed, cluster(4), 32, EVERYTHING)
+    sizes = {x.candidate.samples_of_microbatch(32) for x in ranking.outcomes}
+    assert len(ranking.outcomes) > 10
+    assert sizes == {4}
+
+
+def test_a_batch_that_is_too_small_is_refused() -> None:
+    """With the numbers."""
+    with pytest.raises(PlanError, match="0 samples on 4 devices"):
+        rank(work(8), cluster(4), 0)
+    with pytest.raises(PlanError, match="no schedule is named '2f2b'"):
+        rank(work(8), cluster(4), 8, Search(schedules=("2f2b",)))
+
+
+def test_a_batch_that_does_not_divide_counts_the_largest_part() -> None:
+    """10 samples on 4 replicas: some get 3."""
+    ranking = rank(work(8), cluster(4), 10, EVERYTHING)
+    ddp = outcome_of(ranking, schedule="ddp", num_microbatches=1, recomputes=False)
+    assert ddp.step_s >= 3 * 8 * 0.03
+
+
+def test_stages_of_tied_weights_hold_them_once_per_device() -> None:
+    """The last layer uses the first one's weights: a stage with both has them once."""
+    one = layers(4)
+    tied = (*one[:-1], replace(one[-1], weights=one[0].weights))
+    job = replace(work(4), profiles=(tied, tied))
+    ranking = rank(job, cluster(2), 4, EVERYTHING)
+    ddp = outcome_of(ranking, schedule="ddp", num_microbatches=2, recomputes=False)
+    assert ddp.memory[0].weight_bytes == 3 * 8 * MIB
+    pipe = outcome_of(ranking, schedule="1f1b", num_microbatches=4, recomputes=False)
+    assert [split.weight_bytes for split in pipe.memory] == [16 * MIB, 16 * MIB]
+
+
+def test_json_has_keys_that_stay() -> None:
+    """Whoever reads it finds the same keys in every release of one format."""
+    document = rank(work(8), cluster(4), 16).to_json()
+    assert json.loads(json.dumps(document)) == document
+    assert set(document) == {
+        "format",
+        "model",
+        "how",
+        "cluster",
+        "batch_size",
+        "num_candidates",
+        "num_simulated",
+        "num_beaten",
+        "num_too_long",
+        "notes",
+        "best",
+        "outcomes",
+    }
+    assert document["format"] == 1
+    assert document["best"] in document["outcomes"]
+    assert set(document["best"]) == {
+        "schedule",
+        "num_devices",
+        "num_replicas",
+        "stages_per_device",
+        "num_microbatches",
+        "recomputes",
+        "samples_per_microbatch",
+        "is_data_parallel",
+        "step_s",
+        "samples_per_s",
+        "bubble_fraction",
+        "fits",
+        "missing_bytes",
+        "peak_bytes",
+        "memory",
+        "message_bytes",
+        "reduce_bytes",
+        "delay",
+        "stages",
+    }
+    assert set(document["best"]["memory"][0]) == {
+        "weight_bytes",
+        "gradient_bytes",
+        "optimizer_bytes",
+        "activation_bytes",
+        "total_bytes",
+    }
+
+
+def test_every_kind_of_data_parallelism_is_in_the_table() -> None:
+    """Beside the pipelines, whether or not it is among the best; and one device."""
+    text = str(rank(work(8), cluster(4), 16))
+    for name in DATA_PARALLEL:
+        assert name in text
+
+
+def test_the_table_is_always_the_same(golden: Callable[[str, str], None]) -> None:
+    """Sorted by numbers, and equal numbers by what the candidate is."""
+    ranking = rank(
+        work(8, weight_bytes=256 * MIB, activation_bytes=32 * MIB),
+        cluster(4, memory_bytes=5 * 2**30, bytes_per_s=1e10, latency_s=1e-5),
+        32,
+    )
+    golden("planner/table.txt", str(ranking) + "\n")

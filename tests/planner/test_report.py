@@ -1,0 +1,69 @@
+"""The page of a plan: every candidate a point, and nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from hocket.errors import PlanError
+from hocket.planner.rank import Search, rank
+from hocket.planner.report import to_html
+from hocket.planner.scatter import to_svg
+from tests.planner.toys import MIB, cluster, work
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_every_candidate_is_a_point() -> None:
+    """Circles are pipelines, squares data parallelism, and one ring is the best."""
+    ranking = rank(work(8), cluster(4), 16, Search(is_exhaustive=True))
+    picture = ElementTree.fromstring(to_svg(ranking))
+    circles = [
+        x for x in picture.iter(f"{SVG}circle") if x.find(f"{SVG}title") is not None
+    ]
+    squares = list(picture.iter(f"{SVG}rect"))
+    is_plain = [x.candidate.is_data_parallel for x in ranking.outcomes]
+    assert len(squares) == sum(is_plain)
+    assert len(circles) == len(is_plain) - sum(is_plain)
+    rings = [x for x in picture.iter(f"{SVG}circle") if x.get("r") == "9"]
+    assert len(rings) == 1
+
+
+def test_what_does_not_fit_is_hollow_and_beyond_the_line() -> None:
+    """To the right of the budget, and never to its left."""
+    ranking = rank(
+        work(8, activation_bytes=64 * MIB),
+        cluster(4, memory_bytes=900 * MIB),
+        16,
+        Search(is_exhaustive=True),
+    )
+    assert ranking.fitting
+    assert ranking.too_large
+    picture = ElementTree.fromstring(to_svg(ranking))
+    budget = next(
+        float(x.get("x1", ""))
+        for x in picture.iter(f"{SVG}line")
+        if x.get("stroke-dasharray")
+    )
+    for point in picture.iter(f"{SVG}circle"):
+        if point.find(f"{SVG}title") is not None:
+            is_hollow = point.get("fill") == "none"
+            assert is_hollow == (float(point.get("cx", "")) > budget + 0.05)
+
+
+def test_the_page_holds_the_choice_and_escapes_names() -> None:
+    """A model's name is text, whatever is in it."""
+    from dataclasses import replace
+
+    job = replace(work(8), name="<script>alert(1)</script>")
+    page = to_html(rank(job, cluster(4), 16))
+    assert "<script>alert" not in page
+    assert "best: " in page
+    assert "Memory of the best" in page
+
+
+def test_without_anything_that_fits_there_is_no_page() -> None:
+    """The error says what misses least."""
+    with pytest.raises(PlanError, match="Nothing fits"):
+        to_html(rank(work(8), cluster(4, memory_bytes=MIB), 16))
