@@ -13,7 +13,7 @@ from hocket.model.cut import cut
 from hocket.run.batch import Microbatch, call_arguments, split_batch
 from hocket.run.loss import TOTAL, named_losses
 from hocket.run.seed import seed_generators, seed_of
-from tests.run.zoo import ZOO, batches, make_model
+from tests.run.zoo import batches, make_model, specimen_of
 
 CPU = torch.device("cpu")
 
@@ -50,8 +50,11 @@ def plain_loop(
     optimizer = make_optimizer(model.parameters())
     data = batches(name, num_steps, batch_size, last)
     stages = None
-    if "dropout" in name:
-        args, kwargs = call_arguments(split_inputs(data[0][0], num_parts))
+    specimen = specimen_of(name)
+    if specimen.is_random:
+        spec = pytree.tree_structure(call_arguments(data[0][0]))
+        first = split_batch(data[0], num_parts)[0]
+        args, kwargs = pytree.tree_unflatten(first.leaves, spec)
         stages = cut(capture(model, args, kwargs), boundaries)
     history = []
     for step, batch in enumerate(data):
@@ -60,10 +63,10 @@ def plain_loop(
         sums: dict[str, float] = {}
         for m, part in enumerate(parts):
             if stages is None:
-                output = _call(model, batch[0], part)
+                output = call_model(model, batch[0], part)
             else:
-                output = _in_stages(stages, part, step, m)
-            named = named_losses(ZOO[name].loss(output, part.targets))
+                output = in_stages(stages, part, step, m)
+            named = named_losses(specimen.loss(output, part.targets))
             weight = part.num_samples / total_samples
             (named[TOTAL] * weight).backward()
             for key, value in named.items():
@@ -74,24 +77,15 @@ def plain_loop(
     return model.state_dict(), history
 
 
-def split_inputs(inputs: Any, num_parts: int) -> Any:
-    """The first microbatch's inputs in the form that the user gave them."""
-
-    def first(value: Any) -> Any:
-        return value.tensor_split(num_parts)[0] if isinstance(value, Tensor) else value
-
-    if isinstance(inputs, dict):
-        return {key: first(value) for key, value in inputs.items()}
-    return first(inputs)
-
-
-def _call(model: nn.Module, inputs: Any, part: Microbatch) -> Any:
+def call_model(model: nn.Module, inputs: Any, part: Microbatch) -> Any:
+    """What the uncut model makes of a microbatch."""
     spec = pytree.tree_structure(call_arguments(inputs))
     args, kwargs = pytree.tree_unflatten(part.leaves, spec)
     return model(*args, **kwargs)
 
 
-def _in_stages(stages: Any, part: Microbatch, step: int, microbatch: int) -> Any:
+def in_stages(stages: Any, part: Microbatch, step: int, microbatch: int) -> Any:
+    """What the stages make of it one after the other, each with its own numbers."""
     values: tuple[Tensor, ...] = ()
     for number, stage in enumerate(stages):
         if stage.has_random:

@@ -74,3 +74,16 @@ def test_a_message_without_tensors_has_memory_too() -> None:
 
     assert buffer.flat.numel() == 64
     assert buffer.tensors() == ()
+
+
+def test_a_trimmed_pool_begins_anew() -> None:
+    """What is in use stays in use, and comes back; what was free is gone."""
+    pool = Pool(torch.device("cpu"))
+    free, used = pool.take(SCHEMA), pool.take(SCHEMA)
+    pool.give(free)
+
+    pool.trim()
+
+    assert pool.take(SCHEMA) is not free
+    pool.give(used)
+    assert pool.take(SCHEMA) is used

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 
+from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
 from hocket.run.launch import launch
 from tests.run.processes import environment, none_alive_within
@@ -82,6 +83,14 @@ def test_restarts_are_bounded(tmp_path: Path) -> None:
     """The error after the last one tells of the last attempt."""
     with pytest.raises(WorkerError, match="rank 1 was killed by signal 9"):
         start_two("fail_until", 9, run_dir=tmp_path, max_restarts=1)
+
+
+def test_no_restart_would_help(tmp_path: Path) -> None:
+    """The data are as bad the second time: what the user must mend is told at once."""
+    with pytest.raises(WorkerError, match="3 samples, where 4 are") as caught:
+        start_two("refuse", run_dir=tmp_path, max_restarts=3)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert [path.name for path in tmp_path.rglob("attempt-*")] == ["attempt-0"]
 
 
 def test_torchrun_restarts_workers(tmp_path: Path) -> None:

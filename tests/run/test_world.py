@@ -104,6 +104,22 @@ def test_who_does_not_come_is_named() -> None:
         exchanges(3, 60.0)[1].barrier("end", timeout_s=0.1)
 
 
+def test_who_holds_the_store_leaves_a_barrier_last() -> None:
+    """Else the others would look for their keys in a store that is gone."""
+    store = dist.HashStore()
+    first, second = (
+        Exchange(store, rank, 2, 0.2, rank_0_holds_store=True) for rank in range(2)
+    )
+    store.set("exchange/0/end/1", "")  # rank 1 has come, and has not looked yet
+    with pytest.raises(WaitError, match=r"^rank 0 waited 0\.2 s at 'end' for rank 1$"):
+        first.barrier("end")
+    next(second._turns)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.barrier, "again", 20.0)
+        first.barrier("again", 20.0)
+        other.result()
+
+
 def test_exchanges_are_small() -> None:
     """The store is no place for weights."""
     [own] = exchanges(1, 1.0)

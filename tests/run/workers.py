@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 
 from hocket import env
-from hocket.errors import NonFiniteError, WaitError, WorkerError
+from hocket.errors import DataError, NonFiniteError, WaitError, WorkerError
+from hocket.run.clock import ping
 from hocket.run.job import Json
 from hocket.run.launch import launch
 from hocket.run.reporting import reporting
 from hocket.run.ring import Ring
-from hocket.run.world import World, join_world, ping
+from hocket.run.world import World, join_world
 
 NEVER_S = 300.0  # longer than any test
 
@@ -68,6 +69,11 @@ def fail_until(attempt: int) -> Json:
     dist.all_reduce(total)
     world.close()
     return {"attempt": world.attempt, "arrival": first, "total": total.item()}
+
+
+def refuse() -> None:
+    """Find that the user's data will not do."""
+    raise DataError("3 samples, where 4 are needed")
 
 
 def listeners(pid: int) -> list[str]:

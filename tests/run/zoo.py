@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -119,11 +119,23 @@ def tokens(output: dict[str, Tensor], targets: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
-    """A model, its loss, and how to draw a batch."""
+    """A model, its loss, and how to draw a batch.
+
+    Args:
+        make: the model.
+        loss: as a pipeline takes it.
+        draw: a batch of so many samples.
+        is_double: turned into float64; else it has types of its own.
+        is_random: it draws random numbers in training.
+        cuts: by number of stages, where to cut, if that is not left to a profile.
+    """
 
     make: Callable[[], nn.Module]
     loss: Callable[[Any, Any], Any]
     draw: Callable[[int, torch.Generator], tuple[Any, Any]]
+    is_double: bool = True
+    is_random: bool = False
+    cuts: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _vectors(count: int, rng: torch.Generator) -> tuple[Any, Any]:
@@ -146,21 +158,34 @@ def _sentences(count: int, rng: torch.Generator) -> tuple[Any, Any]:
 
 ZOO = {
     "perceptron": Specimen(perceptron, classes, _vectors),
-    "dropout": Specimen(lambda: perceptron(0.3), classes, _vectors),
+    "dropout": Specimen(lambda: perceptron(0.3), classes, _vectors, is_random=True),
     "resnet": Specimen(SmallResNet, classes, _images),
     "tied": Specimen(TiedTransformer, tokens, _sentences),
-    "tied-dropout": Specimen(lambda: TiedTransformer(0.2), tokens, _sentences),
+    "tied-dropout": Specimen(
+        lambda: TiedTransformer(0.2), tokens, _sentences, is_random=True
+    ),
 }
 
 
+def specimen_of(name: str) -> Specimen:
+    """From here, or from tests/zoo, which takes long to import."""
+    if name in ZOO:
+        return ZOO[name]
+    from tests.zoo.specimens import SPECIMENS
+
+    return SPECIMENS[name]
+
+
 def make_model(name: str) -> nn.Module:
-    """The specimen's model in float64, the same each time."""
+    """The specimen's model, the same each time."""
     torch.manual_seed(7)
-    return ZOO[name].make().double()
+    specimen = specimen_of(name)
+    model = specimen.make()
+    return model.double() if specimen.is_double else model
 
 
 def batches(name: str, num_steps: int, batch_size: int, last: int) -> list[Any]:
     """The specimen's batches, the last one smaller."""
     rng = torch.Generator().manual_seed(3)
     sizes = [batch_size] * (num_steps - 1) + [last]
-    return [ZOO[name].draw(size, rng) for size in sizes]
+    return [specimen_of(name).draw(size, rng) for size in sizes]

@@ -1,6 +1,9 @@
 """Memory for received messages, used again and again.
 
-A pool never shrinks: it holds as many buffers per schema as were ever in use at once.
+A pool never shrinks by itself: it holds as many buffers per schema as were ever in use
+at once.
+The channels of a worker share one: outputs and their gradients often have one schema,
+and the ones come when buffers of the others become free.
 """
 
 from __future__ import annotations
@@ -60,6 +63,10 @@ class Pool:
         if buffer.views:
             increment_version(buffer.views)
         self._free[buffer.schema].append(buffer)
+
+    def trim(self) -> None:
+        """Forget the buffers that are not in use."""
+        self._free.clear()
 
     def _make(self, schema: Schema) -> Buffer:
         # Made during an evaluation, it must serve a later training step just as well.

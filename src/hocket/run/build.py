@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,24 +19,28 @@ from torch.utils import _pytree as pytree
 from hocket.errors import ModelError, SchemaError
 from hocket.model.capture import Captured, capture
 from hocket.model.costs import stage_costs
-from hocket.model.cut import boundaries_from_names, cut
+from hocket.model.cut import boundaries_from_names, cut, num_frozen_stages
 from hocket.model.example import Example
 from hocket.model.measure import profile
 from hocket.model.profile import Profile, conditions_of, mean_profile, path_of
 from hocket.model.stage import StageModule
+from hocket.passes.freeze_stages import freeze_stages
 from hocket.plan.costs import Costs
 from hocket.plan.program import Program
 from hocket.plan.schedule import Schedule
 from hocket.plan.simulate import simulate
 from hocket.plan.timeline import Timeline
 from hocket.planner.balance import balance
+from hocket.planner.recompute import RecomputeName, recomputing
 from hocket.run.batch import Microbatch, digest
+from hocket.run.device_memory import memory_bytes
 from hocket.run.layout import Layout
 from hocket.run.link_costs import measure_messages
 from hocket.run.loss import TOTAL, LossFunction, losses_of
+from hocket.run.precision import Precision
 from hocket.run.rehearse import rehearse
+from hocket.run.settings import Settings
 from hocket.run.transport import Transport
-from hocket.run.update import OptimizerFactory
 from hocket.run.update_costs import measure_updates
 from hocket.run.world import World
 
@@ -68,11 +72,25 @@ class Plan:
     @property
     def digest(self) -> str:
         """Equal for equal plans; workers compare theirs."""
-        return _short_hash(f"{self.stage_names}\n{self.schedule}")
+        recomputes = [cost.recomputes for cost in self.costs.stages]
+        return _short_hash(f"{self.stage_names}\n{self.schedule}\n{recomputes}")
 
 
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is known of a model before there is an order.
+
+    Args:
+        captured: its work.
+        profile: what that costs, the mean over the workers.
+    """
+
+    captured: Captured
+    profile: Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +100,44 @@ class Request:
     Args:
         model: uncut.
         loss: as for the pipeline.
-        optimizer: likewise.
+        settings: how to train.
         example: one microbatch.
         spec: puts the example's leaves back into `(args, kwargs)`.
         cut_names: the modules with which stages 1, 2, ... begin.
         profile_dir: where profiles are kept and found again.
+        recompute: which stages recompute.
+        memory_bytes: that tensors may take on a device; None for most of what it has.
+        known: of the model, where that was studied already.
     """
 
     model: nn.Module
     loss: LossFunction
-    optimizer: OptimizerFactory
+    settings: Settings
     example: Microbatch
     spec: pytree.TreeSpec
     cut_names: Sequence[str] | None
     profile_dir: Path | None
+    recompute: RecomputeName = "none"
+    memory_bytes: int | None = None
+    known: Study | None = None
+
+
+def study(request: Request, world: World) -> Study:
+    """Capture the model and profile it. Every worker must call this.
+
+    Raises:
+        ModelError: the model cannot be captured.
+        SchemaError: the workers have different models or settings.
+    """
+    args, kwargs = pytree.tree_unflatten(request.example.leaves, request.spec)
+    captured = capture(request.model, args, kwargs, cut=request.cut_names or ())
+    _compare(
+        world,
+        settings=_short_hash(request.settings.text),
+        model=captured.digest,
+        weights=f"{digest(dict(captured.state.tensors)):08x}",
+    )
+    return Study(captured, _profile(captured, request, world))
 
 
 def build_plan(
@@ -113,17 +155,14 @@ def build_plan(
         ModelError: the model cannot be captured or cut as asked.
         SchemaError: the workers came to different plans.
     """
-    args, kwargs = pytree.tree_unflatten(request.example.leaves, request.spec)
-    captured = capture(request.model, args, kwargs)
-    _compare(
-        world,
-        schedule=_short_hash(str(order)),
-        model=captured.digest,
-        weights=f"{digest(dict(captured.state.tensors)):08x}",
-    )
-    profile = _profile(captured, request, world)
+    _compare(world, schedule=_short_hash(str(order)))
+    known = study(request, world) if request.known is None else request.known
+    captured, profile = known.captured, known.profile
+    if world.device.type != "cpu":
+        request.model.cpu()  # profiled whole; each worker will take back its stages
     boundaries = _boundaries(captured, profile, order.program, request.cut_names)
     modules = cut(captured, boundaries)
+    order = freeze_stages(order, num_frozen_stages(modules))
     messages = measure_messages(world, transport)
     own = order.program.stages_on[layout.device]
     costs = stage_costs(
@@ -132,8 +171,10 @@ def build_plan(
         modules,
         link=messages.link,
         handling=messages.handling,
-        updates=measure_updates(modules, own, request.optimizer, world),
+        updates=measure_updates(modules, own, request.settings, world),
     )
+    costs = replace(costs, accumulates=request.settings.accumulate > 1)
+    costs = _recomputing(costs, order, request, world)
     if world.device.type == "cpu":
         costs = rehearse(
             costs,
@@ -144,6 +185,7 @@ def build_plan(
             request.example,
             world,
             layout.device,
+            request.settings.precision,
         )
     plan = Plan(
         boundaries,
@@ -159,10 +201,22 @@ def build_plan(
     return plan, modules
 
 
+def _recomputing(
+    costs: Costs, order: Schedule, request: Request, world: World
+) -> Costs:
+    most = request.memory_bytes
+    if request.recompute == "auto" and most is None:
+        most = memory_bytes(world)
+    return recomputing(request.recompute, order, costs, most)
+
+
 def _profile(captured: Captured, request: Request, world: World) -> Profile:
     """Found again by rank 0, or measured on all workers at once, and then the mean."""
     conditions = conditions_of(captured, world.device)
+    precision = request.settings.precision
     folder = request.profile_dir
+    if folder is not None and precision is not Precision.FLOAT32:
+        folder = folder / precision.value
     path = None if folder is None else path_of(folder, conditions)
     found = None
     if world.rank == 0 and path is not None and path.exists():
@@ -175,7 +229,14 @@ def _profile(captured: Captured, request: Request, world: World) -> Profile:
         return losses_of(request.loss, output, request.example.targets)[TOTAL]
 
     world.barrier("profile")
-    own = profile(captured, request.example.leaves, device=world.device, finish=finish)
+    with precision.autocast(world.device):
+        own = profile(
+            captured,
+            request.example.leaves,
+            device=world.device,
+            finish=finish,
+            targets=request.example.targets,
+        )
     parts = world.gather_json(own.to_json(), "profile measured")
     mean = mean_profile([Profile.from_json(part) for part in parts])
     if world.rank == 0 and path is not None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from hocket.errors import ModelError, RecipeError
 from hocket.model.cut import StageModule, shared_parameters
 from hocket.run.build import Plan
+from hocket.run.gradients import Gradients, Verdict
 from hocket.run.group import Group
-from hocket.run.layout import Layout, replica_group
 from hocket.run.loss import LossFunction
-from hocket.run.mail import Mail
+from hocket.run.no_memory import MemoryWatch
+from hocket.run.place import Place
+from hocket.run.precision import LossScale, Precision
 from hocket.run.reduce import Reducer
 from hocket.run.results import Results
-from hocket.run.ring import Ring
 from hocket.run.same_batch import ReplicaCheck
+from hocket.run.settings import Settings
 from hocket.run.shared_weights import (
-    add_up_ties,
+    Tie,
     equal_start,
     find_ties,
     owned_parameters,
@@ -27,10 +33,11 @@ from hocket.run.shared_weights import (
     tie_reducers,
 )
 from hocket.run.stage import StageRunner
+from hocket.run.step_ends import StepEnds
 from hocket.run.transport import Transport
-from hocket.run.update import OptimizerFactory, SchedulerFactory, Updater
-from hocket.run.worker import Hooks, Work, Worker
-from hocket.run.world import World
+from hocket.run.update import Updater
+from hocket.run.work import Work
+from hocket.run.worker import Hooks, Worker
 
 
 @dataclass
@@ -40,137 +47,142 @@ class Crew:
     Args:
         runners: this device's stages by number.
         updaters: likewise.
-        mail: to the neighbours.
         results: the losses of a step, for everyone.
+        ends: what happens in a step besides its ops.
         worker: plays the lane.
+        scale: of the loss, where it needs one.
         transport: carries all messages.
         store: with a prefix of this pipeline's own.
-        replicas: to see that all have the same batch, where there are any.
-        work: the step's data.
     """
 
     runners: dict[int, StageRunner]
     updaters: dict[int, Updater]
-    mail: Mail
     results: Results
+    ends: StepEnds
     worker: Worker
+    scale: LossScale | None
     transport: Transport
     store: dist.Store
-    replicas: ReplicaCheck | None
-    work: Work | None = None
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scale's state, where there is one; equal on all workers."""
+        return None if self.scale is None else self.scale.scaler
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next step multiplies its loss by."""
+        return 1.0 if self.scale is None else self.scale.value
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the last step's gradients were like, all together."""
+        return self.ends.verdict
 
     def begin(self, work: Work) -> None:
-        """Switch to training, and remember the step's data for the losses."""
-        self.work = work
+        """Switch to training, and remember the batch's shares for the losses."""
         for runner in self.runners.values():
             runner.train(mode=True)
-        if self.replicas is not None:
-            self.replicas.begin(work.step)
+        self.ends.begin(work)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averaged weights in the place of the trained ones for a while.
+
+        Raises:
+            RecipeError: there are none.
+        """
+        if any(updater.ema is None for updater in self.updaters.values()):
+            raise RecipeError(
+                "there are no averaged weights: make the pipeline with ema_decay=0.999 "
+                "or another decay"
+            )
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for updater in self.updaters.values():
+            updater.swap()
 
 
 def make_crew(
     plan: Plan,
+    model: nn.Module,
     modules: Sequence[StageModule],
     loss: LossFunction,
-    optimizer: OptimizerFactory,
-    scheduler: SchedulerFactory | None,
-    world: World,
-    store: dist.Store,
-    layout: Layout,
-    ring: Ring,
-    transport: Transport,
+    settings: Settings,
+    place: Place,
     *,
     seed: int,
-    timeout_s: float,
 ) -> Crew:
-    """Put one worker together. Every worker must do so at the same time."""
-    program = plan.schedule.program
-    runners = _make_runners(plan, modules, loss, world, layout, seed=seed)
-    group = replica_group(layout, timeout_s, ring.wait)
-    ties = find_ties(shared_parameters(modules), plan.schedule)
-    groups = tie_groups(ties, layout, timeout_s, ring.wait)
-    equal_start(runners, layout, group, ties, groups)
-    owned = owned_parameters(runners, plan.schedule, layout.device)
+    """Put one worker together. Every worker must do so at the same time.
+
+    Raises:
+        ModelError: the weights' types do not go with the precision asked for.
+    """
+    _check_types(modules, settings.precision)
+    schedule, world, layout = plan.schedule, place.world, place.layout
+    runners = _make_runners(plan, modules, loss, settings, place, seed=seed)
+    replicas, everyone = place.with_replicas(), place.with_everyone()
+    ties = find_ties(shared_parameters(modules), schedule)
+    groups = tie_groups(ties, layout, place.timeout_s, place.ring.wait)
+    equal_start(runners, layout, replicas, ties, groups)
+    owned = owned_parameters(runners, schedule, layout.device)
     updaters = {
-        stage: Updater(
-            parameters,
-            optimizer,
-            scheduler,
-            reducer=_reducer(stage, list(parameters.values()), group),
-        )
-        for stage, parameters in owned.items()
+        stage: Updater(own, settings, reducer=_reducer(stage, own, replicas))
+        for stage, own in owned.items()
     }
-    mail = Mail(
-        plan.schedule,
-        layout.device,
-        layout.ranks,
-        transport,
-        store,
-        prefix="",
-        timeout_s=timeout_s,
-    )
-    last_device = program.stages[-1].device
-    results = Results(
-        layout.ranks,
-        last_device,
-        layout.device,
-        transport,
-        group if layout.device == last_device else None,
-        store,
-        timeout_s=timeout_s,
-    )
-    tied = tie_reducers(ties, groups, owned)
-    replicas = None if group is None else ReplicaCheck(group)
-    crew: Crew
-
-    def after_losses() -> None:
-        assert crew.work is not None
-        last = crew.runners[program.num_stages - 1]
-        step = crew.work.step.number
-        losses = {m: named for (s, m), named in last.losses.items() if s == step}
-        shares = [crew.work.share(m) for m in range(len(crew.work.microbatches))]
-        results.begin(losses, shares)
-        last.losses.clear()
-
-    def before_updates() -> None:
-        if replicas is not None:
-            replicas.finish()
-        if not tied:
-            return
-        for updater in crew.updaters.values():
-            updater.wait()
-        add_up_ties(tied)
-
-    worker = Worker(
-        plan.schedule,
-        layout.device,
+    stage_of = _stage_of(model, modules)
+    mail, results = place.mail(schedule), place.results(schedule, replicas)
+    scale = _make_scale(settings.precision, world.device)
+    ends = StepEnds(
         runners,
         updaters,
-        mail,
-        ring,
-        Hooks(after_losses, before_updates),
+        schedule.program.num_stages - 1,
+        stage_of,
+        results,
+        None if replicas is None else ReplicaCheck(replicas),
+        tie_reducers(ties, groups, owned),
+        _make_gradients(stage_of, modules, owned, ties, everyone, place),
+        scale,
+        settings.clip_norm,
     )
-    crew = Crew(runners, updaters, mail, results, worker, transport, store, replicas)
-    return crew
+    watch = MemoryWatch(schedule, plan.costs, world, layout.device)
+    hooks = Hooks(ends.after_losses, ends.before_updates, on_error=watch.on_error)
+    worker = Worker(schedule, layout.device, runners, updaters, mail, place.ring, hooks)
+    return Crew(
+        runners, updaters, results, ends, worker, scale, place.transport, place.store
+    )
 
 
-def _reducer(
-    stage: int, parameters: Sequence[nn.Parameter], group: Group | None
-) -> Reducer | None:
-    if group is None:
-        return None
-    return Reducer(parameters, group, f"gradients of stage {stage}")
+def _check_types(modules: Sequence[StageModule], precision: Precision) -> None:
+    """Autocast takes weights in float32: gradients of float16 cannot be unscaled."""
+    if precision is Precision.FLOAT32:
+        return
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise ModelError(
+                    f"precision={precision.value!r} keeps the weights in float32 and "
+                    f"computes in {precision.value}, but {name} is "
+                    f"{parameter.dtype}: give the model in float32, or leave out "
+                    "precision="
+                )
 
 
 def _make_runners(
     plan: Plan,
     modules: Sequence[StageModule],
     loss: LossFunction,
-    world: World,
-    layout: Layout,
+    settings: Settings,
+    place: Place,
     *,
     seed: int,
 ) -> dict[int, StageRunner]:
+    world, layout = place.world, place.layout
     last = len(modules) - 1
     return {
         stage: StageRunner(
@@ -181,6 +193,64 @@ def _make_runners(
             seed=seed,
             first_microbatch=layout.replica
             * plan.schedule.program.num_microbatches_of(0),
+            precision=settings.precision,
+            recomputes=plan.costs.stages[stage].recomputes,
         )
         for stage in plan.schedule.program.stages_on[layout.device]
     }
+
+
+def _reducer(
+    stage: int, parameters: Mapping[str, nn.Parameter], group: Group | None
+) -> Reducer | None:
+    if group is None:
+        return None
+    what = f"gradients of stage {stage}"
+    return Reducer(list(parameters.values()), group, what)
+
+
+def _make_scale(precision: Precision, device: torch.device) -> LossScale | None:
+    if precision is not Precision.FLOAT16:
+        return None
+    return LossScale(torch.amp.GradScaler(device.type), device)
+
+
+def _stage_of(model: nn.Module, modules: Sequence[StageModule]) -> dict[str, int]:
+    """The first stage of each parameter that is trained, in the model's order."""
+    found: dict[str, int] = {}
+    for stage, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                found.setdefault(name, stage)
+    return {name: found[name] for name, _ in model.named_parameters() if name in found}
+
+
+def _make_gradients(
+    stage_of: Mapping[str, int],
+    modules: Sequence[StageModule],
+    owned: Mapping[int, Mapping[str, nn.Parameter]],
+    ties: Sequence[Tie],
+    everyone: Group | None,
+    place: Place,
+) -> Gradients:
+    held = {
+        name: parameter
+        for named in owned.values()
+        for name, parameter in named.items()
+        if parameter.requires_grad
+    }
+    elsewhere = {tie.name for tie in ties if tie.devices[0] != place.layout.device}
+    types = {
+        parameter.dtype
+        for module in modules
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    }
+    return Gradients(
+        tuple(stage_of),
+        held,
+        frozenset(held) - elsewhere if place.layout.replica == 0 else frozenset(),
+        everyone,
+        device=place.world.device,
+        dtype=reduce(torch.promote_types, types or {torch.float32}),
+    )

@@ -17,11 +17,14 @@ from hocket.run.build import Plan
 from hocket.run.crew import Crew
 from hocket.run.layout import Layout
 from hocket.run.loader import noted
-from hocket.run.loss import TOTAL, LossFunction, losses_of
+from hocket.run.loss import TOTAL
 from hocket.run.mail import Mail
+from hocket.run.no_memory import MemoryWatch
+from hocket.run.reads import parts_of
 from hocket.run.ring import Ring
 from hocket.run.same_batch import Step
-from hocket.run.worker import Hooks, Work, Worker
+from hocket.run.work import Work
+from hocket.run.worker import Hooks, Worker
 from hocket.run.world import World
 from hocket.schedules import make_schedule
 
@@ -68,7 +71,6 @@ class Evaluator:
         world: to add up over replicas.
         layout: this worker's place.
         ring: told of each op.
-        loss: as in training.
         plan: for training: evaluation uses its placement and microbatches.
         timeout_s: after which a wait ends.
     """
@@ -79,7 +81,6 @@ class Evaluator:
         world: World,
         layout: Layout,
         ring: Ring,
-        loss: LossFunction,
         plan: Plan,
         *,
         timeout_s: float,
@@ -90,7 +91,6 @@ class Evaluator:
         self._world = world
         self._layout = layout
         self._ring = ring
-        self._loss = loss
         self._num_microbatches = schedule.program.nets[0].num_microbatches
         self._devices = tuple(stage.device for stage in schedule.program.stages)
         self._mail = Mail(
@@ -102,6 +102,8 @@ class Evaluator:
             prefix="evaluation ",
             timeout_s=timeout_s,
         )
+        watch = MemoryWatch(schedule, plan.costs, world, layout.device)
+        self._on_error = watch.on_error
         self._workers: dict[int, Worker] = {}
         self._sums = _Sums({}, {})
         self._metrics: Metrics | None = None
@@ -142,10 +144,9 @@ class Evaluator:
         num_samples = count_samples(batch)
         if not num_samples:
             return (), 0
-        replicas = self._layout.num_replicas
-        most = min(self._num_microbatches * replicas, num_samples)
-        each = -(-most // replicas)
-        num_parts = min(each * replicas, num_samples)
+        num_parts, each = parts_of(
+            num_samples, self._num_microbatches, self._layout.num_replicas
+        )
         parts = split_batch(batch, num_parts, self._example)
         first = self._layout.replica * each
         return parts[first : first + each], num_samples
@@ -159,7 +160,7 @@ class Evaluator:
                 {},
                 self._mail,
                 self._ring,
-                Hooks(on_output=self._on_output),
+                Hooks(on_output=self._on_output, on_error=self._on_error),
                 evaluates=True,
             )
         return self._workers[num_microbatches]
@@ -175,7 +176,8 @@ class Evaluator:
     def _on_output(self, microbatch: Microbatch, output: object) -> None:
         count, sums = microbatch.num_samples, self._sums
         sums.num_samples += count
-        sums.add(losses_of(self._loss, output, microbatch.targets), sums.losses, count)
+        last = self._crew.runners[len(self._devices) - 1]
+        sums.add(last.loss_of(output, microbatch.targets), sums.losses, count)
         if self._metrics is not None:
             sums.add(self._metrics(output, microbatch.targets), sums.metrics, count)
 

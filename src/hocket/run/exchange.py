@@ -32,12 +32,15 @@ class Exchange:
         rank: this worker's.
         world_size: number of workers.
         timeout_s: after which a wait for the others ends.
+        rank_0_holds_store: rank 0's own process does; it may end after a barrier, but
+            not before the others have seen that all came.
     """
 
     store: dist.Store
     rank: int
     world_size: int
     timeout_s: float
+    rank_0_holds_store: bool = False
     _turns: Iterator[int] = field(default_factory=count)
 
     def gather(self, name: str, value: Json) -> list[Any]:
@@ -72,8 +75,18 @@ class Exchange:
             WaitError: somebody did not come; names them.
         """
         keys = self._keys(name, range(self.world_size))
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         self.store.set(keys[self.rank], "")
-        self._wait(keys, name, self.timeout_s if timeout_s is None else timeout_s)
+        self._wait(keys, name, timeout_s)
+        if self.rank_0_holds_store:
+            self._leave_in_order([f"{key}/seen" for key in keys], name, timeout_s)
+
+    def _leave_in_order(self, keys: Sequence[str], name: str, timeout_s: float) -> None:
+        """Rank 0 last: with it, the store goes."""
+        if self.rank:
+            self.store.set(keys[self.rank], "")
+        else:
+            self._wait(keys[1:], name, timeout_s, range(1, self.world_size))
 
     def _keys(self, name: str, ranks: Sequence[int]) -> list[str]:
         turn = next(self._turns)
@@ -101,7 +114,8 @@ class Exchange:
         """Poll, so that signals get through and the missing can be named."""
         deadline_s = time.monotonic() + timeout_s
         pause_s = _FIRST_POLL_S
-        missing = dict(zip(ranks or range(self.world_size), keys, strict=True))
+        ranks = range(self.world_size) if ranks is None else ranks
+        missing = dict(zip(ranks, keys, strict=True))
         while missing := self._not_there(missing, name):
             if time.monotonic() > deadline_s:
                 who = ", ".join(str(rank) for rank in missing)

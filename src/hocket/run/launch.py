@@ -25,16 +25,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 
 from hocket import env
+from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
 from hocket.run.agent import agent_config, as_it_was
-from hocket.run.failure import Report, as_json, read_report, report_of_silent, where
+from hocket.run.failure import (
+    Cause,
+    Report,
+    as_json,
+    read_report,
+    report_of_silent,
+    where,
+)
 from hocket.run.job import (
     Json,
     WorkerFiles,
@@ -49,6 +57,13 @@ from hocket.run.story import first_failures, headline, worker_error
 from hocket.run.watch import GRACE_S, Watch
 
 log = logging.getLogger(__name__)
+
+# Codes of failures that do not depend on the machine or the hour.
+_DETERMINED: Final = frozenset({ExitCode.USAGE, ExitCode.PLAN, ExitCode.NON_FINITE})
+
+
+class _WouldFailAgainError(Exception):
+    """Another attempt would only repeat the last one's failure."""
 
 
 def launch(
@@ -72,7 +87,9 @@ def launch(
         num_workers: processes; unless OMP_NUM_THREADS is set, they share the cores.
         run_dir: the run's folder; after a failure, the workers' reports are in it.
         timeout_s: after which a worker gives up waiting for another.
-        max_restarts: how often all workers are started again after a failure.
+        max_restarts: how often all workers are started again after a failure; not after
+            one that would come again: data, a model or a plan that is not valid, a
+            loss that is no number.
 
     Returns:
         What each worker's function returned, by rank.
@@ -101,6 +118,8 @@ def launch(
         codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         attempts.end()
         raise attempts.failure(codes, run_dir) from None
+    except _WouldFailAgainError:
+        raise attempts.failure({}, run_dir) from None
     except SignalException as stopped:
         where_they_stood = attempts.positions()
         attempts.end()
@@ -134,12 +153,7 @@ class _Attempts:
         """Make an attempt's folder and watch it; gives its workers' variables."""
         if attempt:
             self.end()
-            log.warning(
-                "%s; starting the workers again, %d of %d",
-                self._first_headline(),
-                attempt,
-                self.max_restarts,
-            )
+            self._tell_restart(attempt)
         watch = Watch(attempt_dir(self.folder, attempt), self.num_workers)
         self._watches.append(watch)
         watch.start()
@@ -210,12 +224,20 @@ class _Attempts:
                 reports.append(report)
         return reports
 
-    def _first_headline(self) -> str:
-        """What ended the last attempt."""
-        reports = self._reports({})
-        if not reports:
-            return "a worker ended without a report"
-        return headline(first_failures(reports)[0])
+    def _tell_restart(self, attempt: int) -> None:
+        """Say what ended the last attempt, and that there is another.
+
+        Raises:
+            _WouldFailAgainError: that one would end in the same way.
+        """
+        reports = first_failures(self._reports({}))
+        what = headline(reports[0]) if reports else "a worker ended without a report"
+        raised = bool(reports) and reports[0].cause is Cause.RAISED
+        if raised and reports[0].code in _DETERMINED:
+            raise _WouldFailAgainError(what)
+        log.warning(
+            "%s; starting the workers again, %d of %d", what, attempt, self.max_restarts
+        )
 
 
 def _start(attempts: _Attempts) -> None:

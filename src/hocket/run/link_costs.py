@@ -64,6 +64,7 @@ def measure_messages(world: World, transport: Transport) -> MessageCosts:
         pair = _Pair(world.rank, transport, world.device)
         samples = [pair.measure(size) for size in _SIZES]
         answer = _lines(samples)
+        transport.trim()
     told = world.broadcast_json(answer, name="message costs")
     assert isinstance(told, list)
     latency_s, s_per_byte, handling_s, handling_s_per_byte = map(float, told)

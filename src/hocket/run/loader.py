@@ -8,6 +8,7 @@ from typing import Any
 
 from hocket.errors import DataError, SchemaError
 from hocket.run.ring import Ring
+from hocket.run.sample_loader import PartLoader
 from hocket.run.world import World
 
 
@@ -44,8 +45,7 @@ def check_last_batch(loader: Iterable[Any], num_parts: int) -> None:
     batch_size = getattr(loader, "batch_size", None)
     if not isinstance(batch_size, int) or getattr(loader, "drop_last", False):
         return
-    drawn = getattr(loader, "sampler", None)  # of the dataset, maybe a part only
-    num_samples = _length(getattr(loader, "dataset", None) if drawn is None else drawn)
+    num_samples = _num_samples(loader)
     if not num_samples:
         return
     last = num_samples % batch_size or min(batch_size, num_samples)
@@ -58,13 +58,21 @@ def check_last_batch(loader: Iterable[Any], num_parts: int) -> None:
 
 
 def noted(
-    loader: Iterable[Any], ring: Ring, first_step: int, name: str
+    loader: Iterable[Any], ring: Ring, first_step: int, name: str, *, per_step: int = 1
 ) -> Iterator[Any]:
-    """A loader's batches; where it hangs, or fails, the ring shows it by this name."""
+    """A loader's batches; where it hangs, or fails, the ring shows it by this name.
+
+    Args:
+        loader: of any kind.
+        ring: told of each wait for a batch.
+        first_step: the step of the first batch.
+        name: of these waits.
+        per_step: batches that a step takes.
+    """
     ring.begin(name, first_step)
     batches = iter(loader)
-    for step in count(first_step):
-        ring.begin(name, step)
+    for i in count():
+        ring.begin(name, first_step + i // per_step)
         try:
             batch = next(batches)
         except StopIteration:
@@ -72,6 +80,13 @@ def noted(
             return
         ring.end()
         yield batch
+
+
+def _num_samples(loader: Iterable[Any]) -> int | None:
+    if isinstance(loader, PartLoader):
+        return loader.samples.num_samples
+    drawn = getattr(loader, "sampler", None)  # of the dataset, maybe a part only
+    return _length(getattr(loader, "dataset", None) if drawn is None else drawn)
 
 
 def _length(sized: Any) -> int | None:

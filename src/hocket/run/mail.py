@@ -111,7 +111,7 @@ class Mail:
         A step may have fewer microbatches than the schedule (the last one in
         evaluation): those that it has come in the schedule's order.
         """
-        tag = message_tag(HEADER, step.number, 0)
+        tag = _header_tag(step)
         for (kind, _), outgoing in self._out.items():
             if kind is Kind.FORWARD:
                 outgoing.sender.send(tag, (step.header(),), HEADER)
@@ -191,7 +191,7 @@ class Mail:
             outgoing.sender.flush(self._timeout_s)
 
     def _read_header(self, incoming: _Incoming, step: Step) -> None:
-        tag = message_tag(HEADER, step.number, 0)
+        tag = _header_tag(step)
         (header,) = incoming.receiver.receive(tag)
         ends = incoming.channel
         compare(step.header(), ends.to_rank, header, ends.from_rank)
@@ -210,7 +210,11 @@ class Mail:
 
 
 def _tag(schema: Schema, step: Step, microbatch: int) -> int:
-    return message_tag(schema, step.number, microbatch, step.salt)
+    return message_tag(schema, step.number, step.first + microbatch, step.salt)
+
+
+def _header_tag(step: Step) -> int:
+    return message_tag(HEADER, step.number, step.first)
 
 
 def _order(schedule: Schedule, device: int, stage: int, kind: Kind) -> tuple[int, ...]:

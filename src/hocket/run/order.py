@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.errors import ScheduleError, ShapeError
+from hocket.passes.updates_last import updates_last
 from hocket.plan.op import Kind
 from hocket.plan.program import Program
 from hocket.plan.schedule import Schedule
@@ -23,7 +24,7 @@ def make_order(
     """One step's order of this pipeline's work.
 
     Args:
-        schedule: a name, or an order of one step.
+        schedule: a name, or an order of one step; its updates are moved to the end.
         layout: how many devices and replicas there are.
         num_microbatches: in each replica.
         stages_per_device: where the schedule lets one choose.
@@ -43,7 +44,7 @@ def make_order(
         )
     else:
         _check_numbers(schedule.program, layout, num_microbatches)
-        order = schedule
+        order = updates_last(schedule)
     faults = tuple(_faults(order))
     if faults:
         raise ScheduleError(faults, str(order))

@@ -3,67 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import DataError, RunError
+from hocket.errors import CheckpointError, DataError, RunError
 from hocket.plan.buffers import buffers_without_waiting
 from hocket.plan.check import check
 from hocket.plan.op import ASYNCHRONOUS
 from hocket.plan.schedule import Schedule
 from hocket.plan.timeline import Timeline
-from hocket.run.batch import Microbatch, call_arguments, digest, split_batch
+from hocket.planner.recompute import RecomputeName
+from hocket.run.batch import call_arguments, split_batch
 from hocket.run.build import Plan, Request, build_plan
+from hocket.run.checkpoint.keeper import Checkpoints
+from hocket.run.choose import choose_order
 from hocket.run.crew import Crew, make_crew
+from hocket.run.device_memory import peak_bytes
 from hocket.run.evaluate import EvaluationResult, Evaluator, Metrics
 from hocket.run.gather import gather_state, gather_timeline
+from hocket.run.job import Json
 from hocket.run.layout import make_layout
 from hocket.run.loader import check_last_batch, check_same_length, noted
 from hocket.run.loss import TOTAL, LossFunction
 from hocket.run.order import make_order
+from hocket.run.place import Place
 from hocket.run.reporting import reporting
 from hocket.run.ring import Ring
-from hocket.run.same_batch import Step
+from hocket.run.sample_loader import served
 from hocket.run.seed import generators_kept
+from hocket.run.settings import (
+    OptimizerFactory,
+    PrecisionName,
+    SchedulerFactory,
+    Settings,
+    precision_of,
+)
+from hocket.run.step_result import StepResult as StepResult
 from hocket.run.transports import TransportName, make_transport
-from hocket.run.update import OptimizerFactory, SchedulerFactory
-from hocket.run.worker import Record, Work
+from hocket.run.work import grouped, make_works
+from hocket.run.worker import Record
 from hocket.run.world import World, join_world
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step came to. Every worker gets the same losses.
-
-    Args:
-        step: numbered from 0 over the life of the pipeline.
-        loss: what is trained, the mean over the batch's samples.
-        losses: every scalar that the loss function names, likewise.
-        num_samples: of the whole batch, over all replicas.
-        seconds: the step took on this worker.
-        bubble_fraction: the share of them in which this worker's lane did not work.
-        peak_bytes: the most memory that this worker has held so far (on the GPU, or
-            the process's resident set on a CPU).
-    """
-
-    step: int
-    loss: float
-    losses: dict[str, float]
-    num_samples: int
-    seconds: float
-    bubble_fraction: float
-    peak_bytes: int
 
 
 class Pipeline:
@@ -77,10 +64,12 @@ class Pipeline:
         model: any module; each worker keeps its stages of it and trains them in place.
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
             scalar tensor or a dict of named ones (see `hocket.run.loss`).
-        optimizer: called on each stage with its parameters.
+        optimizer: called on each stage with its parameters, a list that also has
+            `named()`, for groups by name.
         example: a batch `(inputs, targets)` as the loader will give them. The inputs
             are a tensor, a tuple of positional or a dict of keyword arguments.
-        schedule: the name of a registered schedule, or a Schedule of one step.
+        schedule: the name of a registered schedule, or a Schedule of one step; or
+            "auto", the fastest that fits the memory, as a profile predicts it.
         num_microbatches: parts of the batch in each replica.
         num_replicas: copies of the pipeline on other workers, each with its part of
             every batch.
@@ -89,6 +78,19 @@ class Pipeline:
             not given.
         profile_dir: where profiles are kept and found again.
         scheduler: makes each stage's learning-rate schedule; stepped at every update.
+        clip_norm: the most that all gradients together may measure (2-norm); larger
+            ones are scaled down, as `torch.nn.utils.clip_grad_norm_` does it.
+        accumulate: batches per update. Each is played as the schedule says; gradients
+            add up over them, weighted by samples.
+        precision: what the forward computes in: "bfloat16" and "float16" use autocast,
+            the latter with a loss scale. Weights keep their types.
+        ema_decay: keep averaged weights too, which each update moves by `1 - ema_decay`
+            of the way to the new ones.
+        recompute: which stages keep only their input between forward and backward,
+            and run the forward once more in the backward: "none", "all", or "auto",
+            the fewest that let every device fit its memory. Results stay the same.
+        memory_bytes: what tensors may take on each device, for "auto"; nine tenths of
+            the smallest device's memory when not given.
         seed: for random numbers in the forward (dropout).
         timeout_s: after which any wait for another worker ends in an error; what
             `hocket.launch` was given, or 60, when not given.
@@ -103,6 +105,8 @@ class Pipeline:
         ModelError: the model cannot be captured or cut as asked.
         ShapeError: the schedule's constraints refuse the numbers.
         DataError: the example is no batch, or smaller than the microbatches.
+        FitError: a device has too little memory even where all its stages recompute.
+        RecipeError: a setting that makes no sense.
     """
 
     def __init__(
@@ -119,12 +123,26 @@ class Pipeline:
         cut: Sequence[str] | None = None,
         profile_dir: str | Path | None = None,
         scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        precision: PrecisionName = "float32",
+        ema_decay: float | None = None,
+        recompute: RecomputeName = "none",
+        memory_bytes: int | None = None,
         seed: int = 0,
         timeout_s: float | None = None,
         run_dir: str | Path | None = None,
         transport: TransportName = "auto",
         world: World | None = None,
     ) -> None:
+        self._settings = Settings(
+            optimizer,
+            scheduler,
+            clip_norm,
+            accumulate,
+            precision_of(precision),
+            ema_decay,
+        )
         self._stack = contextlib.ExitStack()
         if world is None:
             world = join_world(timeout_s=timeout_s)
@@ -138,10 +156,28 @@ class Pipeline:
         with self._reported():
             self._layout = make_layout(self.world, num_replicas)
             self._num_parts = num_microbatches * num_replicas
+            request = Request(
+                model,
+                loss,
+                self._settings,
+                split_batch(example, self._num_parts)[0],
+                pytree.tree_structure(call_arguments(example[0])),
+                cut,
+                None if profile_dir is None else Path(profile_dir),
+                recompute,
+                memory_bytes,
+            )
+            if schedule == "auto":
+                request, schedule, stages_per_device = choose_order(
+                    request,
+                    self.world,
+                    self._layout,
+                    num_microbatches,
+                    stages_per_device,
+                )
             order = make_order(
                 schedule, self._layout, num_microbatches, stages_per_device
             )
-            microbatches = split_batch(example, self._num_parts)
             store = _own_store(self.world)
             carrier = make_transport(
                 transport,
@@ -152,15 +188,6 @@ class Pipeline:
                 timeout_s=timeout_s,
             )
             self._stack.callback(carrier.close)
-            request = Request(
-                model,
-                loss,
-                optimizer,
-                microbatches[0],
-                pytree.tree_structure(call_arguments(example[0])),
-                cut,
-                None if profile_dir is None else Path(profile_dir),
-            )
             self.plan: Plan
             self.plan, modules = build_plan(
                 request, order, self.world, self._layout, carrier
@@ -168,24 +195,28 @@ class Pipeline:
             self._model = model
             self._crew: Crew = make_crew(
                 self.plan,
+                model,
                 modules,
                 loss,
-                optimizer,
-                scheduler,
-                self.world,
-                store,
-                self._layout,
-                self._ring,
-                carrier,
+                self._settings,
+                Place(self.world, self._layout, self._ring, carrier, store, timeout_s),
                 seed=seed,
+            )
+            self._checkpoints = Checkpoints(
+                model,
+                self._crew,
+                self.plan,
+                self._layout,
+                self.world,
+                self._ring,
                 timeout_s=timeout_s,
             )
+            self._stack.callback(self._checkpoints.release)
             self._evaluator = Evaluator(
                 self._crew,
                 self.world,
                 self._layout,
                 self._ring,
-                loss,
                 self.plan,
                 timeout_s=timeout_s,
             )
@@ -201,11 +232,11 @@ class Pipeline:
         return self.plan.predicted
 
     def train(self, loader: Iterable[Any]) -> Iterator[StepResult]:
-        """Train one step on each batch of a loader.
+        """Train one step on each batch of a loader, or on each `accumulate` of them.
 
         Args:
             loader: yields the same batches `(inputs, targets)` on every worker. The
-                last one may be smaller.
+                last one may be smaller, and the last step have fewer of them.
 
         Raises:
             DataError: a batch has fewer samples than microbatches; told before the
@@ -216,11 +247,15 @@ class Pipeline:
         """
         self._check_loader(loader)
         check_last_batch(loader, self._num_parts)
-        for batch in noted(loader, self._ring, self._step, "next batch"):
-            yield self.step(batch)
+        size = self._settings.accumulate
+        batches = noted(
+            self._served(loader), self._ring, self._step, "next batch", per_step=size
+        )
+        for group in grouped(batches, size):
+            yield self.step(*group)
 
-    def step(self, batch: Any) -> StepResult:
-        """Train one step on one batch `(inputs, targets)`.
+    def step(self, batch: Any, *more: Any) -> StepResult:
+        """Train one step on one batch `(inputs, targets)`, or on several.
 
         Raises:
             DataError: the batch has fewer samples than microbatches.
@@ -229,28 +264,44 @@ class Pipeline:
                 more use.
         """
         begin_s = perf_counter()
-        work = self._work(batch)
+        works = make_works(
+            (batch, *more),
+            self._step,
+            self._layout,
+            self._num_parts,
+            self.plan.example,
+            self._crew.loss_scale,
+        )
+        busy_s = 0.0
         with self._reported(), generators_kept(self.world.device):
-            self._crew.begin(work)
-            record = self._crew.worker.play(work)
+            for work in works:
+                self._crew.begin(work)
+                self._record = self._crew.worker.play(work)
+                busy_s += self._busy_s(self._record)
             self._ring.begin("losses", self._step)
             named = self._crew.results.finish(self._step)
             self._ring.end()
-        self._record = record
         self._step += 1
+        verdict = self._crew.verdict
         seconds = perf_counter() - begin_s
         return StepResult(
-            work.step.number,
+            self._step - 1,
             named[TOTAL],
             named,
-            work.step.num_samples,
+            works[0].step.num_samples,
+            verdict.norm,
+            not verdict.is_finite,
             seconds,
-            1.0 - self._busy_s(record) / seconds,
-            self._peak_bytes(),
+            1.0 - busy_s / seconds,
+            peak_bytes(self.world.device),
         )
 
     def evaluate(
-        self, loader: Iterable[Any], metrics: Metrics | None = None
+        self,
+        loader: Iterable[Any],
+        metrics: Metrics | None = None,
+        *,
+        use_ema: bool = False,
     ) -> EvaluationResult:
         """Run a loader through the model in evaluation mode, forward only.
 
@@ -258,13 +309,14 @@ class Pipeline:
             loader: yields the same batches on every worker; any size will do.
             metrics: `metrics(output, targets)` returns named means over a microbatch's
                 samples.
+            use_ema: with the averaged weights instead of the trained ones.
 
         Returns:
             Means over all samples, the same on every worker.
         """
         self._check_loader(loader)
-        with self._reported(), generators_kept(self.world.device):
-            return self._evaluator.evaluate(loader, metrics)
+        with self._using(use_ema), self._reported(), generators_kept(self.world.device):
+            return self._evaluator.evaluate(self._served(loader), metrics)
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.
@@ -277,25 +329,86 @@ class Pipeline:
         with self._reported():
             return gather_timeline(self.plan, self._record, self.world, self._layout)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Weights and buffers by the uncut model's names; every worker must call this.
+
+        Args:
+            ema: the averaged weights in the place of the trained ones.
 
         Returns:
             The whole model's, the same on every worker.
         """
-        with self._reported():
+        with self._using(ema), self._reported():
             return gather_state(self._model, self._crew, self.plan, self._layout)
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        data: Json = None,
+        background: bool = False,
+        keep: int | None = 3,
+    ) -> None:
+        """Save all that training needs to go on; every worker must call this.
+
+        Args:
+            folder: of this run's checkpoints, the same on every worker.
+            data: kept too, and given back by `load`: the data's position. Rank 0's.
+            background: copy everything, and write while training goes on. An error is
+                then raised by the next `save`, `load` or `close`.
+            keep: how many stay: the newest. None keeps all.
+
+        Raises:
+            DataError: `data` is not JSON.
+            CheckpointError: it could not be written, or another run saves there. Older
+                checkpoints are as they were, and training may go on.
+        """
+        with self._reported():
+            self._checkpoints.save(
+                Path(folder), self._step, data=data, background=background, keep=keep
+            )
+
+    def load(
+        self,
+        folder: str | Path,
+        *,
+        step: int | str = "latest",
+        allow_previous: bool = False,
+    ) -> Any:
+        """Go on from a checkpoint as if training had never stopped; on every worker.
+
+        Args:
+            folder: that `save` was given.
+            step: of the checkpoint; "latest" is the newest.
+            allow_previous: if it is damaged, take the newest whole one before it.
+
+        Returns:
+            What `save` was given as `data`.
+
+        Raises:
+            CheckpointError: there is none, or it is of another model, or damaged.
+                Nothing was changed.
+        """
+        with self._reported():
+            loaded = self._checkpoints.load(
+                Path(folder), step, allow_previous=allow_previous
+            )
+        self._step = loaded.step
+        return loaded.data
 
     def close(self) -> None:
         """Let go of the other workers, when all of them have come here.
 
-        Whoever left earlier would break off what another still receives.
+        Whoever left earlier would break off what another still receives. What is being
+        saved is on disk then, or its error is raised.
         """
         if not self._why_ended:
             with self._reported():
+                self._checkpoints.settle()
                 self.world.barrier("the end of the pipeline")
-        self._why_ended = self._why_ended or "it was closed"
+            self._why_ended = "it was closed"
         self._stack.close()
+        self._checkpoints.finish()
 
     def __enter__(self) -> Pipeline:
         """Use as `with Pipeline(...) as pipeline`."""
@@ -323,29 +436,25 @@ class Pipeline:
             )
         try:
             yield
+        except CheckpointError:  # the same on all workers, and nothing was changed
+            raise
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
 
-    def _work(self, batch: Any) -> Work:
-        parts = split_batch(batch, self._num_parts, self.plan.example)
-        mine = _share(parts, self._layout.replica, self._layout.num_replicas)
-        num_samples = sum(part.num_samples for part in parts)
-        sizes = tuple(part.num_samples for part in mine)
-        return Work(Step(self._step, digest(batch), num_samples, sizes), mine)
+    def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
+        return self._crew.averaged() if ema else contextlib.nullcontext()
 
     def _check_loader(self, loader: Iterable[Any]) -> None:
         with self._reported():
             check_same_length(loader, self.world)
 
+    def _served(self, loader: Iterable[Any]) -> Iterable[Any]:
+        return served(loader, self._crew, self.plan, self._layout, self.world.device)
+
     def _busy_s(self, record: Record) -> float:
         works = [op.kind not in ASYNCHRONOUS for op in self._crew.worker.lane.ops]
         return float((record.end_s - record.start_s)[works].sum())
-
-    def _peak_bytes(self) -> int:
-        if self.world.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.world.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextlib.contextmanager
@@ -372,11 +481,3 @@ def _own_store(world: World) -> dist.Store:
     Workers make their pipelines in one order, so that equal numbers mean the same one.
     """
     return dist.PrefixStore(f"pipeline {next(_num_pipelines)}", world.store)
-
-
-def _share(
-    parts: tuple[Microbatch, ...], replica: int, num_replicas: int
-) -> tuple[Microbatch, ...]:
-    """The microbatches of one replica."""
-    size = len(parts) // num_replicas
-    return parts[replica * size : (replica + 1) * size]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,9 @@ class Reducer:
         parameters: in the same order on every member of the group.
         group: the stage's replicas.
         what: what is reduced, in errors and reports.
+
+    Attributes:
+        ended_s: when the last reduction was found to have ended.
     """
 
     def __init__(
@@ -46,13 +50,20 @@ class Reducer:
             if parameter.requires_grad:
                 self._by_type.setdefault(parameter.dtype, []).append(parameter)
         self._buckets: list[_Bucket] = []
+        self.ended_s = 0.0
 
     def start(self) -> None:
-        """Begin the reduction; the gradients must be complete, and stay untouched."""
+        """Begin the reduction of the gradients, which must be complete, and take them.
+
+        Until `finish` there are none: packed, they would else be there twice.
+        """
         for parameters in self._by_type.values():
             flat = _flattened(parameters)
+            for parameter in parameters:
+                parameter.grad = None
             work = self._group.all_reduce(flat, self._what)
             self._buckets.append(_Bucket(parameters, flat, work))
+        self.ended_s = perf_counter()
 
     def finish(self) -> None:
         """Wait until the sums are there, and put them in place.
@@ -63,6 +74,7 @@ class Reducer:
         for bucket in self._buckets:
             self._group.wait(bucket.work, self._what)
             _put_back(bucket)
+            self.ended_s = perf_counter()
         self._buckets.clear()
 
 

@@ -33,11 +33,14 @@ from hocket.plan.op import Kind, Op
 from hocket.plan.schedule import Lane, Schedule
 from hocket.run.batch import Microbatch
 from hocket.run.loss import LossFunction
+from hocket.run.no_memory import MemoryWatch
+from hocket.run.precision import Precision
 from hocket.run.ring import Ring
 from hocket.run.same_batch import Step
 from hocket.run.seed import generators_kept
 from hocket.run.stage import StageRunner
-from hocket.run.worker import Hooks, Record, Work, Worker
+from hocket.run.work import Work
+from hocket.run.worker import Hooks, Record, Worker
 from hocket.run.world import World
 
 _MIN_STEPS: Final = 3
@@ -69,10 +72,9 @@ class _Ready:
         schedule: Schedule,
         device: int,
         modules: Sequence[StageModule],
-        microbatch: Microbatch,
+        sent: Sequence[tuple[Tensor, ...]],
     ) -> None:
         stages = schedule.program.stages
-        sent = _outputs(modules, microbatch)
         self._in: dict[tuple[Kind, int], tuple[Tensor, ...]] = {}
         self._out: set[tuple[Kind, int]] = set()
         for source, target in schedule.program.flows:
@@ -130,6 +132,7 @@ def rehearse(
     microbatch: Microbatch,
     world: World,
     device: int,
+    precision: Precision,
 ) -> Costs:
     """The costs with what every worker measured in its own lane.
 
@@ -145,19 +148,22 @@ def rehearse(
         microbatch: played as each of them.
         world: to begin together, and to tell the others.
         device: whose lane this worker plays.
+        precision: what forwards and losses compute in.
     """
     with as_it_was(captured), generators_kept(world.device):
         for module in modules:
             module.train()
-        runners = _runners(schedule, modules, loss, world, device)
+        runners = _runners(costs, schedule, modules, loss, world, device, precision)
+        with precision.autocast(world.device):
+            sent = _outputs(modules, microbatch)
         worker = Worker(
             _without_ends(schedule),
             device,
             runners,
             {},
-            _Ready(schedule, device, modules, microbatch),
+            _Ready(schedule, device, modules, sent),
             Ring(),
-            Hooks(),
+            Hooks(on_error=MemoryWatch(schedule, costs, world, device).on_error),
         )
         parts = (microbatch,) * schedule.program.num_microbatches_of(0)
         sizes = tuple(part.num_samples for part in parts)
@@ -184,11 +190,13 @@ def rehearse(
 
 
 def _runners(
+    costs: Costs,
     schedule: Schedule,
     modules: Sequence[StageModule],
     loss: LossFunction,
     world: World,
     device: int,
+    precision: Precision,
 ) -> dict[int, StageRunner]:
     last = len(modules) - 1
     return {
@@ -198,6 +206,8 @@ def _runners(
             loss if stage == last else None,
             device=world.device,
             seed=0,
+            precision=precision,
+            recomputes=costs.stages[stage].recomputes,
         )
         for stage in schedule.program.stages_on[device]
     }
@@ -266,7 +276,10 @@ def _found(ops: Sequence[Op], records: Sequence[Record]) -> InPlace:
     ]
     return InPlace(
         {
-            stage: (mean_s[stage, Kind.FORWARD], mean_s[stage, Kind.BACKWARD])
+            stage: (
+                mean_s[stage, Kind.FORWARD],
+                mean_s.get((stage, Kind.BACKWARD), 0.0),
+            )
             for stage in dict.fromkeys(stage for stage, _ in rows)
         },
         float(np.median(between_s)) if between_s else 0.0,
@@ -283,6 +296,8 @@ def _jitter(spent_s: NDArray[np.float64]) -> float:
 def _corrected(cost: StageCost, found: Sequence[tuple[float, float]]) -> StageCost:
     """A stage's cost with the mean of what its replicas found."""
     forward_s, backward_s = map(fmean, zip(*found, strict=True))
+    if cost.recomputes:  # once more, in the backward
+        backward_s = max(0.0, backward_s - forward_s)
     whole_s = cost.input_grad_s + cost.weight_grad_s
     share = cost.input_grad_s / whole_s if whole_s else 1.0
     return replace(

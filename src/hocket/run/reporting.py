@@ -219,6 +219,8 @@ def _watching_signals(
         yield
     finally:
         signal.set_wakeup_fd(before)
+        # Closing is not enough: processes that were forked meanwhile hold it as well.
+        writing.shutdown(socket.SHUT_RDWR)
         writing.close()
         if not sys.is_finalizing():  # when no thread runs any more
             thread.join()

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.errors import ModelError, WaitError
+from hocket.errors import ModelError
 from hocket.run.group import Group
+from hocket.run.rendezvous import learn
 from hocket.run.schema import message_tag, schema_of
 from hocket.run.transport import Channel, Receiver, Sender, Transport
 
@@ -52,12 +52,13 @@ class Results:
     ) -> None:
         self._group = group
         self._store = store
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._names: list[str] = []
         self._sums: Tensor | None = None
         self._work: dist.Work | None = None
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
+        self._channel = Channel(f"results>{device}", ranks[last_device], ranks[device])
         for other, rank in enumerate(ranks):
             channel = Channel(f"results>{other}", ranks[last_device], rank)
             if other == last_device:
@@ -68,13 +69,13 @@ class Results:
                 self._receiver = transport.receiver(channel)
 
     def begin(
-        self, losses: Mapping[int, Mapping[str, Tensor]], shares: Sequence[float]
+        self, losses: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]
     ) -> None:
-        """On the last stage, when its last forward has run.
+        """On the last stage, when the step's last forward has run.
 
         Args:
-            losses: of each microbatch, by name.
-            shares: of each microbatch in the whole batch, by samples.
+            losses: of each microbatch of the step, by name.
+            shares: of each microbatch in the whole step, by samples.
 
         Raises:
             ModelError: the names are not the same for all microbatches and steps.
@@ -115,7 +116,9 @@ class Results:
     def _receive(self, step: int) -> dict[str, float]:
         assert self._receiver is not None
         if not self._names:
-            self._names = self._read_names()
+            what = "the names of the losses"
+            told = learn(self._store, self._channel, _KEY, what, self._timeout_s)
+            self._names = json.loads(told)
         schema = schema_of((torch.empty(len(self._names), dtype=torch.float64),))
         tag = message_tag(schema, step, 0)
         self._receiver.expect([tag], schema)
@@ -123,14 +126,3 @@ class Results:
         named = dict(zip(self._names, sums.tolist(), strict=True))
         self._receiver.release(tag)
         return named
-
-    def _read_names(self) -> list[str]:
-        try:
-            self._store.wait([_KEY], self._timeout)
-        except RuntimeError as error:
-            raise WaitError(
-                f"the last stage did not tell its losses' names within "
-                f"{self._timeout.total_seconds():g} s"
-            ) from error
-        names: list[str] = json.loads(self._store.get(_KEY))
-        return names

@@ -33,14 +33,16 @@ class Step:
     Args:
         number: of the step, counted over the whole run.
         salt: a digest of the whole batch.
-        num_samples: of the whole batch, over all replicas.
-        sizes: samples of each microbatch of this replica.
+        num_samples: of the whole step, over all its batches and replicas.
+        sizes: samples of each of the batch's microbatches in this replica.
+        first: the batch's first microbatch, counted over the whole step.
     """
 
     number: int
     salt: int
     num_samples: int
     sizes: tuple[int, ...]
+    first: int = 0
 
     def header(self) -> Tensor:
         """What travels of it: three numbers."""
@@ -87,14 +89,13 @@ class ReplicaCheck:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._headers: list[Tensor] = []
-        self._work: dist.Work | None = None
+        self._told: list[tuple[list[Tensor], dist.Work]] = []  # of each batch
 
     def begin(self, step: Step) -> None:
-        """Tell the other replicas; every one must call this."""
+        """Tell the other replicas of a batch; every one must call this."""
         own = step.header()
-        self._headers = [torch.empty_like(own) for _ in self._group.ranks]
-        self._work = self._group.all_gather(self._headers, own, _WHAT)
+        headers = [torch.empty_like(own) for _ in self._group.ranks]
+        self._told.append((headers, self._group.all_gather(headers, own, _WHAT)))
 
     def finish(self) -> None:
         """Compare with all of them, before anything is updated.
@@ -103,9 +104,10 @@ class ReplicaCheck:
             SchemaError: a replica is at another step or batch.
             WaitError: a replica did not tell.
         """
-        assert self._work is not None, "begun"
-        self._group.wait(self._work, _WHAT)
         ranks, rank = self._group.ranks, self._group.rank
-        own = self._headers[ranks.index(rank)]
-        for other, header in zip(ranks, self._headers, strict=True):
-            compare(own, rank, header, other)
+        for headers, work in self._told:
+            self._group.wait(work, _WHAT)
+            own = headers[ranks.index(rank)]
+            for other, header in zip(ranks, headers, strict=True):
+                compare(own, rank, header, other)
+        self._told.clear()

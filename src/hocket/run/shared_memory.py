@@ -20,9 +20,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from torch.distributed.distributed_c10d import Store
 
 from hocket.errors import RunError
+from hocket.run.buffers import Pool
 from hocket.run.shared_receiver import SharedMemoryReceiver
 from hocket.run.shared_sender import SharedMemorySender
 from hocket.run.transport import (
@@ -61,6 +63,7 @@ class SharedMemoryTransport(Transport):
         self._num_buffers = num_buffers
         self._on_wait = on_wait
         self._ends: list[Sender | Receiver] = []
+        self._pool = Pool(torch.device("cpu"))
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`; connects when it sends first."""
@@ -77,10 +80,15 @@ class SharedMemoryTransport(Transport):
             self._store,
             timeout_s=self._timeout_s,
             num_buffers=self._num_buffers,
+            pool=self._pool,
             on_wait=self._on_wait,
         )
         self._ends.append(receiver)
         return receiver
+
+    def trim(self) -> None:
+        """See `Transport.trim`."""
+        self._pool.trim()
 
     def close(self) -> None:
         """See `Transport.close`."""

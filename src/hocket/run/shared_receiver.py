@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
@@ -38,6 +37,7 @@ class SharedMemoryReceiver(Receiver):
         store: in which to leave the address, and to find the sender's process.
         timeout_s: after which a wait ends.
         num_buffers: the slots; this end chooses their number.
+        pool: of buffers, shared with the other channels of this worker.
         on_wait: told of waits.
     """
 
@@ -48,6 +48,7 @@ class SharedMemoryReceiver(Receiver):
         *,
         timeout_s: float,
         num_buffers: int,
+        pool: Pool,
         on_wait: OnWait,
     ) -> None:
         self._channel = channel
@@ -64,7 +65,7 @@ class SharedMemoryReceiver(Receiver):
         self._noticed: deque[tuple[Message, Slots]] = deque()
         self._arrived: dict[int, Buffer] = {}
         self._held: dict[int, Buffer] = {}
-        self._pool = Pool(torch.device("cpu"))
+        self._pool = pool
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
         """See `Receiver.expect`."""

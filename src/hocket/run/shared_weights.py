@@ -110,8 +110,13 @@ def tie_reducers(
     groups: Mapping[tuple[int, ...], Group],
     owned: Mapping[int, Mapping[str, nn.Parameter]],
 ) -> list[Reducer]:
-    """One reducer for each shared weight that this worker holds, in order of name."""
-    parameters = {name: p for named in owned.values() for name, p in named.items()}
+    """One reducer for each trained weight that this worker shares, in order of name."""
+    parameters = {
+        name: parameter
+        for named in owned.values()
+        for name, parameter in named.items()
+        if parameter.requires_grad
+    }
     return [
         Reducer(
             [parameters[tie.name]],
@@ -119,7 +124,7 @@ def tie_reducers(
             f"gradients of the shared weight {tie.name}",
         )
         for tie in ties
-        if tie.devices in groups
+        if tie.devices in groups and tie.name in parameters
     ]
 
 

@@ -54,7 +54,7 @@ class TorchSender(Sender):
     """Packs messages and hands them to the backend; see `Sender`."""
 
     def __init__(
-        self, channel: Channel, number: int, wire: Wire, *, num_buffers: int
+        self, channel: Channel, number: int, wire: Wire, pool: Pool, *, num_buffers: int
     ) -> None:
         self._channel = channel
         self._number = number
@@ -62,7 +62,7 @@ class TorchSender(Sender):
         self._num_buffers = num_buffers
         self._num_sent = 0
         self._on_their_way: deque[_OnItsWay] = deque()
-        self._pool = Pool(wire.device)
+        self._pool = pool
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
         """See `Sender.send`."""
@@ -99,7 +99,13 @@ class TorchReceiver(Receiver):
     """Has receives posted before their messages are sent; see `Receiver`."""
 
     def __init__(
-        self, channel: Channel, store: Store, wire: Wire, *, num_buffers: int
+        self,
+        channel: Channel,
+        store: Store,
+        wire: Wire,
+        pool: Pool,
+        *,
+        num_buffers: int,
     ) -> None:
         self._channel = channel
         self._store = store
@@ -110,7 +116,7 @@ class TorchReceiver(Receiver):
         self._expected: deque[tuple[int, Schema]] = deque()
         self._posted: dict[int, _OnItsWay] = {}
         self._held: dict[int, Buffer] = {}
-        self._pool = Pool(wire.device)
+        self._pool = pool
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
         """See `Receiver.expect`."""
@@ -195,6 +201,7 @@ class TorchTransport(Transport):
         self._wire = Wire(group, device, timeout_s, on_wait)
         self._num_buffers = num_buffers
         self._ends: list[Sender | Receiver] = []
+        self._pool = Pool(device)
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
@@ -205,7 +212,9 @@ class TorchTransport(Transport):
             )
         self._store.set(_number_key(channel), str(number))
         wire = self._wire_of(channel)
-        sender = TorchSender(channel, number, wire, num_buffers=self._num_buffers)
+        sender = TorchSender(
+            channel, number, wire, self._pool, num_buffers=self._num_buffers
+        )
         self._ends.append(sender)
         return sender
 
@@ -213,10 +222,14 @@ class TorchTransport(Transport):
         """See `Transport.receiver`."""
         wire = self._wire_of(channel)
         receiver = TorchReceiver(
-            channel, self._store, wire, num_buffers=self._num_buffers
+            channel, self._store, wire, self._pool, num_buffers=self._num_buffers
         )
         self._ends.append(receiver)
         return receiver
+
+    def trim(self) -> None:
+        """See `Transport.trim`."""
+        self._pool.trim()
 
     def close(self) -> None:
         """See `Transport.close`."""

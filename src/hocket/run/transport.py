@@ -143,6 +143,10 @@ class Transport(ABC):
         """The receiving end of a channel to this rank; made once per channel."""
 
     @abstractmethod
+    def trim(self) -> None:
+        """Give back the memory in which no message is now."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close every end that was made. Idempotent."""
 

@@ -44,6 +44,11 @@ class MixedTransport(Transport):
         """See `Transport.receiver`."""
         return self._towards(channel.from_rank).receiver(channel)
 
+    def trim(self) -> None:
+        """See `Transport.trim`."""
+        self._near.trim()
+        self._far.trim()
+
     def close(self) -> None:
         """See `Transport.close`."""
         self._near.close()

@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.run.reduce import Reducer
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-SchedulerFactory = Callable[
-    [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
-]
+from hocket.run.settings import Parameters, Settings
 
 
 class Updater:
-    """Updates one stage's weights.
+    """Updates one stage's weights, and their averages where those are wanted.
 
     Args:
         parameters: the ones this stage owns, by the uncut model's names.
-        make_optimizer: called once with the parameters that want a gradient.
-        make_scheduler: called once with the optimizer; stepped after each update.
+        settings: makes the optimizer and the learning-rate schedule.
         reducer: sums the gradients over the stage's replicas, where it has any.
+
+    Attributes:
+        optimizer: none where nothing is trained.
+        scheduler: of the learning rate.
+        ema: the averaged weights by name. They begin as the first weights, and each
+            update moves them by `1 - ema_decay` of the way to the new ones.
     """
 
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        make_optimizer: OptimizerFactory,
-        make_scheduler: SchedulerFactory | None,
+        settings: Settings,
         *,
         reducer: Reducer | None = None,
     ) -> None:
         self.parameters = parameters
         self.reducer = reducer
-        trained = [p for p in parameters.values() if p.requires_grad]
-        self.optimizer = make_optimizer(trained) if trained else None
-        self.scheduler = (
-            make_scheduler(self.optimizer)
-            if make_scheduler is not None and self.optimizer is not None
-            else None
-        )
+        trained = Parameters(parameters)
+        self._trained = dict(trained.named())
+        self.optimizer = settings.make_optimizer(trained) if trained else None
+        self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+        if self.optimizer is not None:
+            self.scheduler = settings.make_scheduler(self.optimizer)
+        self._decay = settings.ema_decay
+        self.ema: dict[str, Tensor] | None = None
+        if self._decay is not None:
+            self.ema = {name: p.detach().clone() for name, p in trained.named()}
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """Of all parameters that have one."""
+        return [p.grad for p in self._trained.values() if p.grad is not None]
 
     def wait(self) -> None:
         """Wait until the gradients are complete over all replicas.
@@ -54,9 +60,26 @@ class Updater:
 
     def update(self) -> None:
         """Step, and forget the gradients."""
-        if self.optimizer is None:
-            return
-        self.optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema and self._decay is not None:
+            new = [p.detach() for p in self._trained.values()]
+            torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave no gradient behind, also where the optimizer knows nothing of it."""
+        for parameter in self._trained.values():
+            parameter.grad = None
+
+    def swap(self) -> None:
+        """Exchange the weights and their averages; a second time puts them back.
+
+        Only between steps: no forward may be waiting for its backward.
+        """
+        assert self.ema is not None
+        for name, average in self.ema.items():
+            parameter = self._trained[name]
+            self.ema[name], parameter.data = parameter.data, average

@@ -1,8 +1,9 @@
-"""Measure what an optimizer's step takes, on copies of the weights."""
+"""Measure what an update takes, on copies of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.model.allocations import allocations
 from hocket.model.costs import UpdateCost
 from hocket.model.stage import StageModule
-from hocket.run.update import OptimizerFactory
+from hocket.run.settings import Settings
+from hocket.run.update import Updater
 from hocket.run.world import World
 
 _NUM_STEPS = 5
@@ -20,10 +23,7 @@ _CACHE_BYTES = 1 << 24  # gone through before each step: training leaves caches 
 
 
 def measure_updates(
-    modules: Sequence[StageModule],
-    own: Sequence[int],
-    make_optimizer: OptimizerFactory,
-    world: World,
+    modules: Sequence[StageModule], own: Sequence[int], settings: Settings, world: World
 ) -> list[UpdateCost]:
     """The cost of each stage's update, measured by whoever holds it.
 
@@ -32,41 +32,63 @@ def measure_updates(
     Args:
         modules: all stages.
         own: the stages of this worker.
-        make_optimizer: as for the pipeline; called once more per stage, on copies.
+        settings: as for the pipeline; the optimizer is made once more per stage, on
+            copies.
         world: to tell the others.
     """
     measured = {}
     for stage in own:
-        cost = _measure(modules[stage].to(world.device), make_optimizer)
-        measured[str(stage)] = [cost.seconds, cost.state_bytes]
+        cost = _measure(modules[stage].to(world.device), settings, world.device)
+        measured[str(stage)] = [cost.seconds, cost.state_bytes, cost.work_bytes]
     costs = [UpdateCost(0.0, 0)] * len(modules)
     for part in world.gather_json(measured, "update costs"):
         assert isinstance(part, dict)
-        for stage, (seconds, state_bytes) in part.items():
-            costs[int(stage)] = UpdateCost(float(seconds), int(state_bytes))
+        for stage, (seconds, *sizes) in part.items():
+            costs[int(stage)] = UpdateCost(float(seconds), *map(int, sizes))
     return costs
 
 
-def _measure(module: StageModule, make_optimizer: OptimizerFactory) -> UpdateCost:
-    copies = [
-        nn.Parameter(p.detach().clone()) for p in module.parameters() if p.requires_grad
-    ]
-    if not copies:
+def _measure(
+    module: StageModule, settings: Settings, device: torch.device
+) -> UpdateCost:
+    copies = {
+        name: nn.Parameter(p.detach().clone())
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    updater = Updater(copies, replace(settings, scheduler=None))
+    if updater.optimizer is None:
         return UpdateCost(0.0, 0)
-    optimizer = make_optimizer(copies)
     seconds = []
     for _ in range(_NUM_STEPS):
-        for copy in copies:
-            copy.grad = torch.zeros_like(copy)
+        _give_gradients(copies.values())
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
         begin = perf_counter()
-        optimizer.step()
-        if copies[0].device.type == "cuda":
-            torch.cuda.synchronize(copies[0].device)
-        optimizer.zero_grad(set_to_none=True)
+        updater.update()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(perf_counter() - begin)
-    state = pytree.tree_leaves(optimizer.state_dict()["state"])
-    return UpdateCost(
-        median(seconds[1:]), sum(x.nbytes for x in state if isinstance(x, Tensor))
-    )
+    state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
+    state += (updater.ema or {}).values()
+    num_bytes = sum(x.nbytes for x in state if isinstance(x, Tensor))
+    work_bytes = _work_bytes(copies, settings, device)
+    return UpdateCost(median(seconds[1:]), num_bytes, work_bytes)
+
+
+def _work_bytes(
+    copies: Mapping[str, nn.Parameter], settings: Settings, device: torch.device
+) -> int:
+    """The most that an update takes for itself; the first one makes the state."""
+    with allocations(device) as log:
+        updater = Updater(dict(copies), replace(settings, scheduler=None))
+        for _ in range(2):
+            _give_gradients(copies.values())
+            with log.span():
+                updater.update()
+    return log.peaks[1]
+
+
+def _give_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ from hocket.plan.schedule import Schedule
 from hocket.run.batch import Microbatch
 from hocket.run.post import Post
 from hocket.run.ring import Ring
-from hocket.run.same_batch import Step
 from hocket.run.stage import StageRunner
 from hocket.run.update import Updater
+from hocket.run.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,20 @@ class Record:
     end_s: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One step's data, as this worker's replica sees it.
-
-    Args:
-        step: for tags and random numbers.
-        microbatches: of this replica.
-    """
-
-    step: Step
-    microbatches: tuple[Microbatch, ...]
-
-    def share(self, index: int) -> float:
-        """How much of the whole batch a microbatch is, by samples."""
-        return self.step.sizes[index] / self.step.num_samples
+_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})  # what ends a step
 
 
 def _nothing() -> None:
     """What a hook does when nobody set it."""
+
+
+def _yes() -> bool:
+    """What the other one does."""
+    return True
+
+
+def _ignore(op: Op, step: int, error: Exception) -> None:
+    """What the third one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +59,16 @@ class Hooks:
 
     Args:
         after_losses: when the last stage's last forward has run.
-        before_updates: when the lane comes to its first update.
+        before_updates: when the lane comes to its first update; whether the step's
+            updates are to be made.
         on_output: evaluation: called with each microbatch and the model's output.
+        on_error: when an op has failed, with its step; may raise a better error.
     """
 
     after_losses: Callable[[], None] = _nothing
-    before_updates: Callable[[], None] = _nothing
+    before_updates: Callable[[], bool] = _yes
     on_output: Callable[[Microbatch, object], None] | None = None
+    on_error: Callable[[Op, int, Exception], None] = _ignore
 
 
 class Worker:
@@ -118,12 +117,13 @@ class Worker:
         }
         self._prefix = "eval " if evaluates else ""  # in the ring
         self._actions = [
-            (op, f"{self._prefix}{op}", self._action(i, op))
+            (f"{self._prefix}{op}", self._action(i, op))
             for i, op in enumerate(self.lane.ops)
         ]
+        self._updates = True
 
     def play(self, work: Work) -> Record:
-        """Do one step.
+        """Do one batch's work; what ends a step, only where the batch closes it.
 
         Raises:
             RunError: of whatever kind went wrong.
@@ -133,12 +133,28 @@ class Worker:
         ring.begin(f"{self._prefix}begin", number)
         self._mail.begin(work.step)
         ring.end()
-        for _, text, action in self._actions:
-            ring.begin(text, number)
-            action()
-            ring.end()
+        i = 0
+        try:
+            for i, (text, action) in enumerate(self._actions):
+                if not work.closes and self.lane.ops[i].kind in _ENDS:
+                    self._start_s[i] = self._end_s[i] = 0.0
+                    continue
+                ring.begin(text, number)
+                action()
+                ring.end()
+            self._end_without_update(work)
+        except Exception as error:
+            self._hooks.on_error(self.lane.ops[i], number, error)
+            raise
         self._mail.flush()
         return Record(np.array(self._start_s), np.array(self._end_s))
+
+    def _end_without_update(self, work: Work) -> None:
+        """All workers judge the gradients together, also those that have none."""
+        if work.closes and self._first_update < 0 and not self._evaluates:
+            self._ring.begin("end", work.step.number)
+            self._hooks.before_updates()
+            self._ring.end()
 
     def _action(self, i: int, op: Op) -> Callable[[], None]:
         match op.kind:
@@ -161,16 +177,18 @@ class Worker:
         self._start_s[i] = perf_counter()
         values = self._runners[op.stage].forward(
             work.step.number,
-            index,
+            work.number(index),
             microbatch,
             received,
-            work.share(index),
+            work.share(index) * work.loss_scale,
         )
         self._end_s[i] = perf_counter()
         if self._program.targets[op.stage]:
             self._hand_over(Kind.FORWARD, op.stage, index, values)
         elif i == self._last_forward:
             self._hooks.after_losses()
+        if not self._program.stages[op.stage].trainable:
+            self._release(Kind.FORWARD, op.stage, index)  # no backward will do so
 
     def _evaluate(self, i: int, op: Op) -> None:
         work, index = self._now(op)
@@ -189,7 +207,8 @@ class Worker:
         work, index = self._now(op)
         grads = self._inputs(Kind.BACKWARD, op.stage, index)
         self._start_s[i] = perf_counter()
-        values = self._runners[op.stage].backward(work.step.number, index, grads)
+        runner = self._runners[op.stage]
+        values = runner.backward(work.step.number, work.number(index), grads)
         self._end_s[i] = perf_counter()
         self._release(Kind.BACKWARD, op.stage, index)
         if any(
@@ -207,14 +226,18 @@ class Worker:
 
     def _update(self, i: int, op: Op) -> None:
         if i == self._first_update:
-            self._hooks.before_updates()
+            self._updates = self._hooks.before_updates()
         updater = self._updaters[op.stage]
         updater.wait()
         self._ring.resume()
-        self._start_s[i] = perf_counter()
         if op.stage in self._reductions:  # known to have ended only now
-            self._end_s[self._reductions[op.stage]] = self._start_s[i]
-        updater.update()
+            assert updater.reducer is not None
+            self._end_s[self._reductions[op.stage]] = updater.reducer.ended_s
+        self._start_s[i] = perf_counter()
+        if self._updates:
+            updater.update()
+        else:
+            updater.forget()
         self._end_s[i] = perf_counter()
 
     def _now(self, op: Op) -> tuple[Work, int]:
@@ -241,8 +264,18 @@ class Worker:
         neighbours = (
             self._program.targets if kind is Kind.FORWARD else self._program.sources
         )
+        if self._gives_back_at_once(kind, stage):
+            values = tuple(value.clone() for value in values)
         for neighbour in neighbours[stage]:
             self._local[kind, neighbour, index] = values
+
+    def _gives_back_at_once(self, kind: Kind, stage: int) -> bool:
+        """Whether a stage's input goes back to the mail as soon as its op has ended.
+
+        What it only hands on lies in that input.
+        """
+        keeps = self._program.stages[stage].trainable and not self._evaluates
+        return not keeps and self._mail.receives(kind, stage)
 
     def _release(self, kind: Kind, stage: int, index: int) -> None:
         assert self._work is not None

@@ -1,20 +1,19 @@
 """A worker's place in its job: who else is there, where, and how to reach them.
 
-    started by      finds the others in                        listens on
-    hocket.launch   a FileStore in a private folder            loopback only
-    torchrun        torchrun's store (MASTER_ADDR)             where torchrun says
-    nobody          nobody else is there                       nothing
+    started by      finds the others in                 gloo and NCCL listen on
+    hocket.launch   a FileStore in a private folder     the loopback
+    torchrun        torchrun's store (MASTER_ADDR)      the loopback on one host; else
+                                                        the interface towards the others
+    nobody          nobody else is there                nothing
 
 Each attempt of a job has its own prefix in the store: a restarted worker that met the
-keys of those before it would wait for processes that are gone.
+keys of those before it would wait for processes that are gone (run/meeting.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,11 +24,20 @@ import torch.distributed as dist
 
 from hocket import env
 from hocket.errors import RunError, WaitError
+from hocket.run.clock import clock_offset_s
+from hocket.run.deadline_store import DeadlineStore
 from hocket.run.exchange import Exchange
+from hocket.run.host import (
+    address_towards,
+    identity,
+    interface_with,
+    loopback_interface,
+    reachable_address,
+)
 from hocket.run.job import Json, attempt_dir, store_path
+from hocket.run.meeting import Meeting, meet
 
 JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks
-NUM_PINGS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +49,11 @@ class World:
         world_size: number of workers.
         local_rank: this worker's number on its host.
         device: what it computes on.
-        hosts: the host of each rank, by an identity that differs between machines.
+        hosts: of each rank, by an identity that differs between hosts (run/host.py).
+        address: at which other hosts reach this one; empty where all are on one host.
         clock_offset_s: added to this host's `time.perf_counter()`, it gives rank 0's.
         timeout_s: after which a wait for another worker ends.
-        attempt: how often the job was started again.
+        attempt: how often the job was started again; the same for all workers.
         store: shared by all workers, under this attempt's prefix.
         exchange: what small facts go through.
     """
@@ -54,6 +63,7 @@ class World:
     local_rank: int
     device: torch.device
     hosts: tuple[str, ...]
+    address: str
     clock_offset_s: float
     timeout_s: float
     attempt: int
@@ -104,13 +114,17 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     local_rank = env.LOCAL_RANK.integer()
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = _device(backend, local_rank)
-    attempt = env.ATTEMPT.integer()
-    prefix = f"hocket/{env.RUN_ID.text()}/{attempt}"
-    store = dist.PrefixStore(prefix, _store(rank, world_size, attempt))
-    exchange = Exchange(store, rank, world_size, timeout_s)
-    hosts = _hosts(exchange)
+    shared = _shared_store(rank, world_size)
+    meeting = _meeting(shared, rank, world_size)
+    own = dist.PrefixStore(f"{_job_prefix()}/{meeting.name}", shared)
+    store = _in_time(own)
+    exchange = Exchange(
+        store, rank, world_size, timeout_s, rank_0_holds_store=_rank_0_holds_store()
+    )
+    hosts, address = _whereabouts(exchange)
     if world_size > 1:
-        _init_group(backend, store, rank, world_size, timeout_s, hosts)
+        _choose_interface(hosts, address)
+        _init_group(backend, own, rank, world_size, timeout_s)
         # Whoever ends at once would break off what another still connects.
         exchange.barrier("joined", JOIN_TIMEOUT_S)
     return World(
@@ -119,9 +133,10 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
         local_rank=local_rank,
         device=device,
         hosts=hosts,
-        clock_offset_s=_clock_offset_s(rank, hosts),
+        address=address,
+        clock_offset_s=clock_offset_s(rank, hosts),
         timeout_s=timeout_s,
-        attempt=attempt,
+        attempt=meeting.attempt,
         store=store,
         exchange=exchange,
     )
@@ -164,10 +179,11 @@ def _device(backend: str, local_rank: int) -> torch.device:
     return device
 
 
-def _store(rank: int, world_size: int, attempt: int) -> dist.Store:
-    """Where the workers of this attempt meet."""
+def _shared_store(rank: int, world_size: int) -> dist.Store:
+    """Where the workers meet; with torchrun, those of all attempts."""
     if env.JOB_DIR.is_set:
-        path = store_path(attempt_dir(Path(env.JOB_DIR.text()), attempt))
+        job = Path(env.JOB_DIR.text())
+        path = store_path(attempt_dir(job, env.ATTEMPT.integer()))
         return dist.FileStore(str(path), -1)
     if world_size == 1 and not env.MASTER_ADDR.is_set:
         return dist.HashStore()
@@ -175,97 +191,90 @@ def _store(rank: int, world_size: int, attempt: int) -> dist.Store:
     try:
         store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
     except dist.DistError as error:
-        address = f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
         raise WaitError(
-            f"rank {rank} cannot reach the store at {address} (MASTER_ADDR, "
-            f"MASTER_PORT): {error}"
+            f"rank {rank} cannot reach the store at {_store_address()} (MASTER_ADDR, "
+            f"MASTER_PORT): {error}. `hocket doctor` on this host and on that one says "
+            "what is wrong with names, ports and the way between them"
         ) from error
     return store
 
 
-def _hosts(exchange: Exchange) -> tuple[str, ...]:
-    """Wait until every worker has started, and learn where it is."""
+def _store_address() -> str:
+    """As the user knows it; empty if the store is on no network."""
+    if env.JOB_DIR.is_set or not env.MASTER_ADDR.is_set:
+        return ""
+    return f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
+
+
+def _rank_0_holds_store() -> bool:
+    """Whether rank 0 is who others lose when the store is gone, not its launcher."""
+    return bool(_store_address()) and env.AGENT_STORE.text() != "True"
+
+
+def _job_prefix() -> str:
+    return f"hocket/{env.RUN_ID.text()}"
+
+
+def _in_time(store: dist.Store) -> dist.Store:
+    """A store that is asked over a network must answer in time."""
+    address = _store_address()
+    return DeadlineStore(store, address) if address else store
+
+
+def _meeting(shared: dist.Store, rank: int, world_size: int) -> Meeting:
+    """Find the workers of this attempt, and give it a name and a number."""
+    restarts = env.ATTEMPT.integer()
+    if not _store_address():  # the store is new for each attempt
+        return Meeting(str(restarts), restarts)
+    store = _in_time(dist.PrefixStore(f"{_job_prefix()}/meeting", shared))
+    return meet(store, rank, world_size, restarts, JOIN_TIMEOUT_S)
+
+
+def _whereabouts(exchange: Exchange) -> tuple[tuple[str, ...], str]:
+    """The host of each rank, and the address of this one where others reach it."""
     patient = dataclasses.replace(
         exchange,
         store=dist.PrefixStore("join", exchange.store),
         timeout_s=max(JOIN_TIMEOUT_S, exchange.timeout_s),
     )
-    return tuple(str(host) for host in patient.gather("hosts", _host()))
+    master = env.MASTER_ADDR.text()
+    towards_store = address_towards(master) if _store_address() else ""
+    told = patient.gather("hosts", [identity(), towards_store])
+    hosts = tuple(str(host) for host, _ in told)
+    others = [str(at) for host, at in told if host != hosts[exchange.rank]]
+    return hosts, reachable_address(towards_store, others) if others else ""
 
 
-def _host() -> str:
-    """This machine's identity: equal for workers that share its clock and its name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+def _choose_interface(hosts: Sequence[str], address: str) -> None:
+    """Say where gloo and NCCL listen, unless the user has.
+
+    Left alone, gloo takes the address that this host's name leads to. That may be
+    one that the whole network can reach, where one host is all; and among several it
+    may be the loopback, where the others would look for us on themselves.
+    """
+    alone = len(set(hosts)) == 1
+    name = loopback_interface() if alone else interface_with(address)
+    if name:
+        env.GLOO_INTERFACE.set_default(name)
+        env.NCCL_INTERFACE.set_default(name)
 
 
 def _init_group(
-    backend: str,
-    store: dist.Store,
-    rank: int,
-    world_size: int,
-    timeout_s: float,
-    hosts: tuple[str, ...],
+    backend: str, store: dist.Store, rank: int, world_size: int, timeout_s: float
 ) -> None:
-    if len(set(hosts)) == 1:
-        # Without this, both may listen where the network can reach them.
-        for variable in (env.GLOO_INTERFACE, env.NCCL_INTERFACE):
-            variable.set_default(_loopback())
-    dist.init_process_group(
-        "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl",
-        store=dist.PrefixStore("group", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-    )
-
-
-def _loopback() -> str:
-    """The loopback interface: `lo` on Linux, `lo0` elsewhere."""
-    names = [name for _, name in socket.if_nameindex()]
-    return "lo" if "lo" in names else "lo0"
-
-
-def _clock_offset_s(rank: int, hosts: tuple[str, ...]) -> float:
-    """How far rank 0's clock is ahead of this host's; one remote rank after another."""
-    offset_s = 0.0
-    for other, host in enumerate(hosts):
-        if host != hosts[0] and rank in {0, other}:
-            offset_s = ping(rank, 0 if rank else other)
-    return offset_s if rank else 0.0
-
-
-def ping(rank: int, peer: int) -> float:
-    """How far rank 0's clock is ahead, by messages there and back.
-
-    The fastest of eight rounds is the one that waited least; the error is at most half
-    of its time. Rank 0 calls it at the same time as the other.
-
-        other   sent_s ──▶                ──▶ back_s
-        rank 0             its clock_s
-
-    Args:
-        rank: of this worker.
-        peer: 0, or on rank 0 the other worker.
-    """
-    best_s = float("inf")
-    offset_s = 0.0
-    for clock_s, sent_s, back_s in _rounds(rank, peer):
-        if back_s - sent_s < best_s:
-            best_s = back_s - sent_s
-            offset_s = clock_s - (sent_s + back_s) / 2
-    return offset_s
-
-
-def _rounds(rank: int, peer: int) -> Iterator[tuple[float, float, float]]:
-    message = torch.zeros(1, dtype=torch.float64)
-    for _ in range(NUM_PINGS):
-        sent_s = time.perf_counter()
-        if rank == 0:
-            dist.recv(message, peer)
-            message[0] = time.perf_counter()
-            dist.send(message, peer)
-        else:
-            dist.send(message, peer)
-            dist.recv(message, peer)
-            yield message.item(), sent_s, time.perf_counter()
+    try:
+        dist.init_process_group(
+            "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl",
+            store=dist.PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        said = str(error).strip().split("\n", 1)[0]
+        raise WaitError(
+            f"rank {rank} met the others in the store, but could not connect to all of "
+            f"them over the interface {env.GLOO_INTERFACE.text() or 'of its name'}: a "
+            "firewall between the hosts, or the wrong interface (GLOO_SOCKET_IFNAME, "
+            f"NCCL_SOCKET_IFNAME); `hocket doctor` tells more ({said})"
+        ) from error

@@ -1,0 +1,109 @@
+"""`hocket doctor`: what stops people before their first step, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from hocket import env
+from hocket.env import ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hocket.run.doctor.finding import Finding
+
+ENTRY: Final = "hocket.run.doctor.examine:worker"
+STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor_command(
+    workers: Annotated[
+        int, typer.Option(min=1, help="Start this many, and test what they share.")
+    ] = 1,
+    folder: Annotated[
+        Path, typer.Option(help="Where runs are to go: is there room?")
+    ] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all numbers as JSON.")
+    ] = False,
+) -> None:
+    """Check this machine, or all hosts of a job, for what stops people.
+
+    Under torchrun every worker takes part, and rank 0 tells: `torchrun ... -m hocket
+    doctor`. Ends with 4 if something must be mended before training can run.
+    """
+    from hocket.run.doctor.finding import Verdict, worst
+
+    findings = gather(workers, folder)
+    if not findings:  # another worker tells
+        return
+    verdict = worst(findings)
+    if as_json:
+        told = [finding.to_json() for finding in findings]
+        report = {"verdict": verdict.value, "findings": told}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        show(findings)
+    if verdict is Verdict.FAIL:
+        raise typer.Exit(ExitCode.UNFIT)
+
+
+def gather(num_workers: int, folder: Path) -> list[Finding]:
+    """What this process finds, or the workers that it starts.
+
+    Raises:
+        WorkerError: a worker ended before it could tell.
+    """
+    from hocket.run.doctor.examine import examine
+    from hocket.run.doctor.finding import Finding
+    from hocket.run.launch import launch
+
+    if env.RANK.is_set or num_workers == 1:
+        return examine(folder)
+    with TemporaryDirectory(prefix="hocket-doctor-") as name:
+        told: list[Any] = launch(
+            ENTRY,
+            [str(folder.absolute())],
+            num_workers=num_workers,
+            run_dir=Path(name),
+        )
+    return [Finding.from_json(finding) for finding in told[0]]
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Print the findings as a table, the way out below each that needs one."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(table_of(findings))
+    bad = [finding for finding in findings if finding.mend]
+    if not bad:
+        console.print("nothing needs mending", style=STYLES["ok"])
+
+
+def table_of(findings: Sequence[Finding]) -> Table:
+    """One row for each finding."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    has_hosts = any(finding.host for finding in findings)
+    for name in ("check", *(("host",) if has_hosts else ()), "", "found"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        verdict = finding.verdict.value
+        found = Text(finding.found)
+        if finding.mend:
+            found.append(f"\nmend: {finding.mend}", style="italic")
+        row = [Text(finding.check), Text(verdict, style=STYLES[verdict]), found]
+        if has_hosts:
+            row.insert(1, Text(finding.host))
+        table.add_row(*row)
+    return table

@@ -1,0 +1,177 @@
+"""`schedule="auto"`: the fastest order that fits, chosen before there is any transport.
+
+    all workers   study the model ─┐                       ┌─▶ make the order by name
+    worker 0                       └─▶ rank ─▶ broadcast ──┘
+
+Worker 0 decides for all: floating point may differ from host to host, orders must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from hocket.draw.quantity import byte_size
+from hocket.errors import FitError, PlanError
+from hocket.model.optimizer_bytes import optimizer_bytes
+from hocket.model.work import measured_work
+from hocket.plan.hardware import load_catalogue
+from hocket.planner.candidate import Outcome
+from hocket.planner.cluster import Cluster
+from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
+from hocket.run.build import Request, Study, study
+from hocket.run.device_memory import memory_bytes
+from hocket.run.layout import Layout
+from hocket.run.order import make_order
+from hocket.run.settings import Parameters
+from hocket.run.world import World
+from hocket.schedules import SCHEDULES
+
+# Nothing has been sent yet, so messages cost what is usual, rather too much than too
+# little: few stages per device are then preferred to many.
+_ON_ONE_HOST: Final = "shared-memory"
+_BETWEEN_GPUS: Final = "pcie3"
+_BETWEEN_HOSTS: Final = "10gb"
+
+_RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
+
+
+def choose_order(
+    request: Request,
+    world: World,
+    layout: Layout,
+    num_microbatches: int,
+    stages_per_device: int | None,
+) -> tuple[Request, str, int]:
+    """The schedule to make, the same on every worker. Every worker must call this.
+
+    Args:
+        request: what the user asked for.
+        world: all workers.
+        layout: devices and replicas.
+        num_microbatches: in each replica.
+        stages_per_device: where the user has chosen it.
+
+    Returns:
+        The request, with what is known of the model now; the schedule's name; and its
+        stages per device.
+
+    Raises:
+        FitError: no order fits the memory.
+        PlanError: no order takes the numbers.
+        ModelError: the model cannot be captured.
+    """
+    known = study(request, world)
+    most = request.memory_bytes
+    most = memory_bytes(world) if most is None else most
+    told: dict[str, Any] = {}
+    if world.rank == 0:
+        num_samples = request.example.num_samples * layout.num_replicas
+        search = _search(request, known, layout, num_microbatches, stages_per_device)
+        told = _told(
+            request,
+            known,
+            _cluster(world, layout, most),
+            num_samples * num_microbatches,
+            search,
+        )
+    told = world.broadcast_json(told, name="choice of the schedule")
+    if "refused" in told:
+        raise PlanError(told["refused"])
+    if "missing" in told:
+        raise FitError(told["missing"], **told["numbers"])
+    return replace(request, known=known), told["schedule"], told["stages_per_device"]
+
+
+def _told(
+    request: Request, known: Study, cluster: Cluster, batch_size: int, search: Search
+) -> dict[str, Any]:
+    """What worker 0 found, as it tells the others."""
+    tensors = known.captured.state.tensors.items()
+    trained = {name: x for name, x in tensors if x.requires_grad}
+    make = request.settings.make_optimizer
+    states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
+    work = measured_work(
+        known.captured,
+        {request.example.num_samples: known.profile},
+        states,
+        update_s_per_byte=0.0,  # the same whatever the order
+    )
+    try:
+        ranking = rank(work, cluster, batch_size, search)
+    except PlanError as error:
+        return {"refused": f'schedule="auto": {error}'}
+    if ranking.best is None:
+        return _nothing_fits(ranking.too_large[0])
+    candidate = ranking.best.candidate
+    return {
+        "schedule": candidate.schedule,
+        "stages_per_device": candidate.stages_per_device,
+    }
+
+
+def _nothing_fits(least: Outcome) -> dict[str, Any]:
+    sizes = [split.total_bytes for split in least.memory]
+    device = sizes.index(max(sizes))
+    numbers = {
+        "device": device,
+        "needed_bytes": sizes[device],
+        "memory_bytes": least.budget_bytes,
+    }
+    candidate = least.candidate
+    return {
+        "missing": (
+            f'schedule="auto": no order fits {byte_size(least.budget_bytes)} per '
+            f"device; {candidate.schedule} misses least, with "
+            f"{byte_size(sizes[device])} on device {device}: use more devices, more "
+            'microbatches, a smaller batch, or recompute="auto"'
+        ),
+        "numbers": numbers,
+    }
+
+
+def _search(
+    request: Request,
+    known: Study,
+    layout: Layout,
+    num_microbatches: int,
+    stages_per_device: int | None,
+) -> Search:
+    choices: tuple[int, ...] = STAGES_PER_DEVICE
+    if stages_per_device is not None:
+        choices = (stages_per_device,)
+    elif request.cut_names is not None:
+        choices = ((len(request.cut_names) + 1) // layout.num_devices,)
+    return Search(
+        schedules=tuple(_playable(layout, num_microbatches)),
+        num_devices=(layout.num_devices,),
+        num_microbatches=(num_microbatches,),
+        stages_per_device=choices,
+        recompute=_RECOMPUTE[request.recompute],
+        data_parallel=False,
+    )
+
+
+def _playable(layout: Layout, num_microbatches: int) -> Iterator[str]:
+    """The schedules that the runtime plays."""
+    for name in sorted(SCHEDULES):
+        try:
+            make_order(name, layout, num_microbatches, None)
+        except PlanError:
+            continue
+        yield name
+
+
+def _cluster(world: World, layout: Layout, most: int) -> Cluster:
+    catalogue = load_catalogue()
+    num_hosts = max(1, world.world_size // len(world.same_host))
+    is_even = num_hosts * len(world.same_host) == world.world_size
+    inside = _ON_ONE_HOST if world.device.type == "cpu" else _BETWEEN_GPUS
+    return Cluster(
+        layout.num_devices * layout.num_replicas,
+        most,
+        catalogue.link(inside if is_even else _BETWEEN_HOSTS),
+        catalogue.link(_BETWEEN_HOSTS),
+        num_hosts if is_even else 1,
+    )

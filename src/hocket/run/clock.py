@@ -1,0 +1,71 @@
+"""How far the clocks of two hosts are apart, by messages there and back.
+
+The fastest of eight rounds is the one that waited least; the error is at most half of
+its time.
+
+    other   sent_s ──▶                ──▶ back_s
+    rank 0             its clock_s
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+NUM_PINGS: Final = 8
+
+Clock: TypeAlias = Callable[[], float]
+
+
+def clock_offset_s(
+    rank: int, hosts: Sequence[str], clock: Clock = time.perf_counter
+) -> float:
+    """How far rank 0's clock is ahead of this host's; 0 on its own host.
+
+    Every worker must call this; one remote rank after another has its turn.
+
+    Args:
+        rank: of this worker.
+        hosts: of each rank.
+        clock: in seconds; `time.time` for the time of day.
+    """
+    offset_s = 0.0
+    for other, host in enumerate(hosts):
+        if host != hosts[0] and rank in {0, other}:
+            offset_s = ping(rank, 0 if rank else other, clock)
+    return offset_s if rank else 0.0
+
+
+def ping(rank: int, peer: int, clock: Clock = time.perf_counter) -> float:
+    """How far rank 0's clock is ahead; rank 0 calls it at the same time as the other.
+
+    Args:
+        rank: of this worker.
+        peer: 0, or on rank 0 the other worker.
+        clock: in seconds.
+    """
+    best_s = float("inf")
+    offset_s = 0.0
+    for clock_s, sent_s, back_s in _rounds(rank, peer, clock):
+        if back_s - sent_s < best_s:
+            best_s = back_s - sent_s
+            offset_s = clock_s - (sent_s + back_s) / 2
+    return offset_s
+
+
+def _rounds(rank: int, peer: int, clock: Clock) -> Iterator[tuple[float, float, float]]:
+    message = torch.zeros(1, dtype=torch.float64)
+    for _ in range(NUM_PINGS):
+        sent_s = clock()
+        if rank == 0:
+            dist.recv(message, peer)
+            message[0] = clock()
+            dist.send(message, peer)
+        else:
+            dist.send(message, peer)
+            dist.recv(message, peer)
+            yield message.item(), sent_s, clock()

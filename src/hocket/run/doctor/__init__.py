@@ -1,0 +1,1 @@
+"""`hocket doctor`: what stops people before their first step, and how to mend it."""

@@ -1,0 +1,123 @@
+"""All gradients of the model, looked at together before the first update of a step.
+
+Each worker tells the norms of the gradients that it holds, and all add them up. A sum
+with zeros is exact, so that every worker ends with the same numbers, of all parameters:
+
+    parameter    a.weight   a.bias │ b.weight   b.bias      in the uncut model's order
+    device 0        3.1       0.2  │     0         0
+    device 1         0         0   │    nan       0.7
+    all             3.1       0.2       nan       0.7       b.weight is at fault
+
+From these follows all else, alike on every worker: whether there may be an update, and
+the norm of the whole, which is what `torch.nn.utils.get_total_norm` finds for the uncut
+model, to the last bit where the gradients are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from hocket.run.group import Group
+
+_WHAT: Final = "norms of the gradients"
+_NONE: Final = -1.0  # told instead of a norm: the parameter got no gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all workers know before the first update of a step.
+
+    Args:
+        norm: of all gradients together; no finite number if one of them has none.
+        culprit: the first parameter whose gradient is not finite; empty if all are.
+    """
+
+    norm: float
+    culprit: str = ""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the weights may be updated."""
+        return math.isfinite(self.norm)
+
+
+class Gradients:
+    """The gradients that one worker holds, seen as a part of all.
+
+    Args:
+        names: of all parameters that are trained, in the uncut model's order.
+        held: those on this worker.
+        counted: the names whose norm this worker tells, for of a shared weight, and of
+            replicas, several workers hold the same gradient.
+        group: all workers; None if this is the only one.
+        device: where the gradients are.
+        dtype: that holds all gradients of the model.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        held: Mapping[str, nn.Parameter],
+        counted: frozenset[str],
+        group: Group | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._names = names
+        self._held = tuple(held.values())
+        self._told = [(i, held[n]) for i, n in enumerate(names) if n in counted]
+        self._group = group
+        self._device = device
+        self._type = dtype
+
+    def judge(self) -> Verdict:
+        """Find out together; every worker must call this, with its gradients complete.
+
+        Raises:
+            WaitError: another worker did not come.
+        """
+        norms = self._own_norms()
+        if self._group is not None:
+            work = self._group.all_reduce(norms, _WHAT)
+            self._group.wait(work, _WHAT)
+        found = norms[norms != _NONE].to(self._type)
+        total = torch.linalg.vector_norm(found).item()
+        if math.isfinite(total):
+            return Verdict(total)
+        return Verdict(total, self._first_at_fault(norms.tolist()))
+
+    def clip(self, verdict: Verdict, max_norm: float) -> None:
+        """Scale all gradients so that together they measure no more than `max_norm`."""
+        total = torch.tensor(verdict.norm, dtype=self._type, device=self._device)
+        torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, total)
+
+    def _own_norms(self) -> Tensor:
+        """Of every parameter of the model, 0 for what others tell; float64."""
+        norms = torch.zeros(len(self._names), dtype=torch.float64, device=self._device)
+        absent = [i for i, p in self._told if p.grad is None]
+        present = [(i, _values(p.grad)) for i, p in self._told if p.grad is not None]
+        if absent:
+            norms[absent] = _NONE
+        if present:
+            rows, grads = zip(*present, strict=True)
+            norms[list(rows)] = torch.stack(torch._foreach_norm(grads)).double()
+        return norms
+
+    def _first_at_fault(self, norms: list[float]) -> str:
+        """Where no single gradient is, the largest, which made the sum overflow."""
+        for name, norm in zip(self._names, norms, strict=True):
+            if not math.isfinite(norm):
+                return name
+        return self._names[norms.index(max(norms))]
+
+
+def _values(grad: Tensor) -> Tensor:
+    """What a gradient's norm is the norm of; an embedding's may be sparse."""
+    return grad.coalesce().values() if grad.is_sparse else grad

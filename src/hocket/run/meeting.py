@@ -1,0 +1,120 @@
+"""How workers that torchrun starts find those of their own attempt.
+
+One store serves all attempts of a job, and no variable tells workers apart: after a
+failure on one host, torchrun counts a restart there, and none on a host that only
+follows. So rank 0 gives each attempt a name, and takes in who is alive to answer:
+
+    rank 0                                    every other rank
+    current = its own name              ──▶   reads current
+    waits for all                       ◀──   <current>/here/<rank> = its own name
+    <current>/go = everyone's names     ──▶   comes in, if its own is among them
+
+Whoever reads the name of an attempt that is over registers in vain: its own name is not
+in that attempt's `go`. It waits until rank 0 gives the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from hocket.errors import WaitError
+
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What the workers of one attempt have agreed on.
+
+    Args:
+        name: no other attempt of the job has it.
+        attempt: how often the workers were started before, as far as anybody has
+            counted; larger than in any attempt before.
+    """
+
+    name: str
+    attempt: int
+
+
+def meet(
+    store: dist.Store, rank: int, world_size: int, restarts: int, timeout_s: float
+) -> Meeting:
+    """Wait until all workers of this attempt are there.
+
+    Args:
+        store: the job's, the same for all attempts.
+        rank: this worker's.
+        world_size: number of workers.
+        restarts: what the launcher of this host has counted.
+        timeout_s: after which the wait ends.
+
+    Raises:
+        WaitError: somebody did not come; names them.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    if rank == 0:
+        return _convene(store, world_size, restarts, deadline_s)
+    return _attend(store, rank, restarts, deadline_s)
+
+
+def _convene(
+    store: dist.Store, world_size: int, restarts: int, deadline_s: float
+) -> Meeting:
+    """Rank 0's part."""
+    name = uuid.uuid4().hex
+    store.set("current", name)
+    missing = set(range(1, world_size))
+    while missing := {r for r in missing if not store.check([_here(name, r)])}:
+        if time.monotonic() > deadline_s:
+            who = ", ".join(map(str, sorted(missing)))
+            raise WaitError(
+                f"rank{'s' if len(missing) > 1 else ''} {who} of {world_size} did not "
+                "come: not started, still starting, or unable to reach the store"
+            )
+        time.sleep(_POLL_S)
+    told = [json.loads(store.get(_here(name, r))) for r in range(1, world_size)]
+    before = int(_read(store, "attempt") or -1)
+    attempt = max([before + 1, restarts, *(one["restarts"] for one in told)])
+    store.set("attempt", str(attempt))
+    go = {"attempt": attempt, "names": [one["name"] for one in told]}
+    store.set(_go(name), json.dumps(go))
+    return Meeting(name, attempt)
+
+
+def _attend(store: dist.Store, rank: int, restarts: int, deadline_s: float) -> Meeting:
+    """Every other rank's part."""
+    own = {"name": uuid.uuid4().hex, "restarts": restarts}
+    current = ""
+    while time.monotonic() < deadline_s:
+        newest = _read(store, "current")
+        if newest and newest != current:
+            current = newest
+            store.set(_here(current, rank), json.dumps(own))
+        go: Any = json.loads(_read(store, _go(current)) or "{}")
+        if own["name"] in go.get("names", ()):
+            return Meeting(current, go["attempt"])
+        time.sleep(_POLL_S)
+    whom = "all workers" if current else "rank 0"
+    raise WaitError(
+        f"rank {rank} reached the store, but {whom} did not come to it in time: not "
+        "started, still starting, or unable to reach it"
+    )
+
+
+def _here(name: str, rank: int) -> str:
+    return f"{name}/here/{rank}"
+
+
+def _go(name: str) -> str:
+    return f"{name}/go"
+
+
+def _read(store: dist.Store, key: str) -> str:
+    """What is there now; empty if nothing is."""
+    return store.get(key).decode() if store.check([key]) else ""

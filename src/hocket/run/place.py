@@ -1,0 +1,74 @@
+"""Where a worker stands: in the job, in the pipeline, and how it reaches the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from hocket.plan.schedule import Schedule
+from hocket.run.group import Group, join_groups
+from hocket.run.layout import Layout, replica_group
+from hocket.run.mail import Mail
+from hocket.run.results import Results
+from hocket.run.ring import Ring
+from hocket.run.transport import Transport
+from hocket.run.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One worker's place.
+
+    Args:
+        world: the job.
+        layout: this worker's device and replica.
+        ring: told of waits.
+        transport: carries all messages.
+        store: with a prefix of this pipeline's own.
+        timeout_s: after which a wait for another worker ends.
+    """
+
+    world: World
+    layout: Layout
+    ring: Ring
+    transport: Transport
+    store: dist.Store
+    timeout_s: float
+
+    def with_replicas(self) -> Group | None:
+        """The workers of this one's device in all replicas; every worker must call."""
+        return replica_group(self.layout, self.timeout_s, self.ring.wait)
+
+    def with_everyone(self) -> Group | None:
+        """All workers of all replicas, if there are several; every worker must call."""
+        if self.world.world_size == 1:
+            return None
+        ranks = tuple(range(self.world.world_size))
+        (group,) = join_groups([ranks], self.world.rank, self.timeout_s, self.ring.wait)
+        return group
+
+    def mail(self, schedule: Schedule) -> Mail:
+        """What carries messages in training."""
+        return Mail(
+            schedule,
+            self.layout.device,
+            self.layout.ranks,
+            self.transport,
+            self.store,
+            prefix="",
+            timeout_s=self.timeout_s,
+        )
+
+    def results(self, schedule: Schedule, replicas: Group | None) -> Results:
+        """What hands round the losses, which the last stage's device knows."""
+        last_device = schedule.program.stages[-1].device
+        return Results(
+            self.layout.ranks,
+            last_device,
+            self.layout.device,
+            self.transport,
+            replicas if self.layout.device == last_device else None,
+            self.store,
+            timeout_s=self.timeout_s,
+        )

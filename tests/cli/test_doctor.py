@@ -1,0 +1,113 @@
+"""`hocket doctor`: alone, with workers, and on all hosts of a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from hocket.cli.main import app
+from hocket.env import ExitCode
+from hocket.run.doctor.room import Space
+from tests.cli.shell import hocket
+from tests.run.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
+
+CHECKS: Final = {
+    "versions",
+    "encoding",
+    "GPU",
+    "peer access",
+    "cores",
+    "load",
+    "memory",
+    "shared memory",
+    "disk",
+    "open files",
+    "locked memory",
+    "host name",
+    "free ports",
+}
+TOGETHER: Final = {"meeting", "same versions", "clocks", "all-reduce, gloo"}
+WHOLE_S: Final = 150.0  # for two Pythons to import torch on a busy machine
+PORT_CHECK: Final = "port 29500"
+
+
+def told_as_json(text: str) -> dict[str, Any]:
+    """The report, with findings by their check."""
+    report = json.loads(text)
+    return {**report, "findings": {one["check"]: one for one in report["findings"]}}
+
+
+def test_one_host_as_a_table(free_dir: Path) -> None:
+    """Every check has a line, and every one that is not ok says how to mend it."""
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code in {ExitCode.OK, ExitCode.UNFIT}
+    assert all(check in result.output for check in CHECKS)
+    assert list(free_dir.iterdir()) == []
+
+
+def test_one_host_as_json(free_dir: Path) -> None:
+    """The same, with all numbers."""
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    report = told_as_json(result.output)
+    assert set(report["findings"]) == CHECKS | {PORT_CHECK}
+    assert report["findings"]["disk"]["numbers"]["path"] == str(free_dir)
+    for finding in report["findings"].values():
+        assert (finding["verdict"] == "ok") == (not finding["mend"])
+
+
+def test_what_must_be_mended_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4, so that scripts can stop before they start."""
+    monkeypatch.setattr(
+        "hocket.run.doctor.examine.probe_disk",
+        lambda _: Space("/full", 2**40, 0, 0),
+    )
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == ExitCode.UNFIT
+    assert "0 B free in /full" in result.output
+    assert "mend: delete old checkpoints" in result.output
+
+
+@pytest.mark.timeout(200)
+def test_with_workers(tmp_path: Path) -> None:
+    """They are started, measured, and gone."""
+    done = hocket("doctor", "--workers", "2", "--json", cwd=tmp_path, timeout_s=WHOLE_S)
+    report = told_as_json(done.stdout)
+    assert set(report["findings"]) >= CHECKS | TOGETHER, done.stderr
+    assert report["findings"]["cores"]["numbers"]["num_workers"] == 2
+    assert done.returncode == (4 if report["verdict"] == "fail" else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.network
+@pytest.mark.timeout(300)
+def test_on_all_hosts_of_a_job(tmp_path: Path) -> None:
+    """Rank 0 tells for both; a name that leads to the loopback is found on each."""
+    with two_hosts() as hosts:
+        meet = ["--master-addr", ADDRESSES[0], "--master-port", str(PORT)]
+        script = ["-m", "hocket", "doctor", "--json"]
+        launchers = [
+            hosts.torchrun(
+                host, [*meet, "--node-rank", str(host)], script, tmp_path, COLUMNS="80"
+            )
+            for host in range(2)
+        ]
+        codes = codes_of(launchers, WHOLE_S, tmp_path)
+    report = json.loads((tmp_path / "out-0.txt").read_text())
+    assert (tmp_path / "out-1.txt").read_text() == "", outputs(tmp_path)
+    assert codes == [int(report["verdict"] == "fail"), 0], outputs(tmp_path)
+    names = [one for one in report["findings"] if one["check"] == "host name"]
+    assert [one["verdict"] for one in names] == ["warn", "warn"]
+    for one, address in zip(names, ADDRESSES, strict=True):
+        assert "look for this one on themselves" in one["found"]
+        assert f"--local-addr {address}" in one["mend"]
+        assert one["host"].endswith(f"({address})")
+    together = {one["check"]: one for one in report["findings"] if not one["host"]}
+    assert set(together) >= TOGETHER
+    assert "2 workers on 2 hosts met" in together["meeting"]["found"]
+    [link] = together["all-reduce, gloo"]["numbers"]["links"]
+    assert not link["same_host"]
+    assert link["bytes_per_s"] > 1e6

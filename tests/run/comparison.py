@@ -1,0 +1,93 @@
+"""Compare what a pipeline left behind with the plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hocket.run.batch import call_arguments, count_samples
+from hocket.run.loss import named_losses
+from tests.run.plain_loop import plain_loop
+from tests.run.zoo import batches, make_model, specimen_of
+
+TOLERANCE: Final = 1e-10
+
+_oracle = lru_cache(maxsize=2)(plain_loop)
+
+
+def check_run(
+    run: dict[str, Any], answers: Sequence[dict[str, Any]], state: Path
+) -> float:
+    """Weights, buffers, losses of each step, and the evaluation.
+
+    Args:
+        run: what was trained, and how.
+        answers: of each worker.
+        state: the file of the trained weights and buffers.
+
+    Returns:
+        The largest difference of a weight or buffer, relative to its largest entry.
+    """
+    is_random = specimen_of(run["model"]).is_random
+    expected, history = _oracle(
+        run["model"],
+        tuple(answers[0]["boundaries"]) if is_random else (),
+        num_parts=run["num_microbatches"] * run["num_replicas"],
+        num_steps=run["num_steps"],
+        batch_size=run["batch_size"],
+        last=run["last"],
+    )
+    actual = load_file(state)
+    assert sorted(actual) == sorted(expected), run
+    far = {name: difference(actual[name], value) for name, value in expected.items()}
+    worst = max(far, key=far.__getitem__)
+    assert far[worst] <= TOLERANCE, f"{run}: {worst} is off by {far[worst]:.1e}"
+    for worker in answers:
+        assert len(worker["history"]) == run["num_steps"], run
+        for step, losses in enumerate(history):
+            for name, loss in losses.items():
+                told = worker["history"][step][name]
+                assert told == pytest.approx(loss, rel=1e-9), f"{run}: {step}"
+    _check_evaluation(run, expected, answers)
+    return far[worst]
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest entry."""
+    if a.numel() == 0 or not a.is_floating_point():
+        return 0.0 if torch.equal(a, b) else float("inf")
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
+
+
+def _check_evaluation(
+    run: dict[str, Any], state: dict[str, Tensor], answers: Sequence[dict[str, Any]]
+) -> None:
+    """The pipeline's evaluation equals the trained model's own, by samples."""
+    model = make_model(run["model"])
+    model.load_state_dict(state)
+    model.eval()
+    loss = specimen_of(run["model"]).loss
+    data = batches(run["model"], run["num_steps"], run["batch_size"], run["last"])
+    sums: dict[str, float] = {}
+    num_samples = 0
+    with torch.no_grad():
+        for batch in data:
+            args, kwargs = call_arguments(batch[0])
+            count = count_samples(batch)
+            for name, value in named_losses(
+                loss(model(*args, **kwargs), batch[1])
+            ).items():
+                sums[name] = sums.get(name, 0.0) + value.item() * count
+            num_samples += count
+    for answer in answers:
+        assert answer["num_samples"] == num_samples
+        for name, total in sums.items():
+            mean = total / num_samples
+            assert answer["evaluated"][name] == pytest.approx(mean, rel=1e-8)

@@ -1,0 +1,20 @@
+"""Results of steps, for tests of whoever reads them."""
+
+from __future__ import annotations
+
+from hocket.run.pipeline import StepResult
+
+
+def step_result(step: int = 0, loss: float = 1.0) -> StepResult:
+    """One that says nothing else."""
+    return StepResult(
+        step=step,
+        loss=loss,
+        losses={"loss": loss},
+        num_samples=4,
+        seconds=0.5,
+        bubble_fraction=0.0,
+        peak_bytes=0,
+        grad_norm=1.0,
+        skipped=False,
+    )

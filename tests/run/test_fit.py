@@ -1,0 +1,108 @@
+"""The usual loop: evaluates when it is due, tells everybody, stops when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import DataError
+from hocket.run.evaluate import EvaluationResult
+from hocket.run.fit import fit
+from hocket.run.pipeline import StepResult
+
+BATCH = (torch.ones(4, 3), torch.zeros(4, 2))
+
+
+@pytest.fixture
+def pipeline() -> Iterator[hocket.Pipeline]:
+    """Of one device."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, targets)
+
+    torch.manual_seed(0)
+    with hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, 2)),
+        loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        example=BATCH,
+        num_microbatches=2,
+    ) as made:
+        yield made
+
+
+class Told:
+    """Remembers what it was told, and stops after a step."""
+
+    def __init__(self, last_step: int | None = None) -> None:
+        self.steps: list[int] = []
+        self.evaluated: list[int] = []
+        self._last_step = last_step
+
+    def __call__(self, result: StepResult, evaluation: EvaluationResult | None) -> bool:
+        """One more step."""
+        self.steps.append(result.step)
+        if evaluation is not None:
+            assert evaluation.num_samples == 4
+            self.evaluated.append(result.step)
+        return result.step == self._last_step
+
+
+def test_evaluates_every_so_many_steps_and_at_the_end(
+    pipeline: hocket.Pipeline,
+) -> None:
+    """Each callback hears of every step, and of an evaluation with its step."""
+    told = (Told(), Told())
+    last = fit(
+        pipeline,
+        [BATCH] * 20,
+        evaluate=lambda: pipeline.evaluate([BATCH]),
+        evaluate_every_steps=3,
+        num_steps=8,
+        callbacks=told,
+    )
+    assert last is not None
+    assert last.step == 7
+    for each in told:
+        assert each.steps == list(range(8))
+        assert each.evaluated == [2, 5, 7]
+
+
+def test_steps_are_counted_over_the_pipelines_life(pipeline: hocket.Pipeline) -> None:
+    """A second epoch goes on counting."""
+    told = Told()
+    for _ in range(2):
+        fit(
+            pipeline,
+            [BATCH] * 2,
+            evaluate=lambda: pipeline.evaluate([BATCH]),
+            evaluate_every_steps=3,
+            callbacks=[told],
+        )
+    assert told.steps == [0, 1, 2, 3]
+    assert told.evaluated == [2]
+
+
+def test_a_callback_that_says_true_ends_it(pipeline: hocket.Pipeline) -> None:
+    """When all of the others have heard of the step too."""
+    first, second = Told(last_step=1), Told()
+    last = fit(pipeline, [BATCH] * 5, callbacks=[first, second])
+    assert last is not None
+    assert first.steps == second.steps == [0, 1]
+
+
+def test_what_would_have_no_effect_is_refused(pipeline: hocket.Pipeline) -> None:
+    """To evaluate without saying how, or without saying when."""
+    with pytest.raises(DataError, match="has no effect without evaluate"):
+        fit(pipeline, [BATCH], evaluate_every_steps=2)
+    with pytest.raises(DataError, match="never called"):
+        fit(pipeline, [BATCH], evaluate=lambda: pipeline.evaluate([BATCH]))
+
+
+def test_an_empty_loader_trains_nothing(pipeline: hocket.Pipeline) -> None:
+    """And there is no result."""
+    assert fit(pipeline, []) is None
