@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import textwrap
 from enum import Enum
+from types import ModuleType
+from typing import Any, Final
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -16,6 +18,9 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.inspect import stringify_signature
 
 import hocket
+from hocket.plan import hardware
+from hocket.plan.hardware import load_catalogue
+from hocket.run.planning import plan
 
 
 def headline_of(name: str, value: object) -> str:
@@ -35,6 +40,8 @@ def headline_of(name: str, value: object) -> str:
 
 def text_of(name: str, value: object) -> str:
     """The headline, and below it the docstring where the value has one of its own."""
+    if isinstance(value, ModuleType):  # `hocket.plan`, a package and a function
+        value = plan
     doc = inspect.getdoc(value) if callable(value) else None
     headline = textwrap.fill(headline_of(name, value), 80, subsequent_indent="    ")
     return headline + (f"\n\n{doc}" if doc else "")
@@ -59,6 +66,59 @@ class PublicNames(SphinxDirective):
         ]
 
 
+class Hardware(SphinxDirective):
+    """`hardware`: what the catalogue holds, with sources and reasons."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make a section for the devices, the links and the assumptions."""
+        known = load_catalogue()
+        devices = [_device_text(device) for device in known.devices.values()]
+        links = [
+            f"{link.key}\n    {link.name}: {link.bytes_per_s / 1e9:g} GB/s in one "
+            f"direction, {link.latency_s * 1e6:g} µs\n"
+            + textwrap.fill(link.source, 84, initial_indent=INDENT, **HANGING)
+            for link in known.links.values()
+        ]
+        assumed = [
+            f"{name} = {one.value:g}\n"
+            + textwrap.fill(one.why, 84, initial_indent=INDENT, **HANGING)
+            for name, one in known.assumed.items()
+        ]
+        return [
+            section_of("Devices", "\n\n".join(devices)),
+            section_of("Links", "\n\n".join(links)),
+            section_of("Assumptions", "\n\n".join(assumed)),
+        ]
+
+
+INDENT: Final = "    "
+HANGING: Final[dict[str, Any]] = {"subsequent_indent": INDENT}
+
+
+def _device_text(device: hardware.Hardware) -> str:
+    """What a device has, and what a plan counts with."""
+    peaks = ", ".join(f"{name} {x / 1e12:g}" for name, x in device.flops.items())
+    return (
+        f"{device.key}\n    {device.name}: {device.memory_bytes / 2**30:g} GiB, "
+        f"{device.bytes_per_s / 1e9:g} GB/s\n    TFLOP/s: {peaks}\n    "
+        f"links: {', '.join(device.links)}\n"
+        + "\n".join(
+            textwrap.fill(text, 84, initial_indent=INDENT, **HANGING)
+            for text in (device.source, _fractions_text(device))
+            if text
+        )
+    )
+
+
+def _fractions_text(device: hardware.Hardware) -> str:
+    """What it reaches of its peak, where that has a reason of its own."""
+    if not device.why:
+        return ""
+    pairs = device.matmul_fraction.items()
+    reached = ", ".join(f"{name} {fraction:g}" for name, fraction in pairs)
+    return f"assumed matmul_fraction: {reached}. {device.why}"
+
+
 class Schedules(SphinxDirective):
     """`schedules`: a section for each schedule of the table."""
 
@@ -74,4 +134,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Tell Sphinx of the directives."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("schedules", Schedules)
+    app.add_directive("hardware", Hardware)
     return {"parallel_read_safe": True}

@@ -23,6 +23,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 
+def pytest_configure() -> None:
+    """Let transformers be imported: it imports torchvision, where that is installed."""
+    from hocket.model.vision_operators import declare_vision_operators
+
+    declare_vision_operators()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that `make golden` gives."""
     parser.addoption(

@@ -20,7 +20,7 @@ LAYERS: Final = (
     ("schedules", "passes"),
     ("planner", "draw"),
     ("model", "run"),
-    ("outoforder", "teacher", "freeze", "share"),
+    ("outoforder", "teacher", "freeze", "share", "checkpoint"),
     ("recipes",),
     ("cli",),
 )

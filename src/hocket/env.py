@@ -15,7 +15,9 @@ from enum import IntEnum
 from typing import Final
 
 from hocket.errors import (
+    CheckpointError,
     DataError,
+    MissingPackageError,
     ModelError,
     NonFiniteError,
     PlanError,
@@ -109,11 +111,12 @@ THREADS: Final = Variable(
 )
 GLOO_INTERFACE: Final = Variable(
     "GLOO_SOCKET_IFNAME",
-    "network interface of gloo; the loopback where all workers are on one host",
+    "network interface of gloo; where it is not set, the loopback if all workers are "
+    "on one host, else the one that leads to the others",
 )
 NCCL_INTERFACE: Final = Variable(
     "NCCL_SOCKET_IFNAME",
-    "network interface of NCCL; the loopback where all workers are on one host",
+    "network interface of NCCL; where it is not set, the same as gloo's",
 )
 
 RANK: Final = Variable("RANK", "this worker's rank; torchrun sets it")
@@ -137,6 +140,11 @@ ATTEMPT: Final = Variable(
     "TORCHELASTIC_RESTART_COUNT",
     "how often the workers were started again; torchrun sets it",
     "0",
+)
+AGENT_STORE: Final = Variable(
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "whether torchrun itself holds the store, and not rank 0; torchrun sets it",
+    "False",
 )
 ERROR_FILE: Final = Variable(
     "TORCHELASTIC_ERROR_FILE",
@@ -172,6 +180,7 @@ VARIABLES: Final = (
     MASTER_PORT,
     RUN_ID,
     ATTEMPT,
+    AGENT_STORE,
     ERROR_FILE,
     JOB_DIR,
     LAUNCHER_PID,
@@ -185,9 +194,11 @@ class ExitCode(IntEnum):
     OK = 0
     USAGE = 2  # a recipe, a setting, data or a model that is not valid
     PLAN = 3  # what was asked for cannot be planned
+    UNFIT = 4  # `hocket doctor` found what must be mended first
     NON_FINITE = 5  # a loss that is not a number
     HANG = 6  # a worker waited for another until its timeout
     WORKER = 7  # a worker failed in any other way
+    CHECKPOINT = 8  # a checkpoint that is missing, damaged or of another model
     INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT
     TERMINATED = 143  # 128 + SIGTERM
 
@@ -195,8 +206,10 @@ class ExitCode(IntEnum):
 _CODES: Final = (
     (RecipeError, ExitCode.USAGE),
     (DataError, ExitCode.USAGE),
+    (MissingPackageError, ExitCode.USAGE),
     (ModelError, ExitCode.USAGE),
     (PlanError, ExitCode.PLAN),
+    (CheckpointError, ExitCode.CHECKPOINT),
     (NonFiniteError, ExitCode.NON_FINITE),
     (WaitError, ExitCode.HANG),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),

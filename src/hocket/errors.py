@@ -6,13 +6,16 @@
     │   ├── ScheduleError        a schedule that must not run; holds all its faults
     │   │   └── DeadlockError    ... among them that no lane can move
     │   ├── ParseError           a schedule file that cannot be read (path, line)
-    │   └── CostsError           costs that do not fit the program
+    │   ├── CostsError           costs that do not fit the program
+    │   └── FitError             a device has less memory than its part needs
     ├── ModelError               a model that cannot be used as asked
     │   └── CaptureError         ... because its graph cannot be captured
     ├── RecipeError              a recipe or a setting that is not valid
     ├── DataError                data that is missing, malformed or too small
+    ├── MissingPackageError      a package that this needs, and is not installed
     └── RunError                 something went wrong while training
-        ├── NonFiniteError       a loss that is not a number
+        ├── NonFiniteError       a loss or a gradient that is not a number
+        ├── NoMemoryError        an op for which its device had no memory left
         ├── SchemaError          two workers disagree about a message
         ├── WaitError            a wait ended by its timeout or a lost neighbour
         └── WorkerError          a worker failed; told by whoever started it
@@ -69,6 +72,25 @@ class CostsError(PlanError):
     """Costs that do not fit the program they are used with."""
 
 
+class FitError(PlanError):
+    """A device has less memory than its part of the plan needs.
+
+    Attributes:
+        device: which.
+        needed_bytes: the least with which it works.
+        memory_bytes: what there is.
+    """
+
+    def __init__(
+        self, message: str, *, device: int, needed_bytes: int, memory_bytes: int
+    ) -> None:
+        """Keep the numbers beside the message."""
+        self.device = device
+        self.needed_bytes = needed_bytes
+        self.memory_bytes = memory_bytes
+        super().__init__(message)
+
+
 class ModelError(HocketError):
     """A model that cannot be used as asked."""
 
@@ -85,12 +107,43 @@ class DataError(HocketError):
     """Data that is missing, malformed or too small."""
 
 
+class MissingPackageError(HocketError):
+    """A package that what was asked for needs is not installed; names how to get it."""
+
+
+class CheckpointError(HocketError):
+    """A checkpoint that is missing, does not fit, or cannot be written."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint whose files are not what was saved; nothing was loaded from it."""
+
+
 class RunError(HocketError):
     """Something went wrong while training."""
 
 
 class NonFiniteError(RunError):
-    """A loss that is not a finite number; nothing was updated from it."""
+    """A loss or a gradient that is not finite; nothing was updated from it."""
+
+
+class NoMemoryError(RunError):
+    """An op for which its device had no memory left.
+
+    Attributes:
+        stage: whose op it was.
+        predicted_bytes: the device's peak, as the plan has it.
+        actual_bytes: what the worker had held at most until then.
+    """
+
+    def __init__(
+        self, message: str, *, stage: int, predicted_bytes: int, actual_bytes: int
+    ) -> None:
+        """Keep the numbers beside the message."""
+        self.stage = stage
+        self.predicted_bytes = predicted_bytes
+        self.actual_bytes = actual_bytes
+        super().__init__(message)
 
 
 class SchemaError(RunError):

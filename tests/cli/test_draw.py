@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hocket.cli.main import app
+from hocket.env import ExitCode
 from hocket.plan.timeline import Timeline
 from hocket.schedules import make_schedule
 from tests.draw.timelines import REAL, measured, simulated
@@ -146,3 +148,14 @@ def test_what_is_wrong_is_said(
     assert words in said
     assert found_code == code
     assert "Traceback" not in said
+
+
+def test_without_matplotlib_it_is_a_matter_of_usage(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As any request that cannot be met here: exit code 2, and what to install."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, told = refused("1f1b", *SIZES, "-o", "a.png")
+    assert code == ExitCode.USAGE
+    assert "pip install 'hocket[plot]'" in told
+    assert not list(free_dir.iterdir())

@@ -11,7 +11,7 @@ import pytest
 from hocket.draw.layout import Style
 from hocket.draw.palette import Theme
 from hocket.draw.png import to_png
-from hocket.errors import HocketError
+from hocket.errors import MissingPackageError
 from tests.draw.timelines import REAL, simulated
 
 
@@ -38,5 +38,5 @@ def test_without_matplotlib_it_says_what_to_install(
 ) -> None:
     """And what can be drawn without it."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(HocketError, match=r"hocket\[plot\].*SVG"):
+    with pytest.raises(MissingPackageError, match=r"hocket\[plot\].*SVG"):
         to_png(simulated("1f1b", 2, 2))

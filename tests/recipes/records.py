@@ -23,6 +23,7 @@ def step_record(
         seconds=seconds,
         bubble_fraction=bubble_fraction,
         learning_rate=0.1,
+        grad_norm=2.0,
         peak_bytes=3 * 2**20,
     )
 

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
+from hocket.recipes.history import History
 from hocket.recipes.metrics_log import JSON_NAME, TENSORBOARD_NAME, MetricsLog
 from tests.recipes.records import evaluation_record, step_record, summary_record
 
@@ -44,6 +45,7 @@ def test_every_record_becomes_one_line(tmp_path: Path) -> None:
         "seconds": 0.5,
         "bubble_fraction": 0.25,
         "learning_rate": 0.1,
+        "grad_norm": 2.0,
         "peak_bytes": 3 * 2**20,
     }
     assert evaluation == {
@@ -99,3 +101,40 @@ def test_no_log_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         MetricsLog(tmp_path)
     assert (tmp_path / JSON_NAME).read_text() == "precious"
+
+
+def test_what_was_written_can_be_remembered(tmp_path: Path) -> None:
+    """The report of a run that was interrupted shows the whole of it."""
+    log, history = MetricsLog(tmp_path), History()
+    for step in range(3):
+        log.step(step_record(step))
+        history.step(step_record(step))
+    log.evaluation(evaluation_record(2))
+    history.evaluation(evaluation_record(2))
+    log.summary(summary_record())
+    log.close()
+    again = History()
+    again.read(tmp_path / JSON_NAME)
+
+    assert again.steps == history.steps
+    assert again.evaluations == history.evaluations
+
+
+def test_a_run_that_goes_on_takes_back_what_it_will_do_again(tmp_path: Path) -> None:
+    """Each step is there once, evaluations of the steps kept too, a torn line not."""
+    first = MetricsLog(tmp_path)
+    for step in range(5):
+        first.step(step_record(step))
+        first.evaluation(evaluation_record(step + 1))
+    first.close()
+    with (tmp_path / JSON_NAME).open("a") as file:
+        file.write('{"kind": "step", "st')
+    second = MetricsLog(tmp_path, first_step=3)
+    second.step(step_record(3))
+    second.close()
+
+    kept = lines(tmp_path)
+    assert [line["step"] for line in kept if line["kind"] == "step"] == [0, 1, 2, 3]
+    evaluated = [line["num_steps"] for line in kept if line["kind"] == "evaluation"]
+    assert evaluated == [1, 2, 3]
+    assert [path.name for path in tmp_path.glob("*.kept")] == []

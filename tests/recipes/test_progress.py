@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -71,6 +72,31 @@ def test_plain_lines_are_few() -> None:
     (line,) = shown.getvalue().splitlines()
     assert "step 100/100" in line
     assert "0.0 s left" in line
+
+
+def test_a_run_that_goes_on_counts_its_own_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left follows from the steps since then, not from those before."""
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    clock = iter(range(100))
+    monkeypatch.setattr(progress, "monotonic", lambda: float(next(clock)))
+    where, shown = console(is_terminal=False)
+    watcher = make_progress(100, 50, where, first_step=90)
+    watcher.step(step_record(90))
+    assert "step 91/100" in shown.getvalue()
+    assert "9.0 s left" in shown.getvalue()
+
+
+def test_a_run_with_nothing_left_says_so() -> None:
+    """Nothing was measured, so nothing is compared."""
+    where, shown = console(is_terminal=False)
+    record = replace(
+        summary_record(), measured_step_s=None, measured_bubble_fraction=None
+    )
+    make_progress(4, 2, where).summary(record)
+    assert "no step was left to train" in shown.getvalue()
+    assert "predicted" not in shown.getvalue()
 
 
 def test_means_are_weighted() -> None:

@@ -16,6 +16,7 @@ from hocket.recipes.recipe import Recipe
 
 SOURCE: Final = Path(inspect.getfile(hocket)).parent
 FILES: Final = [*SOURCE.glob("recipes/*.py"), *SOURCE.glob("cli/*.py")]
+WRITTEN: Final = ("recipe", "model_settings", "data_settings", "optimizer_settings")
 
 
 def section_classes() -> Iterator[type[BaseModel]]:
@@ -42,9 +43,9 @@ def test_every_key_has_an_effect() -> None:
 
     `kind` is read by the choice of its class.
     """
-    readers = [path for path in FILES if path.stem != "recipe"]
+    readers = [path for path in FILES if path.stem not in WRITTEN]
     read = set().union(*map(attributes_read, readers))
-    assert {key for _, key in keys()} - read == {"kind"}
+    assert {key for _, key in keys()} - read <= {"kind"}
 
 
 @pytest.mark.parametrize(("cls", "key"), keys())

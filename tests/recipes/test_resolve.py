@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import RecipeError
-from hocket.recipes.recipe import SgdSettings, TextSettings
+from hocket.recipes.data_settings import TextSettings
+from hocket.recipes.optimizer_settings import SgdSettings
 from hocket.recipes.resolve import builtin_names, resolve
 
 SMALL: Final = """\
@@ -41,10 +42,19 @@ def faults(source: str, *settings: str) -> str:
 
 
 def test_built_in_recipes_are_found_by_name() -> None:
-    """Those that the README names are there, and complete but for the user's text."""
-    assert builtin_names() == ["digits-vit", "text-gpt"]
-    assert resolve("digits-vit").recipe.run.name == "digits-vit"
-    assert resolve("text-gpt", ["data.path=any.txt"]).recipe.run.name == "text-gpt"
+    """Those that the README names are there, and complete but for the user's data."""
+    names = [
+        "cifar10-resnet",
+        "cifar10-vit",
+        "digits-vit",
+        "mrpc-bert",
+        "multi30k-lstm",
+        "text-gpt",
+    ]
+    assert builtin_names() == names
+    for name in names:
+        path = [] if name == "digits-vit" else ["data.path=any"]
+        assert resolve(name, path).recipe.run.name == name
 
 
 def test_a_small_recipe_has_every_default(free_dir: Path) -> None:
@@ -85,6 +95,17 @@ def test_a_value_that_is_no_toml_is_a_string() -> None:
     """So that a shell needs no quotes within quotes."""
     recipe = resolve("digits-vit", ["run.name=first-try"]).recipe
     assert recipe.run.name == "first-try"
+
+
+def test_a_setting_without_a_value_takes_the_key_away() -> None:
+    """TOML has no word for nothing; an empty string is one in quotes."""
+    taken = resolve("digits-vit", ["training.evaluate_every_epochs="])
+    assert taken.recipe.training.evaluate_every_epochs is None
+    assert "evaluate_every_epochs" not in taken.to_toml()
+    message = faults("digits-vit", "training.evaluate_every_steps=5")
+    assert "--set training.evaluate_every_epochs= takes the other away" in message
+    message = faults("digits-vit", "model.kind=")
+    assert "model.kind: missing" in message
 
 
 def test_another_kind_takes_other_keys(free_dir: Path) -> None:
@@ -171,9 +192,9 @@ def test_missing_values_name_the_way_to_give_them() -> None:
 def test_missing_kinds_are_listed(free_dir: Path) -> None:
     """An empty recipe is told of each section's kinds."""
     message = faults(write(free_dir, ""))
-    assert "model.kind: missing; there are 'vit', 'gpt'" in message
-    assert "data.kind: missing; there are 'digits', 'text'" in message
-    assert "optimizer.kind: missing; there are 'adamw', 'sgd'" in message
+    assert "model.kind: missing; there are 'vit', 'gpt', " in message
+    assert "data.kind: missing; there are 'digits', 'cifar10', " in message
+    assert "optimizer.kind: missing; there are 'adamw', 'sgd', 'lars', " in message
 
 
 def test_a_value_in_place_of_a_section(free_dir: Path) -> None:
@@ -199,7 +220,7 @@ def test_bytes_that_are_no_text(free_dir: Path) -> None:
 def test_unknown_names_and_files(free_dir: Path) -> None:
     """A name is compared with the built-in ones; a path is looked for where it is."""
     assert "did you mean 'digits-vit'?" in faults("digit-vit")
-    assert "there are 'digits-vit', 'text-gpt'" in faults("resnet")
+    assert "there are 'cifar10-resnet', 'cifar10-vit', " in faults("llama")
     assert f"no such file in {free_dir}" in faults("resnet.toml")
 
 

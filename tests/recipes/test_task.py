@@ -11,19 +11,20 @@ import torch
 from hocket.errors import DataError
 from hocket.recipes.course import Course
 from hocket.recipes.gpt import Gpt
-from hocket.recipes.resolve import resolve
-from hocket.recipes.samples import training_batches
-from hocket.recipes.task import (
-    Task,
+from hocket.recipes.loading import load_samples
+from hocket.recipes.models import make_model
+from hocket.recipes.objectives import (
     byte_loss,
     byte_metrics,
-    digit_metrics,
-    make_model,
-    make_task,
-    sample_text,
+    class_loss,
+    class_metrics,
 )
+from hocket.recipes.resolve import resolve
+from hocket.recipes.task import Task, make_task
+from hocket.recipes.train import sample_text
 from hocket.recipes.transformer import Block
 from hocket.recipes.vit import VisionTransformer
+from hocket.run.sample_loader import SampleLoader
 
 
 def task_of(name: str, *settings: str) -> Task:
@@ -41,25 +42,26 @@ def text_path(tmp_path: Path) -> Path:
 
 def test_digits_vit_is_what_it_says() -> None:
     """Its model takes its batches, and its loss begins near that of guessing."""
-    recipe = resolve("digits-vit").recipe
-    task = make_task(recipe)
-    inputs, targets = next(training_batches(task.training, 64, seed=0, epoch=0))
+    task = task_of("digits-vit")
+    inputs, targets = SampleLoader(task.training, 64).example()
     output = task.model(inputs).detach()
 
     assert isinstance(task.model, VisionTransformer)
+    assert task.loss is class_loss
     assert output.shape == (64, 10)
-    assert abs(float(task.loss(output, targets)) - log(10)) < 0.5
+    assert abs(float(class_loss(output, targets)) - log(10)) < 0.5
 
 
 def test_text_gpt_is_what_it_says(text_path: Path) -> None:
     """Likewise, over bytes."""
     task = task_of("text-gpt", f"data.path={text_path}", "training.batch_size=8")
-    inputs, targets = next(training_batches(task.training, 8, seed=0, epoch=0))
+    inputs, targets = SampleLoader(task.training, 8).example()
     output = task.model(inputs).detach()
 
     assert isinstance(task.model, Gpt)
+    assert task.loss is byte_loss
     assert output.shape == (8, 64, 256)
-    assert abs(float(task.loss(output, targets)) - log(256)) < 0.5
+    assert abs(float(byte_loss(output, targets)) - log(256)) < 0.5
 
 
 def test_weights_follow_from_the_seed() -> None:
@@ -68,7 +70,8 @@ def test_weights_follow_from_the_seed() -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.rand(seed + 1)
         recipe = resolve("digits-vit", [f"training.seed={seed}"]).recipe
-        return torch.cat([p.flatten() for p in make_model(recipe).parameters()])
+        model = make_model(recipe, load_samples(recipe)[0])
+        return torch.cat([p.flatten() for p in model.parameters()])
 
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
@@ -115,7 +118,7 @@ def test_accuracy_counts_right_guesses() -> None:
     """Of digits, and of bytes."""
     score = torch.tensor([[0.0, 1.0], [1.0, 0.0], [3.0, 2.0]])
     label = torch.tensor([1, 0, 1])
-    assert isclose(float(digit_metrics(score, label)["accuracy"]), 2 / 3, abs_tol=1e-6)
+    assert isclose(float(class_metrics(score, label)["accuracy"]), 2 / 3, abs_tol=1e-6)
     byte = byte_metrics(score[None], label[None])
     assert isclose(float(byte["accuracy"]), 2 / 3, abs_tol=1e-6)
 
@@ -156,9 +159,11 @@ def test_a_course_is_as_long_as_the_recipe_says(
     recipe = resolve("digits-vit", items).recipe
     course = Course.of(recipe, make_task(recipe).training)
 
-    assert course.steps_per_epoch == 1347 // 64 == 21
-    assert course.num_steps == num_steps == len(list(course.batches()))
-    assert [s for s in range(num_steps) if course.evaluates_after(s)] == evaluated
+    assert course.batches_per_epoch == 1347 // 64 == 21
+    assert course.num_steps == num_steps == len(course.loader())
+    every = course.evaluate_every_steps
+    due = [s for s in range(num_steps) if (s + 1) % every == 0 or s == num_steps - 1]
+    assert due == evaluated
     assert course.epoch(20) == 0
     assert course.epoch(21) == 1
     assert isclose(course.learning_rate(42), 2e-3) or num_steps <= 42

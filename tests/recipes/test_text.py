@@ -37,7 +37,8 @@ def test_windows_say_the_text(
 
     cut = len(text) - round(validation_fraction * len(text))
     for windows, part in zip(parts, (text[:cut], text[cut:]), strict=True):
-        inputs, targets = windows.take(torch.arange(windows.num_samples))
+        rows = torch.arange(windows.num_samples)
+        inputs, targets = windows.inputs(rows, None), windows.targets(rows, None)
         assert inputs.shape == targets.shape == (windows.num_samples, window_bytes)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         said = bytes(inputs.flatten().tolist())

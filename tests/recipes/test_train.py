@@ -13,13 +13,15 @@ from hocket.model.profile import Profile
 from hocket.recipes import profiling
 from hocket.recipes.course import Course
 from hocket.recipes.metrics_log import JSON_NAME
+from hocket.recipes.objectives import class_metrics
 from hocket.recipes.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import claim_folder
-from hocket.recipes.samples import evaluation_batches
 from hocket.recipes.task import make_task
 from hocket.recipes.train import main, train_recipe
+from hocket.run.loss import TOTAL, named_losses
+from hocket.run.sample_loader import EvaluationLoader
 
 SMALL: Final = (
     "model.width=16",
@@ -54,17 +56,17 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
     optimizer = make_optimizer(recipe.optimizer)(task.model.parameters())
     scheduler = make_scheduler(course.learning_rate_share)(optimizer)
     losses = []
-    for inputs, targets in course.batches():
-        loss = task.loss(task.model(inputs), targets)
+    for inputs, targets in course.loader():
+        loss = named_losses(task.loss(task.model(inputs), targets))[TOTAL]
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
     with torch.no_grad():
-        ((inputs, targets),) = evaluation_batches(task.evaluation, 1000)
-        accuracy = task.metrics(task.model.eval()(inputs), targets)["accuracy"]
-    return losses, float(accuracy)
+        ((inputs, targets),) = EvaluationLoader(task.evaluation, 1000)
+        output = task.model.eval()(inputs)
+    return losses, float(class_metrics(output, targets)["accuracy"])
 
 
 def test_a_recipe_trains_as_a_plain_loop(tmp_path: Path) -> None:

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.planning import (
-    DevicesOption,
-    MicrobatchesOption,
-    ReplicasOption,
-    Sizes,
-    StagesOption,
-    StepsOption,
-    load_schedule,
-)
+from hocket.cli.options import with_options
+from hocket.cli.planning import Sizes, load_schedule
 from hocket.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -31,13 +24,10 @@ SourceArgument = Annotated[
 ]
 
 
+@with_options
 def check_command(
     source: SourceArgument,
-    devices: DevicesOption = None,
-    microbatches: MicrobatchesOption = None,
-    steps: StepsOption = None,
-    stages_per_device: StagesOption = None,
-    replicas: ReplicasOption = None,
+    sizes: Sizes,
     num_buffers: Annotated[
         int | None,
         typer.Option(
@@ -54,7 +44,6 @@ def check_command(
     """
     from hocket.plan.check import check
 
-    sizes = Sizes(devices, microbatches, steps, stages_per_device, replicas)
     schedule = load_schedule(source, sizes)
     try:
         proof = check(schedule, num_buffers=num_buffers)

@@ -11,23 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import typer
 
-from hocket.cli.planning import (
-    ActivationBytesOption,
-    DevicesOption,
-    ForwardOption,
-    InputGradOption,
-    MessageBytesOption,
-    MessageOption,
-    MicrobatchesOption,
-    ReplicasOption,
-    Sizes,
-    StagesOption,
-    StepsOption,
-    UpdateOption,
-    WeightGradOption,
-    load_timeline,
-    make_costs,
-)
+from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.planning import Sizes, load_timeline
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Style, Titled
@@ -77,20 +62,11 @@ OutOption = Annotated[
 ]
 
 
+@with_options
 def draw_command(
     sources: SourcesArgument,
-    devices: DevicesOption = None,
-    microbatches: MicrobatchesOption = None,
-    steps: StepsOption = None,
-    stages_per_device: StagesOption = None,
-    replicas: ReplicasOption = None,
-    forward: ForwardOption = 1.0,
-    input_grad: InputGradOption = 1.0,
-    weight_grad: WeightGradOption = 1.0,
-    update: UpdateOption = 0.0,
-    message: MessageOption = 0.0,
-    message_bytes: MessageBytesOption = 0,
-    activation_bytes: ActivationBytesOption = 0,
+    sizes: Sizes,
+    costs: CostsGiven,
     out: OutOption = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="Where --out does not tell it.")
@@ -121,23 +97,14 @@ def draw_command(
 
     A schedule is simulated first, with equal devices that take the seconds given.
     """
-    sizes = Sizes(devices, microbatches, steps, stages_per_device, replicas)
-    costs = make_costs(
-        forward_s=forward,
-        input_grad_s=input_grad,
-        weight_grad_s=weight_grad,
-        update_s=update,
-        message_s=message,
-        message_bytes=message_bytes,
-        activation_bytes=activation_bytes,
-    )
     format_ = form or _format_of(out)
     if format_ is Format.PNG and out is None:
         raise typer.BadParameter("a PNG needs a file: -o picture.png")
     if format_ is Format.PERFETTO and len(sources) > 1:
         raise typer.BadParameter("a trace holds one timeline: give one schedule")
     timelines = [
-        (_name(source), load_timeline(source, sizes, costs)) for source in sources
+        (_name(source), load_timeline(source, sizes, costs.make()))
+        for source in sources
     ]
     wish = _Wish(width, ground, title, messages, memory)
     if out is not None:

@@ -40,6 +40,11 @@ COMMANDS: Final = {
         "train_command",
         "Train a recipe on local workers, or as one of torchrun's.",
     ),
+    "plan": Command(
+        "hocket.cli.plan",
+        "plan_command",
+        "Plan: every way to train a recipe on so many devices, the best first.",
+    ),
     "profile": Command(
         "hocket.cli.profile",
         "profile_command",
@@ -59,6 +64,16 @@ COMMANDS: Final = {
         "hocket.cli.check",
         "check_command",
         "Check a schedule: prove that it may run, or say everything wrong with it.",
+    ),
+    "checkpoint": Command(
+        "hocket.cli.checkpoint",
+        "checkpoint_command",
+        "Look at checkpoints, verify every byte of them, export or import weights.",
+    ),
+    "doctor": Command(
+        "hocket.cli.doctor",
+        "doctor_command",
+        "Check this machine, or all hosts of a job, for what stops people.",
     ),
 }
 

@@ -168,31 +168,6 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
     return simulate(load_schedule(source, sizes), costs)
 
 
-def make_costs(
-    *,
-    forward_s: float,
-    input_grad_s: float,
-    weight_grad_s: float,
-    update_s: float,
-    message_s: float,
-    message_bytes: int,
-    activation_bytes: int,
-) -> Costs:
-    """Equal devices: one microbatch through a device's whole share of the model."""
-    from hocket.plan.costs import Costs, Link, StageCost
-
-    share = StageCost(
-        forward_s=forward_s,
-        input_grad_s=input_grad_s,
-        weight_grad_s=weight_grad_s,
-        update_s=update_s,
-        output_bytes=message_bytes,
-        input_grad_bytes=message_bytes,
-        activation_bytes=activation_bytes,
-    )
-    return Costs((share,), is_device_share=True, link=Link(latency_s=message_s))
-
-
 def read_text(path: Path) -> str:
     """The text of a file.
 

@@ -12,6 +12,7 @@ import typer
 
 from hocket.cli.table import aligned
 from hocket.cli.train import (
+    OutsideOption,
     RecipeArgument,
     SetOption,
     WorkersOption,
@@ -32,6 +33,7 @@ def profile_command(
     again: Annotated[
         bool, typer.Option("--again", help="Measure anew, and keep that instead.")
     ] = False,
+    allow_outside: OutsideOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all numbers as JSON.")
     ] = False,
@@ -42,7 +44,10 @@ def profile_command(
     (run.profile_folder), and training on this machine uses it.
     """
     result = profile_recipe(
-        recipe, [*(settings or []), *num_workers_settings(workers)], is_again=again
+        recipe,
+        [*(settings or []), *num_workers_settings(workers)],
+        is_again=again,
+        allow_outside=allow_outside,
     )
     if as_json:
         typer.echo(json.dumps(result, indent=2))
@@ -51,7 +56,7 @@ def profile_command(
 
 
 def profile_recipe(
-    recipe: str, settings: list[str], *, is_again: bool
+    recipe: str, settings: list[str], *, is_again: bool, allow_outside: bool = False
 ) -> dict[str, Any]:
     """Profile on workers of this machine; what the main one found.
 
@@ -60,7 +65,7 @@ def profile_recipe(
         DataError: the user's data are missing or too few.
         WorkerError: a worker failed.
     """
-    resolved = read_recipe(recipe, settings)
+    resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
     from hocket.recipes.run_folder import claim_folder
     from hocket.recipes.task import check_data
     from hocket.run.launch import launch

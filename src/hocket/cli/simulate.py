@@ -7,23 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.planning import (
-    ActivationBytesOption,
-    DevicesOption,
-    ForwardOption,
-    InputGradOption,
-    MessageBytesOption,
-    MessageOption,
-    MicrobatchesOption,
-    ReplicasOption,
-    Sizes,
-    StagesOption,
-    StepsOption,
-    UpdateOption,
-    WeightGradOption,
-    load_timeline,
-    make_costs,
-)
+from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.planning import Sizes, load_timeline
 from hocket.cli.table import aligned
 
 if TYPE_CHECKING:
@@ -40,20 +25,11 @@ SourceArgument = Annotated[
 ]
 
 
+@with_options
 def simulate_command(
     source: SourceArgument,
-    devices: DevicesOption = None,
-    microbatches: MicrobatchesOption = None,
-    steps: StepsOption = None,
-    stages_per_device: StagesOption = None,
-    replicas: ReplicasOption = None,
-    forward: ForwardOption = 1.0,
-    input_grad: InputGradOption = 1.0,
-    weight_grad: WeightGradOption = 1.0,
-    update: UpdateOption = 0.0,
-    message: MessageOption = 0.0,
-    message_bytes: MessageBytesOption = 0,
-    activation_bytes: ActivationBytesOption = 0,
+    sizes: Sizes,
+    costs: CostsGiven,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON.")
     ] = False,
@@ -62,17 +38,7 @@ def simulate_command(
 
     All devices are equal and take the seconds given.
     """
-    sizes = Sizes(devices, microbatches, steps, stages_per_device, replicas)
-    costs = make_costs(
-        forward_s=forward,
-        input_grad_s=input_grad,
-        weight_grad_s=weight_grad,
-        update_s=update,
-        message_s=message,
-        message_bytes=message_bytes,
-        activation_bytes=activation_bytes,
-    )
-    timeline = load_timeline(source, sizes, costs)
+    timeline = load_timeline(source, sizes, costs.make())
     if as_json:
         import json
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hocket import env
+from hocket.errors import RecipeError
 
 if TYPE_CHECKING:
     from hocket.recipes.resolve import Resolved
@@ -25,15 +28,41 @@ WorkersOption = Annotated[
     int | None,
     typer.Option(help="The same as --set pipeline.num_workers=N.", metavar="N"),
 ]
+OutsideOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-outside",
+        help="Let the recipe's file name paths and modules outside of its folder.",
+    ),
+]
 
 
 def train_command(
     recipe: RecipeArgument,
     settings: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="An empty or new folder for this run.")
+        Path | None,
+        typer.Option(help="An empty or new folder; with --resume auto, a run's own."),
     ] = None,
     workers: WorkersOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|PATH",
+            help="Go on from the newest checkpoint in --run-dir, if there is one; or "
+            "from a checkpoint, or a run's folder, which must be there.",
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often the workers are started again after a failure, to go on "
+            "from the last checkpoint.",
+            metavar="N",
+        ),
+    ] = None,
+    allow_outside: OutsideOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, and stop.")
     ] = False,
@@ -41,29 +70,37 @@ def train_command(
     """Train a recipe on local workers, or as one of torchrun's.
 
     Leaves a folder with the recipe as resolved, metrics as JSON lines and for
-    TensorBoard, and report.html with the predicted and the measured timeline.
+    TensorBoard, checkpoints if the recipe wants some, and report.html with the
+    predicted and the measured timeline.
     """
     settings = [*(settings or []), *num_workers_settings(workers)]
-    resolved = read_recipe(recipe, settings)
+    if resume is not None:
+        settings.append(f"checkpoint.resume={json.dumps(resume)}")
+    resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
     if dry_run:
         show(resolved)
     elif env.RANK.is_set:
         from hocket.recipes.train import train_in_job
 
+        refuse_restarts(max_restarts)
         train_in_job(resolved, run_dir)
     else:
-        start_workers(resolved, run_dir)
+        start_workers(resolved, run_dir, max_restarts or 0)
 
 
-def read_recipe(recipe: str, settings: list[str]) -> Resolved:
-    """The recipe with the settings laid over it.
+def read_recipe(
+    recipe: str, settings: list[str], *, allow_outside: bool = False
+) -> Resolved:
+    """The recipe with the settings laid over it; its functions can be imported.
 
     Raises:
         RecipeError: it is not valid.
     """
     from hocket.recipes.resolve import resolve
 
-    return resolve(recipe, settings)
+    resolved = resolve(recipe, settings, allow_outside=allow_outside)
+    sys.path[:0] = map(str, resolved.import_folders)
+    return resolved
 
 
 def num_workers_settings(workers: int | None) -> list[str]:
@@ -73,29 +110,54 @@ def num_workers_settings(workers: int | None) -> list[str]:
     return [] if workers is None else [f"pipeline.num_workers={workers}"]
 
 
-def start_workers(resolved: Resolved, run_dir: Path | None) -> None:
+def refuse_restarts(max_restarts: int | None) -> None:
+    """Under torchrun, a worker cannot start the others again.
+
+    Raises:
+        RecipeError: it was asked to.
+    """
+    if max_restarts is not None:
+        raise RecipeError(
+            f"--max-restarts {max_restarts}: these workers were started by torchrun, "
+            "and it starts them again: give it its own --max-restarts"
+        )
+
+
+def start_workers(
+    resolved: Resolved, run_dir: Path | None, max_restarts: int = 0
+) -> None:
     """Make the run's folder, start the workers, and wait for them.
+
+    Args:
+        resolved: the recipe.
+        run_dir: an empty or new folder; one with the time in its name if not given.
+        max_restarts: how often all workers are started again after a failure.
 
     Raises:
         DataError: the user's data are missing or too few.
         RecipeError: the folder cannot be used.
+        CheckpointError: another run is at work in the folder.
         WorkerError: a worker failed.
     """
-    from hocket.recipes.run_folder import make_folder
+    from hocket.recipes.run_folder import enter_folder
     from hocket.recipes.task import check_data
     from hocket.run.launch import launch
 
     check_data(resolved.recipe)
-    folder = make_folder(resolved, run_dir)
+    folder, lock = enter_folder(resolved, run_dir)
     typer.echo(f"run: {folder}")
     settings = resolved.recipe.pipeline
-    launch(
-        ENTRY,
-        [str(folder)],
-        num_workers=settings.num_workers,
-        run_dir=folder,
-        timeout_s=settings.timeout_s,
-    )
+    try:
+        launch(
+            ENTRY,
+            [str(folder)],
+            num_workers=settings.num_workers,
+            run_dir=folder,
+            timeout_s=settings.timeout_s,
+            max_restarts=max_restarts,
+        )
+    finally:
+        lock.release()
 
 
 def show(resolved: Resolved) -> None:
@@ -111,5 +173,5 @@ def show(resolved: Resolved) -> None:
         f"{num_parameters:,} parameters; "
         f"{task.training.num_samples:,} samples to train on, "
         f"{task.evaluation.num_samples:,} to evaluate on; "
-        f"{course.num_steps:,} steps, {course.steps_per_epoch:,} per epoch"
+        f"{course.num_steps:,} steps; {course.batches_per_epoch:,} batches per epoch"
     )

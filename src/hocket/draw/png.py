@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from hocket.draw.layout import Style, Titled, lay_out
 from hocket.draw.palette import Theme
 from hocket.draw.scene import Anchor, Box, Path, Scene, Shape, Text, colour
-from hocket.errors import HocketError
+from hocket.errors import MissingPackageError
 from hocket.plan.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def to_png(
         pixels_per_point: 2 is sharp on most screens.
 
     Raises:
-        HocketError: matplotlib is not installed.
+        MissingPackageError: matplotlib is not installed.
         PlanError: no timeline, or no room.
     """
     return png_of(lay_out(timelines, title, style), theme, pixels_per_point)
@@ -53,7 +53,7 @@ def png_of(scene: Scene, theme: Theme, pixels_per_point: float) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise HocketError(
+        raise MissingPackageError(
             "PNG pictures need matplotlib, which is not installed: "
             "pip install 'hocket[plot]', or draw an SVG, which needs nothing"
         ) from None

@@ -6,7 +6,9 @@ They come with scikit-learn and need no download. Source: E. Alpaydin, C. Kaynak
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.recipes.samples import Batch
+from hocket.run.samples import Draw
 
 NUM_CLASSES: Final = 10
 NUM_CHANNELS: Final = 1
@@ -25,7 +27,7 @@ BLANK: Final = -1.0  # a pixel without ink, normalised
 SPLIT_SEED: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Digits:
     """Images and their classes.
 
@@ -44,14 +46,23 @@ class Digits:
         """N."""
         return len(self.labels)
 
-    def take(self, rows: Tensor) -> Batch:
-        """Images and labels of these rows."""
-        return self.images[rows], self.labels[rows]
+    @cached_property
+    def fingerprint(self) -> int:
+        """Of images and labels."""
+        of_labels = zlib.crc32(self.labels.numpy().tobytes())
+        return zlib.crc32(self.images.numpy().tobytes(), of_labels)
 
-    def take_varied(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        """The same, some of the images moved."""
-        images, labels = self.take(rows)
-        return shift(images, self.shift_probability, generator), labels
+    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """(B, 1, 8, 8), float32; some of them moved by the draw."""
+        images = self.images[rows]
+        if draw is None:
+            return images
+        return shift(images, self.shift_probability, draw.uniform(rows, 3))
+
+    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """(B,), int64."""
+        del draw
+        return self.labels[rows]
 
 
 def load_digits(
@@ -91,21 +102,21 @@ def split_rows(labels: Tensor, test_fraction: float) -> tuple[Tensor, Tensor]:
     return test.nonzero().flatten(), (~test).nonzero().flatten()
 
 
-def shift(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+def shift(images: Tensor, probability: float, uniform_N3: Tensor) -> Tensor:
     """Move some images by -1, 0 or 1 pixels in each direction, blank moving in.
 
     Args:
         images: (N, C, S, S).
         probability: of an image to be moved; one in nine of these stays in place.
-        generator: of the random numbers.
+        uniform_N3: random numbers in [0, 1): down, right, and whether at all.
     """
     num_images, _, side, _ = images.shape
-    offsets = torch.randint(0, 3, (num_images, 2), generator=generator)
-    moves = torch.rand(num_images, generator=generator) < probability
+    offsets = (uniform_N3[:, :2] * 3).long()
+    moves = uniform_N3[:, 2] < probability
     offsets = torch.where(moves[:, None], offsets, 1)
     padded = functional.pad(images, (1, 1, 1, 1), value=BLANK)
     pixel = torch.arange(side)
     rows = (offsets[:, :1] + pixel)[:, :, None]
     columns = (offsets[:, 1:] + pixel)[:, None, :]
     which = torch.arange(num_images)[:, None, None]
-    return padded[which, :, rows, columns].permute(0, 3, 1, 2)
+    return padded[which, :, rows, columns].permute(0, 3, 1, 2).contiguous()

@@ -90,9 +90,9 @@ def _classes(section: str) -> dict[str, type[BaseModel]]:
     """The classes of a section, by kind; under no kind where there is only one."""
     annotation = Recipe.model_fields[section].annotation
     members = get_args(annotation) or (annotation,)
-    return {_kind(member): member for member in members}
+    return {kind: member for member in members for kind in _kinds_of(member)}
 
 
-def _kind(member: Any) -> Any:
+def _kinds_of(member: Any) -> tuple[Any, ...]:
     field = member.model_fields.get("kind")
-    return get_args(field.annotation)[0] if field is not None else None
+    return get_args(field.annotation) if field is not None else (None,)

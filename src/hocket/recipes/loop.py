@@ -1,11 +1,12 @@
-"""The loop of a run: train and evaluate by turns, and tell who watches."""
+"""The loop of a run: train, evaluate and save by turns, and tell who watches."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from hocket.plan.timeline import Timeline
 from hocket.recipes.course import Course
@@ -15,8 +16,11 @@ from hocket.recipes.records import (
     SummaryRecord,
     Watcher,
 )
-from hocket.recipes.samples import evaluation_batches
+from hocket.recipes.saving import CHECKPOINTS_NAME, Totals
 from hocket.recipes.task import Task
+from hocket.run.early_stop import EarlyStop
+from hocket.run.evaluate import EvaluationResult
+from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline, StepResult
 
 NUM_TIMED_STEPS: Final = 11  # the last ones: their middle one stands for all
@@ -29,10 +33,11 @@ class Loop:
         task: what to train and evaluate on.
         course: in which steps.
         pipeline: by what.
-        watchers: who hears of it; nobody, on all workers but the main one.
+        run_dir: in which the checkpoints go.
 
     Attributes:
-        timelines: measured, of the last few steps.
+        timelines: measured, of the last few steps and of those before an evaluation.
+        watchers: who hears of it; nobody, on all workers but the main one.
     """
 
     def __init__(
@@ -40,34 +45,98 @@ class Loop:
         task: Task,
         course: Course,
         pipeline: Pipeline,
-        watchers: Sequence[Watcher],
+        run_dir: Path,
     ) -> None:
+        training = course.recipe.training
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
+        self.watchers: list[Watcher] = []
         self._task = task
         self._course = course
         self._pipeline = pipeline
-        self._watchers = watchers
-        self._training_s = 0.0
-        self._num_samples = 0
+        self._checkpoints = run_dir / CHECKPOINTS_NAME
+        self._loader = course.loader()
+        self._evaluation_loader = course.evaluation_loader(task.evaluation)
+        self._early_stop: EarlyStop | None = None
+        if training.stop_patience is not None:
+            self._early_stop = EarlyStop(
+                training.stop_patience, training.stop_metric, training.stop_goal
+            )
+        self._totals = Totals()
+        self._begin_s = monotonic()
+        self._last: EvaluationRecord | None = None
+
+    def go_on(self, data: dict[str, Any]) -> None:
+        """Begin where a checkpoint was made.
+
+        Args:
+            data: what the run had put into it.
+
+        Raises:
+            DataError: the data, or their order, are not the same.
+        """
+        self._loader.load_state_dict(data["loader"])
+        if self._early_stop is not None and data["stop"] is not None:
+            self._early_stop.load_state_dict(data["stop"])
+        self._totals = Totals(**data["totals"])
 
     def run(self) -> SummaryRecord:
         """Train to the end of the course.
 
         Raises:
+            DataError: training should stop by a metric that there is not.
+            CheckpointError: a checkpoint could not be written.
             RunError: something went wrong; nothing hangs.
         """
-        begin_s = monotonic()
-        for result in self._pipeline.train(self._course.batches()):
-            self._tell(result)
-            if result.step >= self._course.num_steps - NUM_TIMED_STEPS:
-                self.timelines.append(self._pipeline.measured())
-            if self._course.evaluates_after(result.step):
-                last = self._evaluate(result.step)
-        return self._summary(last, monotonic() - begin_s)
+        self._begin_s = monotonic() - self._totals.seconds
+        fit(
+            self._pipeline,
+            self._loader,
+            evaluate=self._evaluate,
+            evaluate_every_steps=self._course.evaluate_every_steps,
+            num_steps=self._course.num_steps,
+            callbacks=[self._after_step],
+        )
+        if self._last is None:  # a run that went on where nothing was left to train
+            self._tell_evaluation(self._totals.num_steps - 1, self._evaluate())
+        return self._summary()
 
-    def _tell(self, result: StepResult) -> None:
-        self._training_s += result.seconds
-        self._num_samples += result.num_samples
+    def _evaluate(self) -> EvaluationResult:
+        return self._pipeline.evaluate(
+            self._evaluation_loader,
+            self._task.metrics,
+            use_ema=self._course.recipe.training.ema_decay is not None,
+        )
+
+    def _after_step(
+        self, result: StepResult, evaluation: EvaluationResult | None
+    ) -> bool:
+        """Tell the watchers, save if it is time, and say whether to stop."""
+        self._tell_step(result)
+        if evaluation is not None:
+            self._tell_evaluation(result.step, evaluation)
+        stops = False
+        if self._early_stop is not None:
+            stops = self._early_stop(result, evaluation)
+        is_near_end = result.step >= self._course.num_steps - NUM_TIMED_STEPS
+        if is_near_end or evaluation is not None:
+            self.timelines.append(self._pipeline.measured())
+        if self._course.saves_after(result.step) or (stops and self._saves):
+            self._save()
+        return stops
+
+    @property
+    def num_done(self) -> int:
+        """Steps trained before this run began, or until now."""
+        return self._totals.num_steps
+
+    @property
+    def _saves(self) -> bool:
+        return self._course.save_every_steps is not None
+
+    def _tell_step(self, result: StepResult) -> None:
+        self._totals.num_steps = result.step + 1
+        self._totals.training_s += result.seconds
+        self._totals.num_samples += result.num_samples
         record = StepRecord(
             step=result.step,
             epoch=self._course.epoch(result.step),
@@ -76,47 +145,65 @@ class Loop:
             num_samples=result.num_samples,
             seconds=result.seconds,
             bubble_fraction=result.bubble_fraction,
-            learning_rate=self._course.learning_rate(result.step),
+            learning_rate=self._course.learning_rate(
+                result.step - self._totals.num_skipped
+            ),
+            grad_norm=result.grad_norm,
             peak_bytes=result.peak_bytes,
         )
-        for watcher in self._watchers:
+        self._totals.num_skipped += result.skipped
+        for watcher in self.watchers:
             watcher.step(record)
 
-    def _evaluate(self, step: int) -> EvaluationRecord:
-        batch_size = self._course.recipe.training.batch_size
-        result = self._pipeline.evaluate(
-            evaluation_batches(self._task.evaluation, batch_size), self._task.metrics
-        )
-        record = EvaluationRecord(
+    def _tell_evaluation(self, step: int, result: EvaluationResult) -> None:
+        self._last = EvaluationRecord(
             num_steps=step + 1,
             epoch=self._course.epoch(step),
             loss=result.loss,
             metrics=result.metrics,
             num_samples=result.num_samples,
         )
-        for watcher in self._watchers:
-            watcher.evaluation(record)
-        return record
+        for watcher in self.watchers:
+            watcher.evaluation(self._last)
 
-    def _summary(self, last: EvaluationRecord, seconds: float) -> SummaryRecord:
+    def _save(self) -> None:
+        settings, stop = self._course.recipe.checkpoint, self._early_stop
+        self._totals.seconds = monotonic() - self._begin_s
+        self._pipeline.save(
+            self._checkpoints,
+            data={
+                "loader": self._loader.state_dict(),
+                "stop": None if stop is None else stop.state_dict(),
+                "totals": asdict(self._totals),
+            },
+            background=settings.background,
+            keep=settings.keep,
+        )
+
+    def _summary(self) -> SummaryRecord:
+        assert self._last is not None, "training ends with an evaluation"
         predicted, measured = self._pipeline.predicted, self.typical
         record = SummaryRecord(
-            num_steps=self._course.num_steps,
-            num_samples=self._num_samples,
-            seconds=seconds,
-            training_s=self._training_s,
-            evaluation=last,
+            num_steps=self._totals.num_steps,
+            num_samples=self._totals.num_samples,
+            seconds=monotonic() - self._begin_s,
+            training_s=self._totals.training_s,
+            evaluation=self._last,
             predicted_step_s=predicted.makespan_s,
-            measured_step_s=measured.makespan_s,
+            measured_step_s=None if measured is None else measured.makespan_s,
             predicted_bubble_fraction=predicted.bubble_fraction,
-            measured_bubble_fraction=measured.bubble_fraction,
+            measured_bubble_fraction=None
+            if measured is None
+            else measured.bubble_fraction,
         )
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             watcher.summary(record)
         return record
 
     @property
-    def typical(self) -> Timeline:
-        """Of the measured timelines, the one with the median makespan."""
+    def typical(self) -> Timeline | None:
+        """Of the measured timelines, the one with the median makespan, if any."""
+        if not self.timelines:
+            return None
         by_length = sorted(self.timelines, key=lambda timeline: timeline.makespan_s)
         return by_length[len(by_length) // 2]

@@ -28,7 +28,7 @@ def main(run_dir: str, is_again: bool) -> dict[str, Any]:
         As JSON: the profile, where it is kept, whether it was kept before, the number
         of each stage's first layer, and the predicted step.
     """
-    recipe = resolve(str(Path(run_dir) / RECIPE_NAME)).recipe
+    recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
     task = make_task(recipe)
     course = Course.of(recipe, task.training)
     folder = Path(recipe.run.profile_folder)

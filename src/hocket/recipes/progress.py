@@ -18,17 +18,28 @@ RECENT_STEPS: Final = 20  # what "now" means in the numbers shown
 PLAIN_INTERVAL_S: Final = 5.0  # between lines where nothing can be drawn over
 
 
-def make_progress(num_steps: int, num_epochs: int, console: Console) -> Watcher:
-    """A live line where the console is a terminal that can draw one, or plain lines."""
+def make_progress(
+    num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+) -> Watcher:
+    """A live line where the console is a terminal that can draw one, or plain lines.
+
+    Args:
+        num_steps: of the whole run.
+        num_epochs: likewise.
+        console: to draw on.
+        first_step: with which the run begins, or goes on.
+    """
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveProgress(num_steps, num_epochs, console)
-    return PlainProgress(num_steps, num_epochs, console)
+        return LiveProgress(num_steps, num_epochs, console, first_step=first_step)
+    return PlainProgress(num_steps, num_epochs, console, first_step=first_step)
 
 
 class LiveProgress:
     """A bar that is drawn over and over, and a line per evaluation above it."""
 
-    def __init__(self, num_steps: int, num_epochs: int, console: Console) -> None:
+    def __init__(
+        self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+    ) -> None:
         self._recent = Recent(num_epochs)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -39,7 +50,9 @@ class LiveProgress:
             console=console,
             refresh_per_second=4,
         )
-        self._task = self._bar.add_task("training", total=num_steps, numbers="")
+        self._task = self._bar.add_task(
+            "training", total=num_steps, completed=first_step, numbers=""
+        )
         self._bar.start()
 
     def step(self, record: StepRecord) -> None:
@@ -72,9 +85,12 @@ class LiveProgress:
 class PlainProgress:
     """A line now and then: in a file, in a pipe, in a log."""
 
-    def __init__(self, num_steps: int, num_epochs: int, console: Console) -> None:
+    def __init__(
+        self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+    ) -> None:
         self._recent = Recent(num_epochs)
         self._num_steps = num_steps
+        self._first_step = first_step
         self._console = console
         self._begin_s = self._told_s = monotonic()
 
@@ -86,7 +102,8 @@ class PlainProgress:
         if now_s - self._told_s < PLAIN_INTERVAL_S and done < self._num_steps:
             return
         self._told_s = now_s
-        left_s = (now_s - self._begin_s) / done * (self._num_steps - done)
+        step_s = (now_s - self._begin_s) / (done - self._first_step)
+        left_s = step_s * (self._num_steps - done)
         self._print(
             f"{self._recent.epoch}  step {done}/{self._num_steps}  "
             f"{self._recent.numbers}  {duration(left_s)} left"
@@ -167,6 +184,8 @@ def evaluation_line(record: EvaluationRecord) -> str:
 
 def summary_lines(record: SummaryRecord) -> str:
     """What the run came to, and how far it was foreseen."""
+    if record.measured_step_s is None or record.measured_bubble_fraction is None:
+        return f"{result_line(record)}\nno step was left to train"
     return (
         f"{result_line(record)}\n"
         f"step: {record.predicted_step_s * 1e3:.1f} ms predicted, "

@@ -20,6 +20,7 @@ class StepRecord:
         seconds: that the step took.
         bubble_fraction: the share of them in which the main worker did not work.
         learning_rate: of the step's update.
+        grad_norm: of all gradients together, before they were clipped.
         peak_bytes: the most memory that the main worker has held so far.
     """
 
@@ -31,6 +32,7 @@ class StepRecord:
     seconds: float
     bubble_fraction: float
     learning_rate: float
+    grad_norm: float
     peak_bytes: int
 
     @property
@@ -60,7 +62,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRecord:
-    """What a whole run came to.
+    """What a whole run came to, over all its interruptions.
 
     Args:
         num_steps: of training.
@@ -69,9 +71,10 @@ class SummaryRecord:
         training_s: of these, the steps' alone.
         evaluation: the last one.
         predicted_bubble_fraction: of one step, over all lanes.
-        measured_bubble_fraction: likewise, of a typical step.
+        measured_bubble_fraction: likewise, of a typical step; None where no step was
+            left to train.
         predicted_step_s: the predicted timeline's makespan.
-        measured_step_s: the measured one's.
+        measured_step_s: the measured one's, if there is any.
     """
 
     num_steps: int
@@ -80,9 +83,9 @@ class SummaryRecord:
     training_s: float
     evaluation: EvaluationRecord
     predicted_bubble_fraction: float
-    measured_bubble_fraction: float
+    measured_bubble_fraction: float | None
     predicted_step_s: float
-    measured_step_s: float
+    measured_step_s: float | None
 
     @property
     def samples_per_s(self) -> float:

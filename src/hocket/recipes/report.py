@@ -22,7 +22,7 @@ from hocket.run.build import Plan
 def write_report(
     run_dir: Path,
     plan: Plan,
-    measured: Timeline,
+    measured: Timeline | None,
     history: History,
     summary: SummaryRecord,
 ) -> Path:
@@ -31,15 +31,18 @@ def write_report(
     Args:
         run_dir: the folder, with the recipe in it.
         plan: with the predicted timeline.
-        measured: the timeline of a typical step.
+        measured: the timeline of a typical step, if any was trained.
         history: every step and evaluation.
         summary: of the run.
 
     Returns:
         The page's path.
     """
+    timelines = [("predicted", plan.predicted)]
+    if measured is not None:
+        timelines.append(("measured", measured))
     page = to_report(
-        [("predicted", plan.predicted), ("measured", measured)],
+        timelines,
         run_dir.name,
         summary=result_line(summary),
         samples_per_step=summary.num_samples / summary.num_steps,

@@ -21,11 +21,13 @@ from pydantic import ValidationError
 from hocket.errors import RecipeError
 from hocket.recipes.faults import faults_of
 from hocket.recipes.nearest import nearest
+from hocket.recipes.reach import functions_in, make_absolute, out_of_reach
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.toml_text import Key, dotted, lines_of_keys, to_toml
 
 SUFFIX: Final = ".toml"
 DEFAULT_ORIGIN: Final = "default"
+SET_ORIGIN: Final = "--set"
 
 Sections = dict[str, Any]
 
@@ -37,10 +39,12 @@ class Resolved:
     Args:
         recipe: what to do.
         origins: of each value that is not a default, where it was said.
+        import_folders: where the modules are that it names; none if it names none.
     """
 
     recipe: Recipe
     origins: Mapping[Key, str]
+    import_folders: tuple[Path, ...] = ()
 
     def to_toml(self) -> str:
         """The whole recipe as TOML, which reads back as the same recipe."""
@@ -69,12 +73,16 @@ def builtin_names() -> list[str]:
     )
 
 
-def resolve(source: str, settings: Sequence[str] = ()) -> Resolved:
+def resolve(
+    source: str, settings: Sequence[str] = (), *, allow_outside: bool = False
+) -> Resolved:
     """Read the recipe of this name or path, and lay the settings over it.
 
     Args:
         source: a built-in recipe's name, or the path of a TOML file.
         settings: `section.key=value` each; the value is TOML, or else a plain string.
+            Without a value, the key is taken away.
+        allow_outside: lets the file name paths and modules that are not in its folder.
 
     Raises:
         RecipeError: there is no such recipe, or it is not valid; names every fault,
@@ -82,9 +90,15 @@ def resolve(source: str, settings: Sequence[str] = ()) -> Resolved:
     """
     label, text, folder = _read(source)
     sections = _parse(label, text)
-    _make_absolute(sections, folder)
+    said_here = {_key_of(setting) for setting in settings}
+    strays = [] if allow_outside else [*out_of_reach(sections, folder)]
+    found = [(key, fault) for key, fault in strays if key not in said_here]
+    import_folders = [folder] if functions_in(sections) - said_here else []
+    make_absolute(sections, folder)
     origins = {key: f"{label}, line {n}" for key, n in lines_of_keys(text).items()}
     faults = [*_lay_over(sections, origins, settings)]
+    if functions_in(sections) & said_here or (import_folders and allow_outside):
+        import_folders.append(Path.cwd())
     for section in Recipe.model_fields:
         sections.setdefault(section, {})
     if isinstance(sections["run"], dict):
@@ -92,13 +106,11 @@ def resolve(source: str, settings: Sequence[str] = ()) -> Resolved:
     try:
         recipe = Recipe.model_validate(sections)
     except ValidationError as error:
-        faults += [
-            f"{_name(key)}{fault}{_where(key, origins)}"
-            for key, fault in faults_of(error, sections)
-        ]
+        found += faults_of(error, sections)
+    faults += [f"{_name(key)}{fault}{_where(key, origins)}" for key, fault in found]
     if faults:
         raise RecipeError(_sentence(label, faults))
-    return Resolved(recipe, origins)
+    return Resolved(recipe, origins, tuple(import_folders))
 
 
 def _read(source: str) -> tuple[str, str, Path]:
@@ -132,18 +144,27 @@ def _lay_over(
 ) -> Iterable[str]:
     """Put each `section.key=value` in its place; yields what is wrong with any."""
     for setting in settings:
-        name, equals, value = setting.partition("=")
-        key = tuple(part.strip() for part in name.split("."))
+        _, equals, value = setting.partition("=")
+        key = _key_of(setting)
         if not equals or len(key) != 2 or not all(key):
             yield f"--set {setting}: it must read section.key=value"
             continue
         section, leaf = key
         if not isinstance(sections.setdefault(section, {}), dict):
             continue  # the file's fault, which is reported as such
+        if not value.strip():
+            sections[section].pop(leaf, None)
+            origins.pop(key, None)
+            continue
         given = {section: {leaf: _value(value.strip())}}
-        _make_absolute(given, Path.cwd())
+        make_absolute(given, Path.cwd())
         sections[section].update(given[section])
-        origins[key] = "--set"
+        origins[key] = SET_ORIGIN
+
+
+def _key_of(setting: str) -> Key:
+    """The key that a setting says something about."""
+    return tuple(part.strip() for part in setting.partition("=")[0].split("."))
 
 
 def _value(text: str) -> Any:
@@ -152,13 +173,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _make_absolute(sections: Sections, folder: Path) -> None:
-    """Let `data.path` mean the same file from every folder."""
-    data = sections.get("data")
-    if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = str((folder / Path(data["path"]).expanduser()).resolve())
 
 
 def _name(key: Key) -> str:

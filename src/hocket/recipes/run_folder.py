@@ -6,9 +6,12 @@
         tensorboard/
         report.html      predicted and measured timeline
         sample.txt       what a model of text writes
+        checkpoints/     (hocket.recipes.saving)
+        lock             held while the run is at work
         workers/         what workers leave when they fail (hocket.run.job)
 
-Two runs never share one: of two that want the same, the second is told.
+Two runs never share one: of two that want the same, the second is told. A run that goes
+on from its own checkpoint enters its folder again.
 """
 
 from __future__ import annotations
@@ -19,28 +22,63 @@ from pathlib import Path
 from typing import Final
 
 from hocket.errors import RecipeError
+from hocket.recipes.recipe import CheckpointSettings
 from hocket.recipes.resolve import Resolved
+from hocket.recipes.saving import NEWEST
+from hocket.run.checkpoint.lock import FolderLock
 
 RECIPE_NAME: Final = "recipe.toml"
 REPORT_NAME: Final = "report.html"
 SAMPLE_NAME: Final = "sample.txt"
 
 
-def make_folder(resolved: Resolved, run_dir: Path | None) -> Path:
-    """The folder of a run that begins now.
+def enter_folder(
+    resolved: Resolved, run_dir: Path | None, *, is_restart: bool = False
+) -> tuple[Path, FolderLock]:
+    """The folder of a run that begins now, or goes on, and the lock that makes it its.
 
     Args:
         resolved: the recipe, which goes into the folder.
         run_dir: the folder that the user names, if any.
+        is_restart: whether the run was begun there by workers that have failed.
+
+    Returns:
+        The folder, and a lock to be held until the run has ended.
 
     Raises:
         RecipeError: it cannot be used.
+        CheckpointError: another run is at work there.
     """
     text = resolved.to_toml()
-    if run_dir is not None:
-        return claim_folder(run_dir, text)
-    run = resolved.recipe.run
-    return new_folder(Path(run.folder), run.name, text, datetime.now())
+    run, checkpoint = resolved.recipe.run, resolved.recipe.checkpoint
+    if run_dir is None:
+        _refuse_to_guess(checkpoint, is_restart=is_restart)
+        folder = new_folder(Path(run.folder), run.name, text, datetime.now())
+        return folder, FolderLock(folder)
+    goes_on = is_restart or checkpoint.resume == NEWEST
+    if goes_on and (run_dir / RECIPE_NAME).is_file():
+        lock = FolderLock(run_dir)
+        (run_dir / RECIPE_NAME).write_text(text, encoding="utf-8")
+        return run_dir, lock
+    return claim_folder(run_dir, text), FolderLock(run_dir)
+
+
+def _refuse_to_guess(checkpoint: CheckpointSettings, *, is_restart: bool) -> None:
+    """A run that should go on must say where.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    if checkpoint.resume == NEWEST:
+        raise RecipeError(
+            "checkpoint.resume 'auto' goes on in the run's folder: name it with "
+            "--run-dir"
+        )
+    if is_restart and not checkpoint.is_off:
+        raise RecipeError(
+            "torchrun has started the workers again, and without --run-dir they do not "
+            "know which folder's checkpoints to go on from: name it from the beginning"
+        )
 
 
 def new_folder(parent: Path, name: str, recipe_text: str, now: datetime) -> Path:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
-from hocket.recipes.samples import Batch
+from hocket.run.batch import digest
+from hocket.run.samples import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +26,27 @@ class TextWindows:
 
     Args:
         windows: (N, window_bytes + 1) bytes; a view of the file's.
+        fingerprint: of some thousand bytes all over the file, which may be larger than
+            the memory.
     """
 
     windows: Tensor
+    fingerprint: int
 
     @property
     def num_samples(self) -> int:
         """N."""
         return len(self.windows)
 
-    def take(self, rows: Tensor) -> Batch:
-        """Inputs and targets (len(rows), window_bytes), as int64."""
-        taken = self.windows[rows].long()
-        return taken[:, :-1], taken[:, 1:]
+    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """(B, window_bytes), int64; text is not varied."""
+        del draw
+        return self.windows[rows, :-1].long()
 
-    def take_varied(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        """The same: text is not augmented."""
-        del generator
-        return self.take(rows)
+    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+        """Likewise, each byte's next one."""
+        del draw
+        return self.windows[rows, 1:].long()
 
 
 def load_text(
@@ -73,7 +77,11 @@ def load_text(
     except RuntimeError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     cut = num_bytes - num_validation
-    return _windows(data[:cut], window_bytes), _windows(data[cut:], window_bytes)
+    training, validation = (
+        TextWindows(part.unfold(0, window_bytes + 1, window_bytes), digest(data))
+        for part in (data[:cut], data[cut:])
+    )
+    return training, validation
 
 
 def _size(path: Path) -> int:
@@ -81,7 +89,3 @@ def _size(path: Path) -> int:
         what = "is a folder, not a text file" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {what}: name one with --set data.path=FILE")
     return path.stat().st_size
-
-
-def _windows(data: Tensor, window_bytes: int) -> TextWindows:
-    return TextWindows(data.unfold(0, window_bytes + 1, window_bytes))

@@ -64,6 +64,9 @@ def _value(value: Any) -> str:
     """A TOML value. JSON's strings, numbers, truths and lists are TOML's as well."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{_value(name)} = {_value(one)}" for name, one in value.items())
+        return f"{{{', '.join(pairs)}}}"
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 

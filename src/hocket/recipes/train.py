@@ -1,39 +1,45 @@
 """Train a recipe: what runs in every worker, from the data to the report.
 
-    worker 0   task, pipeline, step, step, ... evaluation, step, ... report
-    worker 1   task, pipeline, step, step, ... evaluation, step, ...
+    worker 0   task, pipeline, step, step, ... evaluation, checkpoint, step, ... report
+    worker 1   task, pipeline, step, step, ... evaluation, checkpoint, step, ...
 
-Both see the same batches in the same order; worker 0 alone writes and prints.
+Both see the same batches in the same order; worker 0 alone reports and prints.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
+from typing import Any, Final
 
+import torch
 from rich.console import Console
 
-from hocket.errors import RecipeError
+from hocket import errors
+from hocket.errors import CheckpointError, RecipeError
 from hocket.recipes.course import Course
-from hocket.recipes.gpt import Gpt
+from hocket.recipes.functions import own_watcher
+from hocket.recipes.gpt import Gpt, generate
 from hocket.recipes.history import History
 from hocket.recipes.loop import Loop
-from hocket.recipes.metrics_log import MetricsLog
+from hocket.recipes.metrics_log import JSON_NAME, MetricsLog
+from hocket.recipes.model_settings import GptSettings
 from hocket.recipes.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.progress import make_progress, plan_line, tell
-from hocket.recipes.recipe import GptSettings, Recipe
+from hocket.recipes.recipe import Recipe
 from hocket.recipes.records import EvaluationRecord, Watcher
 from hocket.recipes.report import write_report
 from hocket.recipes.resolve import Resolved, resolve
-from hocket.recipes.run_folder import (
-    RECIPE_NAME,
-    SAMPLE_NAME,
-    make_folder,
-)
-from hocket.recipes.task import Task, make_task, sample_text
+from hocket.recipes.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_folder
+from hocket.recipes.saving import NEWEST, starting_point
+from hocket.recipes.task import Task, make_task
 from hocket.run.pipeline import Pipeline
 from hocket.run.world import World, join_world
+
+PROMPT: Final = b"\n"
 
 
 def main(run_dir: str) -> dict[str, float]:
@@ -45,7 +51,7 @@ def main(run_dir: str) -> dict[str, float]:
     Returns:
         The last evaluation's loss and metrics.
     """
-    recipe = resolve(str(Path(run_dir) / RECIPE_NAME)).recipe
+    recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
     evaluation = train_recipe(recipe, Path(run_dir))
     return {"loss": evaluation.loss, **evaluation.metrics}
 
@@ -64,27 +70,34 @@ def train_in_job(resolved: Resolved, run_dir: Path | None) -> EvaluationRecord:
         RecipeError: the folder cannot be used; every worker raises it.
         HocketError: as `train_recipe`.
     """
-    with closing(join_world(timeout_s=resolved.recipe.pipeline.timeout_s)) as world:
-        told: dict[str, str] = {}
-        if world.rank == 0:
-            try:
-                told = {"folder": str(make_folder(resolved, run_dir))}
-            except RecipeError as error:
-                told = {"refused": str(error)}
-        told = world.exchange.broadcast("folder of the run", told)
-        if "refused" in told:
-            raise RecipeError(told["refused"])
-        return train_recipe(resolved.recipe, Path(told["folder"]), world)
+    with (
+        closing(join_world(timeout_s=resolved.recipe.pipeline.timeout_s)) as world,
+        ExitStack() as stack,
+    ):
+
+        def enter() -> str:
+            is_restart = world.attempt > 0
+            folder, lock = enter_folder(resolved, run_dir, is_restart=is_restart)
+            stack.callback(lock.release)
+            return str(folder)
+
+        folder = _agreed(world, "folder of the run", enter)
+        return train_recipe(resolved.recipe, Path(folder), world=world)
 
 
 def train_recipe(
-    recipe: Recipe, run_dir: Path, world: World | None = None
+    recipe: Recipe,
+    run_dir: Path,
+    *,
+    watchers: Sequence[Watcher] = (),
+    world: World | None = None,
 ) -> EvaluationRecord:
     """Train as the recipe says, and leave the run's files in its folder.
 
     Args:
         recipe: the same on every worker.
         run_dir: the run's own folder, with the recipe in it.
+        watchers: who else hears of all steps and evaluations, on the main worker.
         world: the job, where it is joined already.
 
     Returns:
@@ -92,7 +105,9 @@ def train_recipe(
 
     Raises:
         DataError: the data are missing or too few.
-        RecipeError: a package that the recipe needs is not installed.
+        RecipeError: a function of the user's cannot be had.
+        MissingPackageError: a package that the recipe needs is not installed.
+        CheckpointError: a checkpoint is missing, damaged, or cannot be written.
         RunError: something went wrong while training.
     """
     task = make_task(recipe)
@@ -108,24 +123,90 @@ def train_recipe(
             )
         )
         console = Console(file=sys.stdout, quiet=not pipeline.is_main)
-        history = History()
-        watchers: list[Watcher] = []
-        if pipeline.is_main:
-            watchers = [
-                history,
-                MetricsLog(run_dir, recipe.run.log_every_steps),
-                make_progress(course.num_steps, recipe.training.num_epochs, console),
-            ]
-        for watcher in watchers:
-            stack.callback(watcher.close)
         tell(console, plan_line(pipeline.plan, recipe))
-        loop = Loop(task, course, pipeline, watchers)
+        loop = Loop(task, course, pipeline, run_dir)
+        _go_on(loop, pipeline, recipe, run_dir, console)
+        history = History()
+        if pipeline.is_main:
+            usual = _watchers(
+                course,
+                run_dir,
+                console,
+                first_step=loop.num_done,
+                goes_on=_goes_on(recipe, pipeline.world),
+            )
+            for watcher in chain(usual, [history], watchers):
+                stack.callback(watcher.close)
+                loop.watchers.append(watcher)
+            if _goes_on(recipe, pipeline.world):
+                history.read(run_dir / JSON_NAME)
         summary = loop.run()
         if pipeline.is_main:
             path = write_report(run_dir, pipeline.plan, loop.typical, history, summary)
             tell(console, f"report: {path}")
         _write_sample(recipe, task, pipeline, run_dir, console)
     return summary.evaluation
+
+
+def _go_on(
+    loop: Loop, pipeline: Pipeline, recipe: Recipe, run_dir: Path, console: Console
+) -> None:
+    """Load the checkpoint that the run goes on from, if any, and say which."""
+    settings = recipe.checkpoint
+
+    def find() -> Any:
+        # Torchrun's own count differs between hosts.
+        is_restart = pipeline.world.attempt > 0
+        start = starting_point(run_dir, settings, is_restart=is_restart)
+        return None if start is None else [str(start.folder), start.step]
+
+    found = _agreed(pipeline.world, "where to begin", find)
+    if found is None:
+        if settings.resume == NEWEST:
+            tell(console, f"no checkpoint in {run_dir} yet: training begins anew")
+        return
+    folder, step = found
+    loop.go_on(pipeline.load(folder, step=step, allow_previous=settings.allow_previous))
+    tell(console, f"goes on from {folder} after step {loop.num_done}")
+
+
+def _goes_on(recipe: Recipe, world: World) -> bool:
+    """Whether the run may find what it has written itself, before it broke off."""
+    return recipe.checkpoint.resume == NEWEST or world.attempt > 0
+
+
+def _watchers(
+    course: Course, run_dir: Path, console: Console, *, first_step: int, goes_on: bool
+) -> Iterator[Watcher]:
+    """Who writes and prints, and whom the recipe names."""
+    settings = course.recipe.run
+    num_epochs = course.recipe.training.num_epochs
+    yield MetricsLog(
+        run_dir,
+        settings.log_every_steps,
+        first_step=first_step if goes_on else None,
+    )
+    yield make_progress(course.num_steps, num_epochs, console, first_step=first_step)
+    for name in settings.callbacks:
+        yield own_watcher(name, run_dir)
+
+
+def _agreed(world: World, what: str, decide: Callable[[], Any]) -> Any:
+    """What rank 0 decides, on every worker; or its refusal.
+
+    Raises:
+        HocketError: of the kind that rank 0 met.
+    """
+    told: dict[str, Any] = {}
+    if world.rank == 0:
+        try:
+            told = {"decided": decide()}
+        except (RecipeError, CheckpointError) as error:
+            told = {"refused": str(error), "kind": type(error).__name__}
+    told = world.exchange.broadcast(what, told)
+    if "refused" in told:
+        raise getattr(errors, told["kind"])(told["refused"])
+    return told["decided"]
 
 
 def make_pipeline(
@@ -146,11 +227,12 @@ def make_pipeline(
         world: the job, where it is joined already.
     """
     recipe, settings = course.recipe, course.recipe.pipeline
+    training = recipe.training
     return Pipeline(
         task.model,
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
-        example=next(course.batches()),
+        example=course.loader().example(),
         schedule=settings.schedule,
         num_microbatches=settings.num_microbatches,
         num_replicas=settings.num_replicas,
@@ -158,7 +240,13 @@ def make_pipeline(
         cut=settings.cut,
         profile_dir=profile_dir,
         scheduler=make_scheduler(course.learning_rate_share),
-        seed=recipe.training.seed,
+        clip_norm=training.clip_norm,
+        accumulate=training.accumulate,
+        precision=training.precision,
+        ema_decay=training.ema_decay,
+        recompute=settings.recompute,
+        memory_bytes=settings.memory_bytes,
+        seed=training.seed,
         timeout_s=settings.timeout_s,
         run_dir=run_dir,
         world=world,
@@ -171,9 +259,16 @@ def _write_sample(
     """Of a model of text, what it writes; every worker lends its stages' weights."""
     if not isinstance(recipe.model, GptSettings) or not recipe.model.sample_bytes:
         return
-    state = pipeline.state_dict()
+    state = pipeline.state_dict(ema=recipe.training.ema_decay is not None)
     if pipeline.is_main and isinstance(task.model, Gpt):
         task.model.load_state_dict(state)
         text = sample_text(task.model, recipe.model.sample_bytes, recipe.training.seed)
         (run_dir / SAMPLE_NAME).write_text(text, encoding="utf-8")
         tell(console, f"a sample:\n{text}")
+
+
+def sample_text(model: Gpt, num_bytes: int, seed: int) -> str:
+    """Text that the model has learned to write."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = generate(model, PROMPT, num_bytes, generator)
+    return drawn.decode("utf-8", errors="replace")

@@ -83,6 +83,20 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture of one's own, above the timelines.
+
+    Args:
+        title: says what is drawn, with units.
+        svg: the picture; set as it is, so that whoever makes it escapes its texts. The
+            page's colours are its CSS variables, such as `var(--ink)`.
+    """
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What one may want to look up: a recipe, a machine, versions. Folded away.
 

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from hocket.draw.html.content import Chart, Facts, Table
+from hocket.draw.html.content import Chart, Facts, Figure, Table
 from hocket.draw.html.data import page_data, surface_variables
 from hocket.draw.html.numbers import number_tables
 from hocket.draw.layout import Titled, as_panels
@@ -63,6 +63,7 @@ def to_report(
     samples_per_step: float | None = None,
     tables: Sequence[Table] = (),
     charts: Sequence[Chart] = (),
+    figures: Sequence[Figure] = (),
     facts: Sequence[Facts] = (),
 ) -> str:
     """The page of `to_html`, with what a training run has to tell besides.
@@ -74,6 +75,7 @@ def to_report(
         samples_per_step: turns steps per second into samples per second.
         tables: more of them, below the numbers of the timelines.
         charts: quantities over steps, such as the loss.
+        figures: other pictures.
         facts: sections to fold out.
 
     Raises:
@@ -89,6 +91,7 @@ def to_report(
         tables=tables,
         panels=[panel_title or line.origin.value for panel_title, line in panels],
         charts=charts,
+        figures=figures,
         facts=facts,
         data=page_data(panels, charts),
         light=surface_variables(Theme.LIGHT),

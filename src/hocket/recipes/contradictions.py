@@ -1,0 +1,95 @@
+"""What no single section of a recipe can see: values that are wrong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hocket.errors import PlanError
+from hocket.recipes.data_settings import (
+    DataFunctionSettings,
+    GlueSettings,
+    ParallelTextSettings,
+    TextSettings,
+    side_of,
+)
+from hocket.recipes.model_settings import (
+    BertSettings,
+    GptSettings,
+    LstmSettings,
+    ModelFunctionSettings,
+    ResnetSettings,
+    VitSettings,
+)
+from hocket.schedules import make_schedule
+
+if TYPE_CHECKING:
+    from hocket.recipes.recipe import PipelineSettings, Recipe
+
+
+def contradictions(recipe: Recipe) -> Iterator[str]:
+    """A sentence each, with the numbers of both sides."""
+    yield from _strangers(recipe)
+    yield from _too_small(recipe)
+    yield from _misfits(recipe.pipeline)
+
+
+def _strangers(recipe: Recipe) -> Iterator[str]:
+    """Whether the model reads the data, and whether there is a loss for them."""
+    match recipe.model, recipe.data:
+        case VitSettings(patch_size=patch), data if side := side_of(data):
+            if side % patch:
+                yield (
+                    f"model.patch_size {patch} does not divide the images' side of "
+                    f"{side} pixels"
+                )
+        case (
+            (ModelFunctionSettings(), _)
+            | (GptSettings(), TextSettings())
+            | (BertSettings(), GlueSettings())
+            | (LstmSettings(), ParallelTextSettings())
+        ):
+            pass
+        case ResnetSettings(), data if side_of(data):
+            pass
+        case model, data:
+            yield f"a model of kind {model.kind!r} does not read {data.kind!r}"
+    if isinstance(recipe.data, DataFunctionSettings) and recipe.task.loss is None:
+        yield (
+            "task.loss: missing: data of kind 'function' bring no loss along; name "
+            "yours, as 'module:function'"
+        )
+
+
+def _too_small(recipe: Recipe) -> Iterator[str]:
+    """Whether each microbatch gets a sample."""
+    pipeline, batch_size = recipe.pipeline, recipe.training.batch_size
+    if batch_size < pipeline.num_replicas * pipeline.num_microbatches:
+        yield (
+            f"training.batch_size {batch_size} is less than one sample "
+            f"for each of pipeline.num_replicas {pipeline.num_replicas} x "
+            f"pipeline.num_microbatches {pipeline.num_microbatches}"
+        )
+
+
+def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
+    """What the schedule, and a cut into its stages, say to the numbers."""
+    if pipeline.schedule == "auto":
+        return
+    try:
+        schedule = make_schedule(
+            pipeline.schedule,
+            num_devices=pipeline.num_workers // pipeline.num_replicas,
+            num_microbatches=pipeline.num_microbatches,
+            num_replicas=pipeline.num_replicas,
+            stages_per_device=pipeline.stages_per_device,
+        )
+    except PlanError as error:
+        yield f"pipeline.schedule: {error}"
+        return
+    num_stages = schedule.program.num_stages
+    if pipeline.cut is not None and len(pipeline.cut) != num_stages - 1:
+        yield (
+            f"pipeline.cut names {len(pipeline.cut)} modules; the schedule has "
+            f"{num_stages} stages, of which all but the first begin with one"
+        )

@@ -1,0 +1,80 @@
+"""A map-style dataset of the user's as samples: torch's `Dataset`, a list of pairs."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cached_property
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from hocket.errors import DataError
+from hocket.run.batch import digest
+from hocket.run.samples import Draw
+
+
+class Dataset(Protocol):
+    """What has a length, and gives `(inputs, targets)` of one sample for an index."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def __getitem__(self, index: int) -> Any:
+        """One of them."""
+
+
+class DatasetSamples:
+    """A dataset's samples, put together as torch's DataLoader does it.
+
+    What the dataset varies by chance it varies by its own random numbers, which are not
+    the same on all workers: let it vary nothing, or be `hocket.run.samples.Samples`.
+
+    Args:
+        dataset: the same on every worker.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def num_samples(self) -> int:
+        """Its length."""
+        return len(self._dataset)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """Of its length, its first and its last sample."""
+        if not self.num_samples:
+            return 0
+        ends = (self._pair(0), self._pair(self.num_samples - 1))
+        return zlib.crc32(repr((self.num_samples, *map(digest, ends))).encode())
+
+    def inputs(self, rows: Tensor, draw: Draw | None) -> Any:
+        """What the model takes, of several samples."""
+        del draw
+        return self._together(rows, 0)
+
+    def targets(self, rows: Tensor, draw: Draw | None) -> Any:
+        """What the loss takes, of the same."""
+        del draw
+        return self._together(rows, 1)
+
+    def _together(self, rows: Tensor, side: int) -> Any:
+        parts = [self._pair(row)[side] for row in rows.tolist()]
+        try:
+            return default_collate(parts)
+        except (RuntimeError, TypeError) as error:
+            raise DataError(
+                f"samples {', '.join(map(str, rows.tolist()[:8]))} ... of the data set "
+                f"cannot be put together to a batch: {error}"
+            ) from error
+
+    def _pair(self, row: int) -> tuple[Any, Any]:
+        sample = self._dataset[row]
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise DataError(
+                f"sample {row} of the data set is a {type(sample).__name__}: it must "
+                "be a pair (inputs, targets)"
+            )
+        return sample[0], sample[1]

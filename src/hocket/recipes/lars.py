@@ -1,0 +1,92 @@
+"""LARS: momentum SGD whose every matrix takes steps in proportion to its own size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# A matrix of zeros has no size to be in proportion to; it steps as under SGD.
+Closure = Callable[[], float]
+
+
+class Lars(torch.optim.Optimizer):
+    """Layer-wise adaptive rates, for large batches.
+
+        rate = trust * |w| / (|g| + weight_decay * |w|)
+        v    = momentum * v + learning_rate * rate * (g + weight_decay * w)
+        w    = w - v
+
+    Biases and norms, which have one dimension, take the rate 1. A pipeline's stage has
+    its parameters whole, so that the sizes are the same in any cut.
+
+    Args:
+        parameters: or groups of them.
+        lr: the learning rate.
+        momentum: how much of the last update each step keeps.
+        weight_decay: added to the gradient, as a share of the weights.
+        trust: how far a step may go, as a share of a matrix's size.
+
+    Source: You et al., arXiv:1708.03888, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+        }
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: computes the loss anew, where there is one.
+
+        Returns:
+            What the closure does.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]
+    ) -> None:
+        decayed = gradient + group["weight_decay"] * parameter
+        rate = group["lr"] * _rate(parameter, gradient, group)
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        velocity = state["momentum"]
+        velocity.mul_(group["momentum"]).add_(decayed * rate)
+        parameter.sub_(velocity)
+
+
+def _rate(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    """The share of the learning rate that a parameter takes, as a scalar."""
+    one = torch.ones((), dtype=parameter.dtype, device=parameter.device)
+    if parameter.dim() < 2:
+        return one
+    size, slope = parameter.norm(), gradient.norm()
+    rate = group["trust"] * size / (slope + group["weight_decay"] * size)
+    return torch.where((size > 0) & (slope > 0), rate, one)

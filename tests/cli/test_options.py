@@ -1,0 +1,73 @@
+"""Options that several commands share are the same in all of them."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+import pytest
+import typer
+
+from hocket.cli.check import check_command
+from hocket.cli.draw import draw_command
+from hocket.cli.main import COMMANDS, LazyCommand
+from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.planning import Sizes
+from hocket.cli.simulate import simulate_command
+
+SIZES = ["devices", "microbatches", "steps", "stages_per_device", "replicas"]
+COSTS = [
+    "forward",
+    "input_grad",
+    "weight_grad",
+    "update",
+    "message",
+    "message_bytes",
+    "activation_bytes",
+]
+
+
+@pytest.mark.parametrize("command", [draw_command, simulate_command])
+def test_schedules_and_costs_are_said_alike(command: object) -> None:
+    """In this order, after the schedules themselves, and then the command's own."""
+    assert callable(command)
+    names = list(inspect.signature(command).parameters)
+    assert names[1:13] == SIZES + COSTS
+    assert "sizes" not in names
+    assert "costs" not in names
+
+
+def test_a_command_without_costs_has_only_sizes() -> None:
+    """`check` runs nothing that would take a time."""
+    names = list(inspect.signature(check_command).parameters)
+    assert names == ["source", *SIZES, "num_buffers"]
+
+
+@pytest.mark.parametrize("name", ["draw", "simulate", "check"])
+def test_the_shell_sees_them(name: str) -> None:
+    """As options with the names and the help that they have in one place."""
+    command = LazyCommand(name, COMMANDS[name]).load()
+    options = {option for one in command.params for option in one.opts}
+    assert {"--devices", "-d", "--microbatches", "-m", "--steps"} <= options
+    assert ("--forward" in options) == (name != "check")
+    assert all(one.help for one in command.params if isinstance(one, click.Option))
+
+
+def test_values_arrive_where_they_belong() -> None:
+    """What the shell gives becomes sizes and costs, and the rest stays what it is."""
+    told: list[tuple[Sizes, CostsGiven, int]] = []
+
+    @with_options
+    def command(sizes: Sizes, costs: CostsGiven, other: int = 5) -> None:
+        """A command."""
+        told.append((sizes, costs, other))
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    arguments = ["-d", "4", "--steps", "2", "--update", "0.5", "--other", "7"]
+    typer.main.get_command(app).main(arguments, standalone_mode=False)
+
+    ((sizes, costs, other),) = told
+    assert sizes == Sizes(devices=4, steps=2)
+    assert costs == CostsGiven(1.0, 1.0, 1.0, 0.5, 0.0, 0, 0)
+    assert other == 7
