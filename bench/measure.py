@@ -40,7 +40,8 @@ def alternate(
     spans: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for i in range(num_warm + num_rounds):
         for name in names if i % 2 else names[::-1]:
-            dist.barrier()
+            if world.world_size > 1:
+                dist.barrier()
             begin = perf_counter()
             steps[name]()
             end = perf_counter()

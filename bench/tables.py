@@ -82,10 +82,67 @@ def overhead(rows: Rows) -> list[list[str]]:
     return table
 
 
+def memory(rows: Rows) -> list[list[str]]:
+    """Of each pair of workers, the one that is further off."""
+    head = ["model", "schedule", "recompute", "must hold", "measured", "over"]
+    table = [[*head, "weights, gradients, optimizer", "activations", "messages"]]
+    for pair in zip(rows[::2], rows[1::2], strict=True):
+        row = max(pair, key=lambda row: abs(row["over"]))
+        parts = row["predicted"]
+        state = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
+        table.append(
+            [
+                row["case"],
+                f"`{row['schedule']}`",
+                row["recompute"],
+                _mib(row["must_hold_bytes"]),
+                _mib(row["measured_bytes"]),
+                f"**{row['over'] * 100:+.1f} %**",
+                _mib(sum(parts[name] for name in state)),
+                _mib(parts["activation_bytes"]),
+                _mib(parts["message_bytes"]),
+            ]
+        )
+    return table
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.2f} MiB"
+
+
+def checkpoint(rows: Rows) -> list[list[str]]:
+    """Blocking, in the background, and loading."""
+    head = ["workers", "model", "written", "blocking", "background", "load", "a step"]
+    more = ["a step beside the writer", "in the way of training", "of a step", "target"]
+    table = [[*head, *more]]
+    for row in rows:
+        speeds = [
+            f"{row[name]['median_ms'] / 1e3:.2f} s, "
+            f"{row[f'{name}_bytes_per_s'] / 1e6:,.0f} MB/s"
+            for name in ("blocking", "background", "load")
+        ]
+        table.append(
+            [
+                str(row["num_workers"]),
+                f"{row['model_bytes'] / 1e6:,.0f} MB",
+                f"{row['saved_bytes'] / 1e6:,.0f} MB",
+                *speeds,
+                f"{row['step']['median_ms'] / 1e3:.2f} s",
+                f"{row['step_beside']['median_ms'] / 1e3:.2f} s",
+                f"{row['background_call']['median_ms']:.0f} ms",
+                f"**{row['share_of_step'] * 100:.1f} %**",
+                f"{row['target_share_of_step'] * 100:.0f} %",
+            ]
+        )
+    return table
+
+
 TABLES: dict[str, Callable[[Rows], list[list[str]]]] = {
     "pipeline_vs_torch": versus,
     "prediction": prediction,
     "overhead": overhead,
+    "checkpoint": checkpoint,
+    "memory": memory,
 }
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints: seconds, bytes per second, and what saving takes from a step."""

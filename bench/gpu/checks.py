@@ -1,0 +1,162 @@
+"""Exactness on an accelerator: the pipeline equals the plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from bench.models import Block, Head, Residual, Stem
+from hocket.run.batch import split_batch
+from hocket.run.world import World
+
+NUM_STEPS = 20
+NUM_MICROBATCHES = 4
+BATCH_SIZE = 14  # microbatches of 4, 4, 3 and 3
+ORDERS = (("gpipe", None), ("1f1b", None), ("interleaved-1f1b", 3), ("looped-bfs", 3))
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """A model to train, and how to draw a batch for it.
+
+    Args:
+        make: the model.
+        draw: a batch of some samples from a generator.
+    """
+
+    make: Callable[[], nn.Module]
+    draw: Callable[[int, torch.Generator], Batch]
+
+
+def _perceptron() -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(6, 16)]
+    for _ in range(4):
+        layers += [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(16, 3))
+
+
+def _transformer() -> nn.Module:
+    return nn.Sequential(*(Block(32) for _ in range(4)), _Classify(32))
+
+
+def _resnet() -> nn.Module:
+    blocks = [Residual(8, 8, 1), Residual(8, 16, 2), Residual(16, 16, 1)]
+    return nn.Sequential(Stem(8), *blocks, Head(16, 3))
+
+
+class _Classify(nn.Module):
+    """The mean over tokens, and a linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From features to logits."""
+        logits: Tensor = self.linear(x.mean(1))
+        return logits
+
+
+def _drawn(*shape: int) -> Callable[[int, torch.Generator], Batch]:
+    def draw(count: int, generator: torch.Generator) -> Batch:
+        x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        return x, torch.randint(3, (count,), generator=generator)
+
+    return draw
+
+
+SPECIMENS = {
+    "perceptron": Specimen(_perceptron, _drawn(6)),
+    "transformer": Specimen(_transformer, _drawn(10, 32)),
+    "resnet": Specimen(_resnet, _drawn(3, 8, 8)),
+}
+
+
+def check_all(world: World) -> list[dict[str, Any]]:
+    """Train each specimen in each order, and compare its weights with the plain loop's.
+
+    Returns:
+        For each, the largest relative difference of a tensor, and whether it is within
+        1e-10 (float64, 20 AdamW steps).
+    """
+    rows = []
+    for name, specimen in SPECIMENS.items():
+        batches = _batches(specimen, world.device)
+        expected = _plain(specimen, batches, world.device)
+        for schedule, stages_per_device in ORDERS:
+            state = _piped(specimen, batches, world, schedule, stages_per_device)
+            difference = max(_difference(state[key], expected[key]) for key in expected)
+            rows.append(
+                {
+                    "model": name,
+                    "schedule": schedule,
+                    "stages": (stages_per_device or 1) * world.world_size,
+                    "difference": difference,
+                    "holds": difference <= 1e-10,
+                }
+            )
+    return rows
+
+
+def _batches(specimen: Specimen, device: torch.device) -> list[Batch]:
+    generator = torch.Generator().manual_seed(3)
+    drawn = [specimen.draw(BATCH_SIZE, generator) for _ in range(NUM_STEPS)]
+    return [(x.to(device), y.to(device)) for x, y in drawn]
+
+
+def _model(specimen: Specimen, device: torch.device) -> nn.Module:
+    torch.manual_seed(7)
+    return specimen.make().double().to(device)
+
+
+def _optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1)
+
+
+def _plain(
+    specimen: Specimen, batches: list[Batch], device: torch.device
+) -> dict[str, Tensor]:
+    model = _model(specimen, device).train()
+    optimizer = _optimizer(model.parameters())
+    for x, y in batches:
+        for part in split_batch((x, y), NUM_MICROBATCHES):
+            loss = nn.functional.cross_entropy(model(*part.leaves), part.targets)
+            (loss * (part.num_samples / len(x))).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {name: value.cpu() for name, value in model.state_dict().items()}
+
+
+def _piped(
+    specimen: Specimen,
+    batches: list[Batch],
+    world: World,
+    schedule: str,
+    stages_per_device: int | None,
+) -> dict[str, Tensor]:
+    pipeline = hocket.Pipeline(
+        _model(specimen, world.device),
+        nn.functional.cross_entropy,
+        optimizer=_optimizer,
+        example=batches[0],
+        schedule=schedule,
+        num_microbatches=NUM_MICROBATCHES,
+        stages_per_device=stages_per_device,
+        world=world,
+    )
+    for batch in batches:
+        pipeline.step(batch)
+    state = pipeline.state_dict()
+    pipeline.close()
+    return state
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).double().norm() / b.double().norm().clamp_min(1e-30))
