@@ -56,6 +56,7 @@ def pid_of(run_dir: Path, rank: int) -> int:
     return found.pid
 
 
+@pytest.mark.long
 @pytest.mark.timeout(700)
 def test_a_killed_worker_is_replaced(free_dir: Path) -> None:
     """The run ends with the weights of one that nobody disturbed, bit for bit."""

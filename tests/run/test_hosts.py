@@ -55,7 +55,7 @@ def start(
     ("num_workers", "settings", "rate"),
     [
         (1, {}, "50mbit"),
-        (2, {"num_replicas": 2}, ""),
+        pytest.param(2, {"num_replicas": 2}, "", marks=pytest.mark.long),
         pytest.param(2, {"schedule": "gpipe"}, "", marks=pytest.mark.long),
     ],
 )
@@ -117,7 +117,7 @@ def has_begun(folder: Path, rank: int) -> bool:
 ENDLESS: Final[dict[str, Any]] = {"endless": True}
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_a_kill_on_one_host_ends_the_other(
     hosts: Hosts, tmp_path: Path, num_workers: int
 ) -> None:
@@ -164,6 +164,7 @@ def test_a_cable_taken_out_ends_both(hosts: Hosts, tmp_path: Path) -> None:
         assert re.search(rf"rank {rank} failed at step \d+ in ", told), told
 
 
+@pytest.mark.long
 def test_a_stopped_launcher_stops_both(hosts: Hosts, tmp_path: Path) -> None:
     """A preempted host gets SIGTERM: its worker says so, and the other one follows."""
     settings = {"timeout_s": TIMEOUT_S, "run_dir": str(tmp_path)}

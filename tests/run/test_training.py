@@ -91,7 +91,9 @@ def trained(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> list
     )
 
 
-@pytest.mark.parametrize("num_workers", sorted(JOBS))
+@pytest.mark.parametrize(
+    "num_workers", [1, 2, 3, pytest.param(4, marks=pytest.mark.long)]
+)
 @pytest.mark.timeout(300)
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
     """Weights, averages, raw gradients, and each step's losses and gradient norm."""
@@ -181,7 +183,7 @@ HALVES = [
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_autocast_is_bit_equal(num_workers: int, tmp_path: Path) -> None:
     """Cut or not, the kernels and the order of additions are the same.
 
@@ -210,7 +212,7 @@ def test_autocast_is_bit_equal(num_workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_tied_weights_and_replicas_under_autocast(
     num_workers: int, tmp_path: Path
 ) -> None:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hocket.model.profile import LayerProfile, Profile
+from hocket.model.profile import Profile
 from hocket.model.stage import StageModule
 from hocket.plan.costs import Costs, Link, StageCost
+from hocket.planner.layer_bytes import (
+    activation_bytes,
+    backward_work_bytes,
+    forward_work_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,42 +67,17 @@ def stage_costs(
                 update_s=updates[i].seconds,
                 output_bytes=0 if following is None else following.received_bytes,
                 input_grad_bytes=layers[0].received_grad_bytes,
-                activation_bytes=_kept_bytes(layers),
+                activation_bytes=activation_bytes(layers),
                 weight_bytes=weights,
                 gradient_bytes=trained,
                 optimizer_bytes=updates[i].state_bytes,
-                forward_work_bytes=_forward_work_bytes(layers),
-                backward_work_bytes=_backward_work_bytes(layers),
+                forward_work_bytes=forward_work_bytes(layers),
+                backward_work_bytes=backward_work_bytes(layers),
                 update_work_bytes=updates[i].work_bytes,
                 replay_bytes=_replay_bytes(module),
             )
         )
     return Costs(tuple(stages), link=link, handling=handling)
-
-
-def _kept_bytes(layers: Sequence[LayerProfile]) -> int:
-    made = sum(layer.activation_bytes for layer in layers)
-    return made + sum(layer.kept_input_bytes for layer in layers[1:])
-
-
-def _forward_work_bytes(layers: Sequence[LayerProfile]) -> int:
-    """The most in any layer; all but the first layer's input is the stage's own."""
-    first, *others = layers
-    inside = [layer.received_bytes + layer.forward_work_bytes for layer in others]
-    return max(first.forward_work_bytes, *inside, 0)
-
-
-def _backward_work_bytes(layers: Sequence[LayerProfile]) -> int:
-    """The most at any layer, when those behind it have given back what they kept.
-
-    All but the last layer's output gradient is the stage's own.
-    """
-    kept = [_kept_bytes(layers[: i + 1]) for i in range(len(layers))]
-    grads = [*(layer.received_grad_bytes for layer in layers[1:]), 0]
-    held = [
-        kept[i] + grads[i] + layer.backward_work_bytes for i, layer in enumerate(layers)
-    ]
-    return max(0, max(held) - kept[-1])
 
 
 def _replay_bytes(module: StageModule) -> int:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from hocket.plan.costs import StageCost
+from hocket.planner.layer_bytes import (
+    activation_bytes,
+    backward_work_bytes,
+    forward_work_bytes,
+)
 from hocket.planner.work import LayerCost
 
 
@@ -55,35 +60,7 @@ def _stage(
         weight_bytes=weight_bytes,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,
-        forward_work_bytes=_forward_work_bytes(own),
-        backward_work_bytes=_backward_work_bytes(own),
+        forward_work_bytes=forward_work_bytes(own),
+        backward_work_bytes=backward_work_bytes(own),
         recomputes=recomputes,
     )
-
-
-def activation_bytes(layers: Sequence[LayerCost]) -> int:
-    """What layers that follow each other keep, beside what the first one received."""
-    made = sum(layer.activation_bytes for layer in layers)
-    return made + sum(layer.kept_input_bytes for layer in layers[1:])
-
-
-def _forward_work_bytes(layers: Sequence[LayerCost]) -> int:
-    """The most in any layer; all but the first layer's input is the stage's own."""
-    first, *others = layers
-    inside = [layer.received_bytes + layer.forward_work_bytes for layer in others]
-    return max(first.forward_work_bytes, *inside, 0)
-
-
-def _backward_work_bytes(layers: Sequence[LayerCost]) -> int:
-    """The most at any layer, when those behind it have given back what they kept.
-
-    All but the last layer's output gradient is the stage's own.
-    """
-    made = accumulate(layer.activation_bytes for layer in layers)
-    inputs = accumulate([0, *(layer.kept_input_bytes for layer in layers[1:])])
-    kept = [a + b for a, b in zip(made, inputs, strict=True)]
-    grads = [*(layer.received_grad_bytes for layer in layers[1:]), 0]
-    held = [
-        kept[i] + grads[i] + layer.backward_work_bytes for i, layer in enumerate(layers)
-    ]
-    return max(0, max(held) - kept[-1])

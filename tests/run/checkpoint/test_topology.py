@@ -61,7 +61,9 @@ def everything(folder: Path) -> dict[tuple[Section, str], Tensor]:
     )
 
 
-@pytest.mark.parametrize("model", sorted(OTHERS))
+@pytest.mark.parametrize(
+    "model", ["tied", pytest.param("resnet", marks=pytest.mark.long)]
+)
 @pytest.mark.timeout(240)
 def test_any_number_of_workers_goes_on(model: str, tmp_path: Path) -> None:
     """All state bit for bit, also the optimizer's; then the same losses."""
