@@ -149,7 +149,10 @@ TABLES: dict[str, Callable[[Rows], list[list[str]]]] = {
 def main() -> None:
     """Write all that have results."""
     for name, make in TABLES.items():
-        result = json.loads((FOLDER / name / "results" / "cpu.json").read_text())
+        path = FOLDER / name / "results" / "cpu.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
         readme = FOLDER / name / "README.md"
         text = readme.read_text(encoding="utf-8")
         text = _replaced(text, "table", _markdown(make(result["rows"])))

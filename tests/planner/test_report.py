@@ -52,6 +52,14 @@ def test_what_does_not_fit_is_hollow_and_beyond_the_line() -> None:
             assert is_hollow == (float(point.get("cx", "")) > budget + 0.05)
 
 
+def test_a_far_budget_leaves_the_points_their_room() -> None:
+    """A gigabyte to have and a few megabytes taken: told in words, without a line."""
+    ranking = rank(work(8), cluster(4, memory_bytes=1 << 50), 16)
+    picture = ElementTree.fromstring(to_svg(ranking))
+    assert not [x for x in picture.iter(f"{SVG}line") if x.get("stroke-dasharray")]
+    assert any("to have" in (x.text or "") for x in picture.iter(f"{SVG}text"))
+
+
 def test_the_page_holds_the_choice_and_escapes_names() -> None:
     """A model's name is text, whatever is in it."""
     from dataclasses import replace

@@ -32,7 +32,7 @@ def to_html(ranking: Ranking) -> str:
     return to_report(
         [("the best, one step, predicted", ranking.timeline)],
         f"Plan for {ranking.model}",
-        summary=" ".join(choice(ranking)),
+        summary="; ".join(line.rstrip(".") for line in choice(ranking)) + ".",
         samples_per_step=ranking.batch_size,
         figures=(
             Figure(

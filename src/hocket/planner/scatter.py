@@ -27,11 +27,14 @@ COLOURS: Final = (
     "#56B4E9",
     "#D55E00",
     "#999999",
+    "#F0E442",
+    "#000000",
 )
 _WIDTH: Final = 960.0
 _HEIGHT: Final = 380.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 170.0, 16.0, 46.0
 _WIDEST: Final = 2.5  # times the budget: what misses by more is not drawn
+_FAR: Final = 4.0  # times the most taken: a budget farther off is told, not drawn
 _RADIUS: Final = 4.0
 
 
@@ -55,8 +58,9 @@ def to_svg(ranking: Ranking) -> str:
     budget = ranking.cluster.memory_bytes
     shown = [x for x in ranking.outcomes if x.peak_bytes <= _WIDEST * budget]
     shown = shown or list(ranking.outcomes)
+    taken = max(x.peak_bytes for x in shown)
     scale = _Scale(
-        1.05 * max(budget, *(x.peak_bytes for x in shown)),
+        1.05 * (taken if budget > _FAR * taken else max(budget, taken)),
         1.08 * max(x.samples_per_s for x in shown),
     )
     names = dict.fromkeys(sorted(x.candidate.schedule for x in shown))
@@ -87,6 +91,9 @@ def _axes(scale: _Scale, budget: int) -> Iterator[str]:
         yield _text(x, floor + 19, short(number), "middle")
     yield _text(_LEFT, floor + 37, f"peak memory per device, {unit.name}", "start")
     yield _text(_LEFT + 6, _TOP + 2, "samples/s", "start")
+    if budget > scale.most_bytes:
+        yield _text(right, floor + 37, f"{byte_size(budget)} to have", "end")
+        return
     x = scale.x(budget)
     yield _line(x, _TOP, x, floor, "var(--ink)", dash="5 4")
     yield _text(x - 5, floor - 6, f"{byte_size(budget)} to have", "end")
