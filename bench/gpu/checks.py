@@ -36,9 +36,11 @@ class Specimen:
 
 
 def _perceptron() -> nn.Module:
-    layers: list[nn.Module] = [nn.Linear(6, 16)]
+    layers: list[nn.Module] = [nn.Linear(6, 16, bias=False)]
     for _ in range(4):
-        layers += [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.GELU()]
+        # No bias: before a batch norm its gradient is rounding noise, and AdamW would
+        # make steps of it that depend on the order of additions.
+        layers += [nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.GELU()]
     return nn.Sequential(*layers, nn.Linear(16, 3))
 
 
