@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.run.evaluate import EvaluationResult
-from hocket.run.pipeline import StepResult
 from hocket.run.settings import Parameters
+from hocket.run.step_result import StepResult
 
 
 def make_optimizer(parameters: Parameters) -> torch.optim.Optimizer:

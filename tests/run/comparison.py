@@ -18,6 +18,24 @@ from tests.run.plain_loop import plain_loop
 from tests.run.zoo import batches, make_model, specimen_of
 
 TOLERANCE: Final = 1e-10
+NUM_STEPS: Final = 20
+
+
+def case(
+    model: str, schedule: str, num_microbatches: int, **more: Any
+) -> dict[str, Any]:
+    """One training run, with an uneven last batch."""
+    return {
+        "model": model,
+        "schedule": schedule,
+        "num_microbatches": num_microbatches,
+        "num_replicas": 1,
+        "num_steps": NUM_STEPS,
+        "batch_size": 14,
+        "last": 9,
+        **more,
+    }
+
 
 _oracle = lru_cache(maxsize=2)(plain_loop)
 

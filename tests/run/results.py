@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.run.pipeline import StepResult
+from hocket.run.step_result import StepResult
 
 
 def step_result(step: int = 0, loss: float = 1.0) -> StepResult:

@@ -8,31 +8,11 @@ that are no tensors, parameters without gradient, and a smaller last batch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import hocket
-from tests.run.comparison import check_run
-
-NUM_STEPS = 20
-
-
-def case(
-    model: str, schedule: str, num_microbatches: int, **more: Any
-) -> dict[str, Any]:
-    """One training run, with an uneven last batch."""
-    return {
-        "model": model,
-        "schedule": schedule,
-        "num_microbatches": num_microbatches,
-        "num_replicas": 1,
-        "num_steps": NUM_STEPS,
-        "batch_size": 14,
-        "last": 9,
-        **more,
-    }
-
+from tests.run.comparison import case, check_run
 
 JOBS = {
     1: [

@@ -12,7 +12,7 @@ import hocket
 from hocket.errors import DataError
 from hocket.run.evaluate import EvaluationResult
 from hocket.run.fit import fit
-from hocket.run.pipeline import StepResult
+from hocket.run.step_result import StepResult
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, 2))
 

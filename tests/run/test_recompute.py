@@ -18,28 +18,11 @@ from hocket.model.cut import cut
 from hocket.run.batch import Microbatch
 from hocket.run.loss import LossFunction
 from hocket.run.stage import StageRunner
-from tests.run.comparison import check_run
+from tests.run.comparison import case, check_run
 from tests.run.plain_loop import make_optimizer
 from tests.run.zoo import ZOO, batches, make_model
 
 CPU: Final = torch.device("cpu")
-NUM_STEPS: Final = 20
-
-
-def case(
-    model: str, schedule: str, num_microbatches: int, **more: Any
-) -> dict[str, Any]:
-    """One training run, with an uneven last batch."""
-    return {
-        "model": model,
-        "schedule": schedule,
-        "num_microbatches": num_microbatches,
-        "num_replicas": 1,
-        "num_steps": NUM_STEPS,
-        "batch_size": 14,
-        "last": 9,
-        **more,
-    }
 
 
 JOBS = {

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import hocket
 from hocket.run.loss import TOTAL
-from tests.run.comparison import difference
+from tests.run.comparison import NUM_STEPS, case, difference
 from tests.run.training_loop import (
     Trained,
     data_of,
@@ -25,28 +25,11 @@ from tests.run.training_loop import (
     plain_training,
 )
 
-NUM_STEPS = 20
 TOLERANCE = 1e-10
 EARLY_UPDATE = """\
 d0  0F0 2F0 2B0 0F1 2F1 2B1 2U 0B0 0B1 0U
 d1  1F0 3F0 3B0 1F1 3F1 3B1 3U 1B0 1B1 1U
 """
-
-
-def case(
-    model: str, schedule: str, num_microbatches: int, **more: Any
-) -> dict[str, Any]:
-    """One training run, with an uneven last batch."""
-    return {
-        "model": model,
-        "schedule": schedule,
-        "num_microbatches": num_microbatches,
-        "num_replicas": 1,
-        "num_steps": NUM_STEPS,
-        "batch_size": 14,
-        "last": 9,
-        **more,
-    }
 
 
 JOBS = {

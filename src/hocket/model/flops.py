@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.model.captured import Captured
 from hocket.model.cut import cut
+from hocket.model.leaf_gradients import gradients_of
 from hocket.model.measure import as_it_was
 from hocket.model.per_sample import tensors_in
 from hocket.model.recorder import Counts, Recorder, storage_of, tensors_of
@@ -162,7 +163,7 @@ class _Counting:
         grads: Sequence[Tensor] = [torch.ones_like(x) for x in live[-1][1]]
         for (leaves, outputs), count in zip(live[::-1], counts[::-1], strict=True):
             with Recorder() as recorder:
-                grads = _back(leaves, outputs, grads, only_inputs=only_inputs)
+                grads = gradients_of(leaves, outputs, grads, only_inputs=only_inputs)
             if only_inputs:
                 count.input_grad = recorder.ops
             else:
@@ -226,25 +227,6 @@ def _call(
 ) -> Any:
     """Run a stage on fake parameters."""
     return torch.func.functional_call(piece, state, values)
-
-
-def _back(
-    leaves: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    *,
-    only_inputs: bool,
-) -> Sequence[Tensor]:
-    if not outputs or (only_inputs and not leaves):
-        return [torch.zeros_like(x) for x in leaves]
-    found: Sequence[Tensor | None]
-    if only_inputs:
-        found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-    else:
-        torch.autograd.backward(outputs, grads)
-        found = [x.grad for x in leaves]
-    pairs = zip(leaves, found, strict=True)
-    return [torch.zeros_like(x) if grad is None else grad for x, grad in pairs]
 
 
 def _layer(

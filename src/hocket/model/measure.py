@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from hocket.model.allocations import allocations
 from hocket.model.capture import Captured
 from hocket.model.cut import cut
+from hocket.model.leaf_gradients import gradients_of
 from hocket.model.nothing_kept import nothing_kept, refuse
 from hocket.model.per_sample import tensors_in
 from hocket.model.profile import LayerProfile, Profile, conditions_of
@@ -206,28 +207,7 @@ def _backwards(live: list[Live], span: Span, *, only_inputs: bool) -> None:
     while live:
         leaves, outputs = live.pop()
         with span():
-            grads = _back(leaves, outputs, grads, only_inputs)
-
-
-def _back(
-    leaves: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    only_inputs: bool,
-) -> Sequence[Tensor]:
-    """Gradients of the leaves; of the weights too unless only inputs are asked for."""
-    if not outputs or (only_inputs and not leaves):
-        return [torch.zeros_like(x) for x in leaves]
-    found: Sequence[Tensor | None]
-    if only_inputs:
-        found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-    else:
-        torch.autograd.backward(outputs, grads)
-        found = [x.grad for x in leaves]
-    return [
-        torch.zeros_like(x) if grad is None else grad
-        for x, grad in zip(leaves, found, strict=True)
-    ]
+            grads = gradients_of(leaves, outputs, grads, only_inputs=only_inputs)
 
 
 def _kept_bytes(

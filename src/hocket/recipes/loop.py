@@ -21,7 +21,8 @@ from hocket.recipes.task import Task
 from hocket.run.early_stop import EarlyStop
 from hocket.run.evaluate import EvaluationResult
 from hocket.run.fit import fit
-from hocket.run.pipeline import Pipeline, StepResult
+from hocket.run.pipeline import Pipeline
+from hocket.run.step_result import StepResult
 
 NUM_TIMED_STEPS: Final = 11  # the last ones: their middle one stands for all
 

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 from hocket.errors import DataError
 from hocket.run.evaluate import EvaluationResult
 from hocket.run.loss import TOTAL
-from hocket.run.pipeline import StepResult
+from hocket.run.step_result import StepResult
 
 
 class Goal(Enum):

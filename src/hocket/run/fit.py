@@ -14,7 +14,8 @@ from typing import Any
 
 from hocket.errors import DataError
 from hocket.run.evaluate import EvaluationResult
-from hocket.run.pipeline import Pipeline, StepResult
+from hocket.run.pipeline import Pipeline
+from hocket.run.step_result import StepResult
 
 Callback = Callable[[StepResult, EvaluationResult | None], object]
 

@@ -46,7 +46,7 @@ from hocket.run.settings import (
     Settings,
     precision_of,
 )
-from hocket.run.step_result import StepResult as StepResult
+from hocket.run.step_result import StepResult
 from hocket.run.transports import TransportName, make_transport
 from hocket.run.work import grouped, make_works
 from hocket.run.worker import Record

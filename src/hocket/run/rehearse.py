@@ -37,7 +37,6 @@ from hocket.run.no_memory import MemoryWatch
 from hocket.run.precision import Precision
 from hocket.run.ring import Ring
 from hocket.run.same_batch import Step
-from hocket.run.seed import generators_kept
 from hocket.run.stage import StageRunner
 from hocket.run.work import Work
 from hocket.run.worker import Hooks, Record, Worker
@@ -150,7 +149,7 @@ def rehearse(
         device: whose lane this worker plays.
         precision: what forwards and losses compute in.
     """
-    with as_it_was(captured), generators_kept(world.device):
+    with as_it_was(captured):
         for module in modules:
             module.train()
         runners = _runners(costs, schedule, modules, loss, world, device, precision)
