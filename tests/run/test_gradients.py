@@ -37,7 +37,7 @@ def test_clips_as_torch_does(dtype: torch.dtype, max_norm: float) -> None:
     """The norm and the gradients, to the last bit."""
     ours, theirs = model_with_gradients(dtype), model_with_gradients(dtype)
     gradients = gradients_of(ours)
-    verdict = gradients.judge()
+    verdict = gradients.judge(0)
     gradients.clip(verdict, max_norm)
     norm = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
 
@@ -56,7 +56,7 @@ def test_names_the_first_at_fault(value: float) -> None:
         grad = model.get_parameter(name).grad
         assert grad is not None
         grad[3, 4] = value
-    verdict = gradients_of(model).judge()
+    verdict = gradients_of(model).judge(0)
     assert not verdict.is_finite
     assert verdict.culprit == "3.weight"
 
@@ -73,7 +73,7 @@ def test_names_the_largest_where_only_the_sum_overflows() -> None:
         grad = model.get_parameter(name).grad
         assert grad is not None
         grad.zero_()[0, 0] = 1.8e19
-    verdict = gradients_of(model).judge()
+    verdict = gradients_of(model).judge(0)
     assert not verdict.is_finite
     assert verdict.culprit == "7.weight"
 
@@ -82,9 +82,9 @@ def test_sparse_gradients_have_norms_too() -> None:
     """An embedding's; a row that was looked up twice counts as its sum."""
     embedding = nn.Embedding(10, 4, sparse=True)
     embedding(torch.tensor([1, 1, 5])).sum().backward()
-    assert gradients_of(embedding).judge().norm == pytest.approx(math.sqrt(4 * 5))
+    assert gradients_of(embedding).judge(0).norm == pytest.approx(math.sqrt(4 * 5))
 
 
 def test_without_any_gradient() -> None:
     """Everything may be frozen, or unused."""
-    assert gradients_of(nn.Linear(2, 2)).judge().norm == 0.0
+    assert gradients_of(nn.Linear(2, 2)).judge(0).norm == 0.0

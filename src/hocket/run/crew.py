@@ -34,6 +34,7 @@ from hocket.run.shared_weights import (
 )
 from hocket.run.stage import StageRunner
 from hocket.run.step_ends import StepEnds
+from hocket.run.sum_of_all import SumOfAll
 from hocket.run.transport import Transport
 from hocket.run.update import Updater
 from hocket.run.work import Work
@@ -230,7 +231,7 @@ def _make_gradients(
     modules: Sequence[StageModule],
     owned: Mapping[int, Mapping[str, nn.Parameter]],
     ties: Sequence[Tie],
-    everyone: Group | None,
+    everyone: SumOfAll | None,
     place: Place,
 ) -> Gradients:
     held = {

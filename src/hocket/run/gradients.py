@@ -1,7 +1,8 @@
 """All gradients of the model, looked at together before the first update of a step.
 
-Each worker tells the norms of the gradients that it holds, and all add them up. A sum
-with zeros is exact, so that every worker ends with the same numbers, of all parameters:
+Each worker tells the norms of the gradients that it holds, and all add them up
+(sum_of_all.py). A sum with zeros is exact, so that every worker ends with the same
+numbers, of all parameters:
 
     parameter    a.weight   a.bias │ b.weight   b.bias      in the uncut model's order
     device 0        3.1       0.2  │     0         0
@@ -23,9 +24,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from hocket.run.group import Group
+from hocket.run.sum_of_all import SumOfAll
 
-_WHAT: Final = "norms of the gradients"
 _NONE: Final = -1.0  # told instead of a norm: the parameter got no gradient
 
 
@@ -55,7 +55,7 @@ class Gradients:
         held: those on this worker.
         counted: the names whose norm this worker tells, for of a shared weight, and of
             replicas, several workers hold the same gradient.
-        group: all workers; None if this is the only one.
+        all_workers: add up what they tell; None if this is the only one.
         device: where the gradients are.
         dtype: that holds all gradients of the model.
     """
@@ -65,7 +65,7 @@ class Gradients:
         names: tuple[str, ...],
         held: Mapping[str, nn.Parameter],
         counted: frozenset[str],
-        group: Group | None,
+        all_workers: SumOfAll | None,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -73,20 +73,22 @@ class Gradients:
         self._names = names
         self._held = tuple(held.values())
         self._told = [(i, held[n]) for i, n in enumerate(names) if n in counted]
-        self._group = group
+        self._all_workers = all_workers
         self._device = device
         self._type = dtype
 
-    def judge(self) -> Verdict:
+    def judge(self, step: int) -> Verdict:
         """Find out together; every worker must call this, with its gradients complete.
+
+        Args:
+            step: the same on every worker.
 
         Raises:
             WaitError: another worker did not come.
         """
         norms = self._own_norms()
-        if self._group is not None:
-            work = self._group.all_reduce(norms, _WHAT)
-            self._group.wait(work, _WHAT)
+        if self._all_workers is not None:
+            self._all_workers.add_up(norms, step)
         found = norms[norms != _NONE].to(self._type)
         total = torch.linalg.vector_norm(found).item()
         if math.isfinite(total):

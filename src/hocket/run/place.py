@@ -12,6 +12,7 @@ from hocket.run.layout import Layout, replica_group
 from hocket.run.mail import Mail
 from hocket.run.results import Results
 from hocket.run.ring import Ring
+from hocket.run.sum_of_all import SumOfAll, SumOfGroup, SumOfMessages
 from hocket.run.transport import Transport
 from hocket.run.world import World
 
@@ -40,13 +41,15 @@ class Place:
         """The workers of this one's device in all replicas; every worker must call."""
         return replica_group(self.layout, self.timeout_s, self.ring.wait)
 
-    def with_everyone(self) -> Group | None:
+    def with_everyone(self) -> SumOfAll | None:
         """All workers of all replicas, if there are several; every worker must call."""
         if self.world.world_size == 1:
             return None
+        if self.world.device.type == "cpu":
+            return SumOfMessages(self.layout, self.transport)
         ranks = tuple(range(self.world.world_size))
         (group,) = join_groups([ranks], self.world.rank, self.timeout_s, self.ring.wait)
-        return group
+        return SumOfGroup(group)
 
     def mail(self, schedule: Schedule) -> Mail:
         """What carries messages in training."""

@@ -93,6 +93,7 @@ class StepEnds:
             SchemaError: a replica had another batch.
             WaitError: another worker did not come.
         """
+        assert self._work is not None
         self._shares.clear()
         if self._replicas is not None:
             self._replicas.finish()
@@ -102,7 +103,7 @@ class StepEnds:
         if self._scale is not None:
             for updater in self._updaters.values():
                 self._scale.unscale(updater.grads)
-        self.verdict = self._gradients.judge()
+        self.verdict = self._gradients.judge(self._work.step.number)
         if self._scale is not None:
             self._scale.update(overflowed=not self.verdict.is_finite)
         elif not self.verdict.is_finite:
