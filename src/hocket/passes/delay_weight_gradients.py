@@ -1,0 +1,132 @@
+"""Let weight gradients wait until nothing else is to be done: out-of-order backprop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Final, NoReturn
+
+from hocket.errors import FitError, PlanError
+from hocket.passes.gaps import fill_gaps
+from hocket.passes.split_backward import split_backward
+from hocket.plan.costs import Costs
+from hocket.plan.op import MESSAGES, Kind, Op
+from hocket.plan.schedule import Lane, Schedule
+from hocket.plan.simulate import simulate
+from hocket.plan.timeline import Timeline
+
+_MOST_TRIES: Final = 16  # to come down to the memory; each brings it nearer
+
+
+def delay_weight_gradients(
+    schedule: Schedule, costs: Costs, *, memory_bytes: float | None = None
+) -> Schedule:
+    r"""Split the backwards of an order, and move each W into a gap.
+
+    Forwards, input gradients and updates keep their order, and each stage's weight
+    gradients theirs. Of all that is tried the fastest is returned, by simulation: never
+    a slower one than the order given, which is returned as it is where nothing is
+    faster.
+
+    Args:
+        schedule: without messages. A repeating body comes out as a plain list of ops:
+            choose the number of steps first.
+        costs: of its program, `weight_grad_held_bytes` among them.
+        memory_bytes: what each device may hold at most; as much as it takes when not
+            given.
+
+    Raises:
+        PlanError: the schedule holds messages.
+        DeadlockError: it does not come to its end.
+        FitError: the order needs more memory even if no W ever waits; tells how much
+            would do.
+
+    >>> schedule = Schedule.parse("d0  0F0 0F1 0B0 0B1 0U\nd1  1F0 1B0 1F1 1B1 1U")
+    >>> print(delay_weight_gradients(schedule, Costs.uniform()))
+    d0  0F0 0F1 0I0 0W0 0I1 0W1 0U
+    d1  1F0 1I0 1F1 1I1 1W0 1W1 1U
+
+    Source: Oh et al., "Out-of-Order BackProp", EuroSys 2022 (gradient
+    fast-forwarding); Qi et al., arXiv:2401.10241.
+    """
+    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
+        raise PlanError("the schedule holds messages already: use drop_messages first")
+    prompt = _prompt(split_backward(schedule))
+    tried = [simulate(order, costs) for order in dict.fromkeys((schedule, prompt))]
+    limit = inf if memory_bytes is None else memory_bytes
+    tried += _filled(prompt, costs, limit)
+    fitting = [timeline for timeline in tried if _most_bytes(timeline) <= limit]
+    if not fitting:
+        _refuse(tried, limit)
+    return min(fitting, key=lambda timeline: timeline.makespan_s).schedule
+
+
+def _prompt(schedule: Schedule) -> Schedule:
+    """The order in which no W waits, where it stands on its input gradient's lane."""
+    lanes = tuple(map(_prompt_lane, schedule.lanes))
+    return Schedule(schedule.program, lanes)
+
+
+def _prompt_lane(lane: Lane) -> Lane:
+    own = frozenset(lane.ops)
+
+    def ops() -> Iterator[Op]:
+        for op in lane.ops:
+            follower = replace(op, kind=Kind.BACKWARD_WEIGHT)
+            leader = replace(op, kind=Kind.BACKWARD_INPUT)
+            if op.kind is not Kind.BACKWARD_WEIGHT or leader not in own:
+                yield op
+            if op.kind is Kind.BACKWARD_INPUT and follower in own:
+                yield follower
+
+    return replace(lane, ops=tuple(ops()))
+
+
+def _filled(prompt: Schedule, costs: Costs, limit: float) -> Iterator[Timeline]:
+    """Orders with filled gaps that keep to the limit, with their times."""
+    for overfill in (False, True):
+        budgets = [inf] * prompt.program.num_devices
+        for _ in range(_MOST_TRIES):
+            filled = fill_gaps(prompt, costs, budgets=budgets, overfill=overfill)
+            timeline = simulate(filled.schedule, costs)
+            missing = [
+                timeline.peak_bytes(device) - limit for device in range(len(budgets))
+            ]
+            if max(missing) <= 0:
+                yield timeline
+                break
+            budgets = _lowered(budgets, filled.peak_bytes, missing)
+
+
+def _lowered(
+    budgets: Sequence[float], peaks: Sequence[float], missing: Sequence[float]
+) -> list[float]:
+    """Less for the devices that hold too much, by what it is too much."""
+    return [
+        min(budget, peak - more) if more > 0 else budget
+        for budget, peak, more in zip(budgets, peaks, missing, strict=True)
+    ]
+
+
+def _most_bytes(timeline: Timeline) -> float:
+    return max(curve.peak for curve in timeline.memory)
+
+
+def _refuse(tried: Sequence[Timeline], limit: float) -> NoReturn:
+    """Say what the order needs at the least."""
+    least = min(tried, key=_most_bytes)
+    needed_bytes = round(_most_bytes(least))
+    device = next(
+        device
+        for device in range(least.schedule.program.num_devices)
+        if round(least.peak_bytes(device)) == needed_bytes
+    )
+    raise FitError(
+        f"device {device} needs {needed_bytes} bytes for this order even if no weight "
+        f"gradient waits, and memory_bytes is {limit:.0f}. The smallest that works is "
+        f"{needed_bytes}; an order that holds fewer microbatches needs less",
+        device=device,
+        needed_bytes=needed_bytes,
+        memory_bytes=round(limit),
+    )

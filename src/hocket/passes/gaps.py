@@ -1,0 +1,292 @@
+"""Put weight gradients into an order's gaps, as each device could while it works.
+
+All other ops keep their order. Time goes on lane by lane, and a lane decides with what
+can be known at that moment:
+
+    d1  1F0 1F1  .  .  .  1I0         when the gap begins, stage 2 still has its F1 and
+                 └ 1W? ┘              I0 to do, so 1I0 cannot begin before these have
+    d2  . 2F0 2F1 2I0                 ended: a W that ends sooner delays nothing
+
+Where memory is short, the oldest weight gradients go before the op that needs room.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Final
+
+from hocket.plan.costs import Costs
+from hocket.plan.dataflow import Fact, Value, is_given, makes, needs
+from hocket.plan.op import ASYNCHRONOUS, Kind, Op
+from hocket.plan.schedule import Lane, Schedule
+
+_TINY: Final = 1e-9  # of a gap: sums of the same seconds differ in their last digits
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """An order with its gaps filled.
+
+    Args:
+        schedule: the order.
+        peak_bytes: of each device, what forwards left and weight gradients wait with;
+            beside all else that a device holds.
+    """
+
+    schedule: Schedule
+    peak_bytes: tuple[float, ...]
+
+
+def fill_gaps(
+    schedule: Schedule,
+    costs: Costs,
+    *,
+    budgets: Sequence[float],
+    overfill: bool,
+) -> Filled:
+    """Put each W where, as far as can be known, it delays nothing.
+
+    Args:
+        schedule: of F, I, W and ops once per step; without messages, and such that it
+            comes to its end. Where its W stand does not matter.
+        costs: of the same program.
+        budgets: of each device, in bytes as in `Filled`; kept to as far as weight
+            gradients can free memory.
+        overfill: a W may also begin in a gap that is shorter.
+    """
+    filler = _Filler(schedule, costs, budgets, overfill)
+    filler.run()
+    lanes = tuple(
+        replace(lane, ops=tuple(filled.done))
+        for lane, filled in zip(schedule.lanes, filler.lanes, strict=True)
+    )
+    return Filled(Schedule(schedule.program, lanes), tuple(filler.peak_bytes))
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A lane on its way.
+
+    Args:
+        device: whose it is.
+        fixed: its ops that keep their order.
+        until_s: how long the fixed ops before each one take together.
+        reductions: that go right behind the last W of their stage and step.
+        num_left: how many W of each stage and step are still to come.
+        position: of the fixed op that comes next.
+        free_s: when it can begin.
+        waiting: W that can be done, the oldest first.
+        done: the lane as it will be.
+    """
+
+    device: int
+    fixed: tuple[Op, ...]
+    until_s: tuple[float, ...]
+    reductions: dict[tuple[int, int], Op]
+    num_left: dict[tuple[int, int], int]
+    position: int = 0
+    free_s: float = 0.0
+    waiting: list[Op] = field(default_factory=list)
+    done: list[Op] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left that could be done now."""
+        return self.position == len(self.fixed) and not self.waiting
+
+    @classmethod
+    def of(cls, lane: Lane, costs: Costs, schedule: Schedule) -> _Lane:
+        """A lane at its begin."""
+        stage_costs = costs.of(schedule.program)
+        weights = [_stage_step(op) for op in lane.ops if op.kind is _WEIGHT]
+        num_left = {key: weights.count(key) for key in dict.fromkeys(weights)}
+        reductions = {
+            _stage_step(op): op
+            for op in lane.ops
+            if op.kind is Kind.REDUCE and _is_whole(op, num_left, schedule)
+        }
+        fixed = tuple(
+            op
+            for op in lane.ops
+            if op.kind is not _WEIGHT and op not in reductions.values()
+        )
+        spent_s = (stage_costs[op.stage].seconds(op.kind) for op in fixed)
+        until_s = tuple(accumulate(spent_s, initial=0.0))
+        return cls(lane.device, fixed, until_s, reductions, num_left)
+
+
+_WEIGHT: Final = Kind.BACKWARD_WEIGHT
+
+
+def _stage_step(op: Op) -> tuple[int, int]:
+    return op.stage, op.step
+
+
+def _is_whole(
+    op: Op, num_weights: dict[tuple[int, int], int], schedule: Schedule
+) -> bool:
+    """Whether all weight gradients of a stage and step are on one lane."""
+    wanted = schedule.program.num_microbatches_of(op.stage)
+    return num_weights.get(_stage_step(op), 0) == wanted
+
+
+class _Filler:
+    """Lanes that go on as far as they can decide, the one that is free first."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        costs: Costs,
+        budgets: Sequence[float],
+        overfill: bool,
+    ) -> None:
+        """Begin with nothing done."""
+        self.program = schedule.program
+        self.costs = costs
+        self.stage_costs = costs.of(schedule.program)
+        self.budgets = budgets
+        self.overfill = overfill
+        self.lanes = [_Lane.of(lane, costs, schedule) for lane in schedule.lanes]
+        self.home = {
+            op: lane
+            for lane, given in zip(self.lanes, schedule.lanes, strict=True)
+            for op in given.ops
+            if op.kind is _WEIGHT
+        }
+        self.maker = {
+            value: (lane, position)
+            for lane in self.lanes
+            for position, op in enumerate(lane.fixed)
+            for value in makes(op, self.program)
+        }
+        self.made_s: dict[Value, float] = {}
+        self.held_bytes: dict[int, float] = defaultdict(float)
+        self.peak_bytes = [0.0] * self.program.num_devices
+
+    def run(self) -> None:
+        """Do everything."""
+        while lanes := [lane for lane in self.lanes if not lane.is_done]:
+            lanes.sort(key=lambda lane: lane.free_s)
+            if not any(self._advance(lane) for lane in lanes):
+                # Each waits for another: then one of them waits for a W.
+                self._do_weight(next(lane for lane in lanes if lane.waiting))
+
+    def _advance(self, lane: _Lane) -> bool:
+        """Do a lane's next op, if it can be decided which."""
+        if lane.position == len(lane.fixed):
+            self._do_weight(lane)
+            return True
+        op = lane.fixed[lane.position]
+        ready_s, is_known = self._ready(op, lane)
+        if lane.waiting and self._is_time_for_weight(lane, op, ready_s, is_known):
+            self._do_weight(lane)
+            return True
+        if is_known:
+            lane.position += 1
+            self._do(lane, op, ready_s)
+        return is_known
+
+    def _is_time_for_weight(
+        self, lane: _Lane, op: Op, ready_s: float, is_known: bool
+    ) -> bool:
+        """Whether a W should go before an op that can begin then, or later."""
+        gap_s = ready_s - lane.free_s
+        wanted_s = self._seconds(lane.waiting[0]) * (1 - _TINY)
+        if gap_s > _TINY * ready_s and (self.overfill or gap_s >= wanted_s):
+            return True
+        if op.kind in _ONCE_COMPLETE:
+            return any(
+                _stage_step(weight) == _stage_step(op) for weight in lane.waiting
+            )
+        more = self._added_bytes(op)
+        held = self.held_bytes[lane.device]
+        return is_known and more > 0 and held + more > self.budgets[lane.device]
+
+    def _ready(self, op: Op, lane: _Lane) -> tuple[float, bool]:
+        """When an op has all that it needs; or a time before which it cannot."""
+        ready_s, is_known = 0.0, True
+        for value in needs(op, self.program):
+            if is_given(value):
+                continue
+            made_s = self.made_s.get(value)
+            if made_s is None:
+                made_s, is_known = self._earliest_s(value), False
+            ready_s = max(ready_s, made_s + self._message_s(value, lane.device))
+        return ready_s, is_known
+
+    def _earliest_s(self, value: Value) -> float:
+        """A time before which a value cannot be there: when its lane could make it."""
+        if value not in self.maker:
+            return 0.0
+        lane, position = self.maker[value]
+        left_s = lane.until_s[position + 1] - lane.until_s[lane.position]
+        return lane.free_s + left_s
+
+    def _message_s(self, value: Value, device: int) -> float:
+        source = self.program.stages[value.stage].device
+        if source == device:
+            return 0.0
+        cost = self.stage_costs[value.stage]
+        is_output = value.fact is Fact.OUTPUT
+        num_bytes = cost.output_bytes if is_output else cost.input_grad_bytes
+        link = self.costs.link_between(source, device)
+        handling = self.costs.handling
+        return (
+            link.latency_s
+            + link.occupied_s(num_bytes)
+            + 2 * (handling.latency_s + handling.occupied_s(num_bytes))
+        )
+
+    def _seconds(self, op: Op) -> float:
+        if op.kind in ASYNCHRONOUS:
+            return 0.0
+        return self.stage_costs[op.stage].seconds(op.kind) + self.costs.op_s
+
+    def _do_weight(self, lane: _Lane) -> None:
+        """Do the oldest W, and the reduction that waited for the last one."""
+        op = lane.waiting.pop(0)
+        key = _stage_step(op)
+        self._do(lane, op, self._ready(op, lane)[0])
+        lane.num_left[key] -= 1
+        if not lane.num_left[key] and key in lane.reductions:
+            self._do(lane, lane.reductions[key], lane.free_s)
+
+    def _do(self, lane: _Lane, op: Op, ready_s: float) -> None:
+        end_s = max(lane.free_s, ready_s) + self._seconds(op)
+        lane.free_s = end_s
+        lane.done.append(op)
+        for value in makes(op, self.program):
+            self.made_s[value] = end_s
+        if op.kind is Kind.BACKWARD_INPUT:
+            weight = replace(op, kind=_WEIGHT)
+            self.home[weight].waiting.append(weight)
+        held = self.held_bytes[lane.device] + self._added_bytes(op)
+        self.held_bytes[lane.device] = held
+        self.peak_bytes[lane.device] = max(self.peak_bytes[lane.device], held)
+
+    def _added_bytes(self, op: Op) -> float:
+        """What is held more once an op has been done; less than 0 where it frees."""
+        if not self.program.stages[op.stage].trainable:
+            return 0.0
+        cost = self.stage_costs[op.stage]
+        match op.kind:
+            case Kind.FORWARD:
+                return cost.kept_bytes + self._input_bytes(op.stage)
+            case Kind.BACKWARD_INPUT:
+                return cost.weight_grad_held_bytes - cost.kept_bytes
+            case Kind.BACKWARD_WEIGHT:
+                return -cost.weight_grad_held_bytes - self._input_bytes(op.stage)
+            case _:
+                return 0.0
+
+    def _input_bytes(self, stage: int) -> int:
+        return sum(
+            self.stage_costs[source].output_bytes
+            for source in self.program.sources[stage]
+        )
+
+
+_ONCE_COMPLETE: Final = frozenset({Kind.REDUCE, Kind.UPDATE})

@@ -1,0 +1,45 @@
+"""Make whole backwards again of halves that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hocket.passes.segments import rewritten
+from hocket.plan.op import MESSAGES, Kind, Op
+from hocket.plan.schedule import Schedule
+
+
+def merge_backward(schedule: Schedule) -> Schedule:
+    r"""The same order with B in the place of each I whose W follows at once.
+
+    The inverse of `split_backward`. Halves with other work between them stay apart;
+    messages are no work. One backward is less for a device to do than its halves, but
+    what the device before is waiting for leaves later, by the time of W.
+
+        I SEND_B W F   ─▶   B SEND_B F
+
+    >>> print(merge_backward(Schedule.parse("d0  0F0 0F1 0I0 0W0 0I1 0F2 0W1 0U")))
+    d0  0F0 0F1 0B0 0I1 0F2 0W1 0U
+    """
+    return rewritten(schedule, _merge)
+
+
+def _merge(ops: Sequence[Op]) -> Iterator[Op]:
+    merged: set[Op] = set()  # the W that are a part of a B now
+    for i, op in enumerate(ops):
+        if op.kind is Kind.BACKWARD_INPUT and _next_work(ops, i) == _weight_of(op):
+            merged.add(_weight_of(op))
+            yield replace(op, kind=Kind.BACKWARD)
+        elif op not in merged:
+            yield op
+
+
+def _next_work(ops: Sequence[Op], position: int) -> Op | None:
+    """The first op after a position that is no message."""
+    others = (ops[i] for i in range(position + 1, len(ops)))
+    return next((op for op in others if op.kind not in MESSAGES), None)
+
+
+def _weight_of(op: Op) -> Op:
+    return replace(op, kind=Kind.BACKWARD_WEIGHT)

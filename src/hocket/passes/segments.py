@@ -1,0 +1,47 @@
+"""Rewrite each lane piece by piece, so that a repeating body stays one.
+
+prologue │ body, once │ body, again │ ... │ epilogue
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hocket.plan.op import Op
+from hocket.plan.schedule import Schedule
+
+
+def rewritten(
+    schedule: Schedule, rewrite: Callable[[Sequence[Op]], Iterable[Op]]
+) -> Schedule:
+    """The same schedule with each piece of each lane rewritten.
+
+    Args:
+        schedule: any.
+        rewrite: a piece of a lane, as it is to be. Pieces that are alike but for the
+            step must stay so.
+    """
+    lanes, body = [], []
+    for i, lane in enumerate(schedule.lanes):
+        ops: list[Op] = []
+        edges = list(_edges(schedule, i))
+        now_at = [0]
+        for begin, end in pairwise(edges):
+            ops += rewrite(lane.ops[begin:end])
+            now_at.append(len(ops))
+        lanes.append(replace(lane, ops=tuple(ops)))
+        if schedule.body:
+            body.append((now_at[1], now_at[-2]))
+    return replace(schedule, lanes=tuple(lanes), body=tuple(body))
+
+
+def _edges(schedule: Schedule, lane: int) -> Iterator[int]:
+    """Where pieces begin, and where the last one ends."""
+    yield 0
+    if schedule.body:
+        begin, end = schedule.body[lane]
+        length = (end - begin) // schedule.num_repeats
+        yield from (begin + i * length for i in range(schedule.num_repeats + 1))
+    yield len(schedule.lanes[lane].ops)

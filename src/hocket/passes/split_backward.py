@@ -1,0 +1,38 @@
+"""Split each backward into its two halves, of which somebody waits for only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hocket.passes.segments import rewritten
+from hocket.plan.op import MESSAGES, Kind, Op
+from hocket.plan.schedule import Schedule
+
+
+def split_backward(schedule: Schedule) -> Schedule:
+    r"""The same order with I and W in the place of each B, W right after I.
+
+    Messages that stand behind B stay behind I: what the device before is waiting for
+    leaves before the weight gradient is computed.
+
+        B SEND_B F   ─▶   I SEND_B W F
+
+    >>> print(split_backward(Schedule.parse("d0  0F0 0F1 0B0 0B1 0U\nd1  1F0 1B0 1U")))
+    d0  0F0 0F1 0I0 0W0 0I1 0W1 0U
+    d1  1F0 1I0 1W0 1U
+    """
+    return rewritten(schedule, _split)
+
+
+def _split(ops: Sequence[Op]) -> Iterator[Op]:
+    waiting: list[Op] = []  # the W of a B, until its messages are posted
+    for op in ops:
+        if waiting and op.kind not in MESSAGES:
+            yield waiting.pop()
+        if op.kind is Kind.BACKWARD:
+            yield replace(op, kind=Kind.BACKWARD_INPUT)
+            waiting.append(replace(op, kind=Kind.BACKWARD_WEIGHT))
+        else:
+            yield op
+    yield from waiting
