@@ -101,7 +101,7 @@ def orders(draw: st.DrawFn, of: st.SearchStrategy[Program] | None = None) -> Sch
     due = [half for op in due_ops(program) for half in _maybe_split(op, random)]
     random.shuffle(due)
     lanes: list[list[Op]] = [[] for _ in range(program.num_devices)]
-    for op in _taken_when_ready(due, program):
+    for op in taken_when_ready(due, program):
         lanes[program.stages[op.stage].device].append(op)
     return Schedule(
         program, tuple(Lane(d, 0, tuple(lane)) for d, lane in enumerate(lanes))
@@ -114,6 +114,11 @@ def shares() -> st.SearchStrategy[StageCost]:
     return st.builds(
         StageCost, forward_s=seconds, input_grad_s=seconds, weight_grad_s=seconds
     )
+
+
+def equal_shares() -> st.SearchStrategy[StageCost]:
+    """The same, with F, I and W equally long."""
+    return st.integers(1, 6).map(lambda s: StageCost(float(s), float(s), float(s)))
 
 
 @st.composite
@@ -160,7 +165,8 @@ def _maybe_split(op: Op, random: Random) -> tuple[Op, ...]:
     return (op,)
 
 
-def _taken_when_ready(due: list[Op], program: Program) -> Iterator[Op]:
+def taken_when_ready(due: list[Op], program: Program) -> Iterator[Op]:
+    """All ops, each as soon as what it needs is there; empties the list."""
     made: set[Value] = set()
     while due:
         op = next(

@@ -15,6 +15,7 @@ from hocket.schedules import make_schedule
 
 HERE = Path(__file__).parent
 NUM_DEVICES, NUM_MICROBATCHES = 4, 8
+_ZERO_BUBBLE = ("1f1b", "zb-h1", "zb-h2")
 
 
 def timeline_of(name: str, num_steps: int = 1, update_s: float = 0.0) -> Timeline:
@@ -36,9 +37,11 @@ def pictures() -> dict[str, str]:
     names = ("gpipe", "1f1b", "interleaved-1f1b")
     compared = [(name, timeline_of(name)) for name in names]
     two_steps = timeline_of("1f1b", num_steps=2, update_s=0.5)
+    split = [(name, timeline_of(name, num_steps=2)) for name in _ZERO_BUBBLE]
     return {
         "schedules.svg": to_svg(compared, style=Style(show_memory=False)),
         "1f1b.svg": to_svg([("1f1b", two_steps)]),
+        "zero-bubble.svg": to_svg(split, style=Style(show_memory=False)),
     }
 
 

@@ -44,7 +44,7 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
     assert Schedule.from_csv(tmp_path / "order.csv") == schedule
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"chimera"}))  # two nets
 def test_torch_reads_every_cell(name: str) -> None:
     """Each cell is an action to torch, and prints as we wrote it."""
     text = to_csv(make_schedule(name, num_devices=2, num_microbatches=4))

@@ -25,6 +25,12 @@ SINGLE: Final = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1
 MULTI: Final = {
     "interleaved-1f1b": pipelining.ScheduleInterleaved1F1B,
     "looped-bfs": pipelining.ScheduleLoopedBFS,
+    "zb-h1": pipelining.ScheduleInterleavedZeroBubble,
+    "interleaved-zb": pipelining.ScheduleInterleavedZeroBubble,
+}
+IN_A_V: Final = {
+    "zb-v": pipelining.ScheduleZBVZeroBubble,
+    "dualpipe-v": pipelining.ScheduleDualPipeV,
 }
 SIZES: Final = [(m, v) for m in range(1, 13) for v in (1, 2, 3)]
 
@@ -45,12 +51,20 @@ def stage(index: int, num_stages: int) -> pipelining.PipelineStage:
 
 
 def words(order: dict[int, list[Any]] | None) -> list[list[str]]:
-    """torch's order as our text, without holes and without reductions at the end."""
+    """torch's order as our text, without holes and without reductions at the end.
+
+    What it overlaps comes as two ops, one by one.
+    """
     assert order is not None
+    cells = [[str(op or "") for op in order[rank]] for rank in sorted(order)]
     return [
-        [str(op) for op in order[rank] if op is not None and "REDUCE" not in str(op)]
-        for rank in sorted(order)
+        [word for cell in row if "REDUCE" not in cell for word in _words_of(cell)]
+        for row in cells
     ]
+
+
+def _words_of(cell: str) -> list[str]:
+    return [w for w in cell.removesuffix("OVERLAP_F_B").strip("()").split(";") if w]
 
 
 def order_of_torch(name: str, p: int, m: int, v: int) -> list[list[str]]:
@@ -61,7 +75,10 @@ def order_of_torch(name: str, p: int, m: int, v: int) -> list[list[str]]:
     """
     if name in SINGLE:
         return words(SINGLE[name](stage(0, p), m).pipeline_order)
-    stages = [stage(i * p, p * v) for i in range(v)]
+    if name in IN_A_V:
+        ends: list[Any] = [stage(0, 2 * p), stage(2 * p - 1, 2 * p)]
+        return words(IN_A_V[name](ends, m).pipeline_order)
+    stages: list[Any] = [stage(i * p, p * v) for i in range(v)]
     return words(MULTI[name](stages, m).pipeline_order)
 
 
@@ -99,6 +116,47 @@ def test_interleaved_1f1b_is_the_same(num_ranks: int) -> None:
                 order_of_hocket("interleaved-1f1b", num_ranks, m, v)
         else:
             assert order_of_hocket("interleaved-1f1b", num_ranks, m, v) == theirs
+
+
+def test_zb_h1_is_the_same(num_ranks: int) -> None:
+    """Where torch takes the number: one stage per rank has no use for its rounds."""
+    for m in range(1, 13):
+        try:
+            theirs = order_of_torch("zb-h1", num_ranks, m, 1)
+        except ValueError:
+            continue
+        assert order_of_hocket("zb-h1", num_ranks, m, 1) == theirs
+
+
+def test_interleaved_zb_is_the_same(num_ranks: int) -> None:
+    """And it refuses the same numbers of microbatches."""
+    for m, v in SIZES:
+        try:
+            theirs = order_of_torch("interleaved-zb", num_ranks, m, v)
+        except ValueError:
+            with pytest.raises(ShapeError):
+                order_of_hocket("interleaved-zb", num_ranks, m, v)
+        else:
+            assert order_of_hocket("interleaved-zb", num_ranks, m, v) == theirs
+
+
+def test_zb_v_is_the_same(num_ranks: int) -> None:
+    """For every number of microbatches."""
+    for m in range(1, 13):
+        ours = order_of_hocket("zb-v", num_ranks, m, 2)
+        assert ours == order_of_torch("zb-v", num_ranks, m, 2)
+
+
+def test_dualpipe_v_is_the_same(num_ranks: int) -> None:
+    """For as many microbatches as stages, or more; with fewer both refuse."""
+    for m in range(1, 13):
+        try:
+            theirs = order_of_torch("dualpipe-v", num_ranks, m, 2)
+        except ValueError:
+            with pytest.raises(ShapeError):
+                order_of_hocket("dualpipe-v", num_ranks, m, 2)
+        else:
+            assert order_of_hocket("dualpipe-v", num_ranks, m, 2) == theirs
 
 
 def test_1f1b_is_the_same_but_for_the_last_rank(num_ranks: int) -> None:

@@ -85,6 +85,8 @@ class Entry:
         num_buffers: the fewest receive buffers per flow with which no lane ever waits
             for ever, even if each send ends only when a buffer has taken it.
         stages_per_device: what `make_schedule` takes when not told otherwise.
+        holds_for: for which shapes and costs `bubble_s` is what happens. Papers give
+            some formulas for equal times of F, I and W alone (`equal_times`).
     """
 
     make: Callable[..., Schedule]
@@ -92,6 +94,7 @@ class Entry:
     peak_activations: Callable[[Shape, int], float]
     num_buffers: Callable[[Shape], int]
     stages_per_device: int = 1
+    holds_for: Callable[[Shape, StageCost], bool] = lambda shape, share: True
 
     @property
     def summary(self) -> str:
@@ -108,6 +111,11 @@ class Entry:
 def microbatch_s(share: StageCost) -> float:
     """`F + B`: what one microbatch takes a device."""
     return share.forward_s + share.input_grad_s + share.weight_grad_s
+
+
+def equal_times(_shape: Shape, share: StageCost) -> bool:
+    """Whether F, I and W take equally long."""
+    return share.forward_s == share.input_grad_s == share.weight_grad_s
 
 
 def refuse_several_stages(name: str, shape: Shape) -> None:

@@ -13,6 +13,8 @@ from hocket.schedules.entry import Entry, Shape
 from hocket.schedules.looped_bfs import looped_bubble_s
 from hocket.schedules.one_f_one_b import alternate
 
+_NAME: Final = "interleaved-1f1b"
+
 
 def interleaved_1f1b(shape: Shape) -> Schedule:
     """1F1B with several stages per device, for a `v` times smaller bubble.
@@ -40,7 +42,7 @@ def interleaved_1f1b(shape: Shape) -> Schedule:
     Raises:
         ShapeError: the microbatches make no equal rounds.
     """
-    rounds = _rounds(shape)
+    rounds = equal_rounds(_NAME, shape)
     p, v = shape.num_devices, shape.stages_per_device
 
     def order(device: int) -> Iterator[Op]:
@@ -54,14 +56,22 @@ def interleaved_1f1b(shape: Shape) -> Schedule:
     return repeat_step(shape.chain(), order)
 
 
-def _rounds(shape: Shape) -> list[range]:
-    """The microbatches of each round, all equally many."""
+def equal_rounds(name: str, shape: Shape) -> list[range]:
+    """The microbatches of each round, all equally many.
+
+    Args:
+        name: of the schedule, for the error.
+        shape: its numbers.
+
+    Raises:
+        ShapeError: they make no equal rounds.
+    """
     p, m = shape.num_devices, shape.num_microbatches
     if not _fits(p, m):
         below = next(i for i in range(m, 0, -1) if _fits(p, i))
         above = next(i for i in range(m, m + p + 1) if _fits(p, i))
         raise ShapeError(
-            f"interleaved-1f1b cannot cut num_microbatches={m} into {m // p} equal "
+            f"{name} cannot cut num_microbatches={m} into {m // p} equal "
             f"rounds for num_devices={p}: use {below} or {above} microbatches, or any "
             f"multiple of {p}"
         )
@@ -74,14 +84,14 @@ def _fits(num_devices: int, num_microbatches: int) -> bool:
 
 
 def _peak_activations(shape: Shape, device: int) -> float:
-    length, v = len(_rounds(shape)[0]), shape.stages_per_device
+    length, v = len(equal_rounds(_NAME, shape)[0]), shape.stages_per_device
     num_warmup = (v - 1) * length + 2 * (shape.num_devices - 1 - device)
     return min(num_warmup + 1, v * shape.num_microbatches) / v
 
 
 def _num_buffers(shape: Shape) -> int:
     """What a round is longer than `p` piles up before a device's next stage."""
-    rounds = _rounds(shape)
+    rounds = equal_rounds(_NAME, shape)
     if len(rounds) == 1 or shape.num_devices == 1 or shape.stages_per_device == 1:
         return 1
     return len(rounds[0]) - shape.num_devices + 1

@@ -18,11 +18,23 @@ from typing import Final
 from hocket.errors import PlanError
 from hocket.plan.schedule import Schedule
 from hocket.schedules import (
+    chimera,
+    dualpipe_v,
     forward_only,
     gpipe,
+    hanayo,
     interleaved_1f1b,
+    interleaved_zb,
     looped_bfs,
     one_f_one_b,
+    ooo_fast_forward,
+    ooo_modulo,
+    v_half,
+    v_min,
+    zb_auto,
+    zb_h1,
+    zb_h2,
+    zb_v,
 )
 from hocket.schedules.entry import Entry, Shape
 
@@ -33,6 +45,18 @@ OURS: Final[Mapping[str, Entry]] = {
     "1f1b": one_f_one_b.ENTRY,
     "interleaved-1f1b": interleaved_1f1b.ENTRY,
     "looped-bfs": looped_bfs.ENTRY,
+    "zb-h1": zb_h1.ENTRY,
+    "zb-h2": zb_h2.ENTRY,
+    "zb-auto": zb_auto.ENTRY,
+    "interleaved-zb": interleaved_zb.ENTRY,
+    "zb-v": zb_v.ENTRY,
+    "v-half": v_half.ENTRY,
+    "v-min": v_min.ENTRY,
+    "dualpipe-v": dualpipe_v.ENTRY,
+    "hanayo": hanayo.ENTRY,
+    "chimera": chimera.ENTRY,
+    "ooo-fast-forward": ooo_fast_forward.ENTRY,
+    "ooo-modulo": ooo_modulo.ENTRY,
     "forward-only": forward_only.ENTRY,
 }
 

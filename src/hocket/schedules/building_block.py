@@ -1,0 +1,168 @@
+"""Repeat one microbatch's pattern every six slots, and squeeze what comes out.
+
+On a V each device does six ops per microbatch: F, I and W of the stage on the way down
+and of that on the way up. A *block* says in which slot of one op's length each of them
+stands. Moved on by six slots from microbatch to microbatch, no two ops meet, if no two
+of a block's slots are alike modulo six:
+
+    slot      0  1  2  3  4  5  6  7  8  9 10 11 12 ...
+    0, and    0F .  .  3F 3I 3W .  0I 0W                     block of device 0, p = 2
+    1               .     .     0F .  .  3F 3I 3W .          ... of the next microbatch
+
+How long a microbatch stays on a stage, in periods of six slots, is how many are there
+at once. So the block decides how much memory an order takes. What is squeezed keeps to
+that: slot by slot a device does, of what is ready and has room, what stands first in
+its blocks; and a weight gradient where there is nothing else.
+
+Source: Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362
+(NeurIPS'24). The authors squeeze by other rules, to the same length or nearly so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from hocket.plan.dataflow import is_given, makes, needs
+from hocket.plan.op import Kind, Op
+from hocket.plan.program import Program
+from hocket.plan.schedule import Schedule
+from hocket.plan.step_end import repeat_step
+from hocket.schedules.entry import Shape
+from hocket.schedules.v_shape import Move, stages_of, v_chain
+
+PERIOD: Final = 6  # slots: F, I and W of two stages
+
+Block: TypeAlias = Mapping[Move, int]  # each op of a microbatch, and its slot
+
+
+def block(shape: Shape, device: int, starts: tuple[int, int, int, int]) -> Block:
+    """The slots of a device: four as given, and the weight gradients in the free ones.
+
+    Args:
+        shape: its devices.
+        device: whose block it is.
+        starts: of F down, F up, I up and I down.
+    """
+    down, up = stages_of(shape, device)
+    moves = (
+        (Kind.FORWARD, down),
+        (Kind.FORWARD, up),
+        (Kind.BACKWARD_INPUT, up),
+        (Kind.BACKWARD_INPUT, down),
+    )
+    slots = dict(zip(moves, starts, strict=True))
+    for stage in (up, down):
+        slot = slots[Kind.BACKWARD_INPUT, stage] + 1
+        while any((slot - other) % PERIOD == 0 for other in slots.values()):
+            slot += 1
+        slots[Kind.BACKWARD_WEIGHT, stage] = slot
+    return slots
+
+
+def room(slots: Block, stage: int, last: Kind = Kind.BACKWARD_INPUT) -> int:
+    """How many microbatches are on a stage at once, from F to I or to W.
+
+    Args:
+        slots: the device's block.
+        stage: one of its stages.
+        last: I or W.
+    """
+    length = slots[last, stage] + 1 - slots[Kind.FORWARD, stage]
+    return -(-length // PERIOD)
+
+
+def squeezed(
+    name: str, shape: Shape, block_of: Callable[[Shape, int], Block]
+) -> Schedule:
+    """The order in which the devices go through their repeated blocks.
+
+    Args:
+        name: of the schedule, for the error.
+        shape: its numbers.
+        block_of: a device's block.
+
+    Raises:
+        ShapeError: not two stages per device.
+    """
+    program = v_chain(name, shape)
+    blocks = [block_of(shape, device) for device in range(shape.num_devices)]
+    lanes = _squeezed(_Work.of(program, blocks), blocks, shape.num_microbatches)
+    return repeat_step(program, lanes.__getitem__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """In which slot each move was made, microbatch by microbatch.
+
+    Args:
+        made: of every move.
+        before: of each move, what was made of those that it waits for.
+        ahead: of each forward, what was made of I and W, and how far it may be ahead.
+    """
+
+    made: Mapping[Move, list[int]]
+    before: Mapping[Move, list[list[int]]]
+    ahead: Mapping[Move, list[tuple[list[int], int]]]
+
+    @classmethod
+    def of(cls, program: Program, blocks: Sequence[Block]) -> _Work:
+        """Nothing made yet."""
+        made: dict[Move, list[int]] = {move: [] for slots in blocks for move in slots}
+        makers = {
+            value: made[move] for move in made for value in makes(_first(move), program)
+        }
+        before = {
+            move: [makers[v] for v in needs(_first(move), program) if not is_given(v)]
+            for move in made
+        }
+        ahead: dict[Move, list[tuple[list[int], int]]] = {move: [] for move in made}
+        for slots in blocks:
+            for kind, stage in slots:
+                if kind is not Kind.FORWARD:
+                    most = room(slots, stage, kind)
+                    ahead[Kind.FORWARD, stage].append((made[kind, stage], most))
+        return cls(made, before, ahead)
+
+    def is_ready(self, move: Move, now: int) -> bool:
+        """Whether a move's next microbatch has all that it needs, and room."""
+        i = len(self.made[move])
+        return all(
+            len(made) > i and made[i] < now for made in self.before[move]
+        ) and all(i - len(made) < most for made, most in self.ahead[move])
+
+
+def _first(move: Move) -> Op:
+    kind, stage = move
+    return Op(kind, stage, 0)
+
+
+def _squeezed(work: _Work, blocks: Sequence[Block], num: int) -> list[list[Op]]:
+    """The lanes, slot by slot."""
+    lanes: list[list[Op]] = [[] for _ in blocks]
+
+    def best(slots: Block, now: int) -> Move | None:
+        """What stands first in a block, and a weight gradient only at last."""
+        ready = [
+            move
+            for move in slots
+            if len(work.made[move]) < num and work.is_ready(move, now)
+        ]
+        return min(ready, key=lambda move: rank(slots, move), default=None)
+
+    def rank(slots: Block, move: Move) -> tuple[bool, int]:
+        is_last = move[0] is Kind.BACKWARD_WEIGHT
+        return is_last, slots[move] + PERIOD * len(work.made[move])
+
+    now, num_left = 0, PERIOD * num * len(blocks)
+    while num_left:
+        for slots, lane in zip(blocks, lanes, strict=True):
+            move = best(slots, now)
+            if move is not None:
+                kind, stage = move
+                lane.append(Op(kind, stage, len(work.made[move])))
+                work.made[move].append(now)
+                num_left -= 1
+        now += 1
+    return lanes

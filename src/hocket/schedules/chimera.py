@@ -1,0 +1,118 @@
+"""Chimera: two copies of the net, whose microbatches go in opposite directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Final
+
+from hocket.errors import ShapeError
+from hocket.plan.costs import StageCost
+from hocket.plan.op import Op
+from hocket.plan.program import Net, Program, Stage
+from hocket.plan.schedule import Schedule
+from hocket.plan.step_end import repeat_step
+from hocket.schedules.entry import Entry, Shape
+from hocket.schedules.hanayo import refuse_broken_rounds, wave_bubble_s, wave_slots
+
+STAGES_PER_DEVICE: Final = 2  # one of each copy
+
+
+def chimera(shape: Shape) -> Schedule:
+    """Fill one direction's bubbles with the other direction's work.
+
+    There are two nets, `down` and `up`: copies of one, of which each device has two
+    stages. Half of the microbatches go down the devices and half go up.
+
+        down   0 ─▶ 1 ─▶ 2 ─▶ 3          device   0    1    2    3
+          up   7 ◀─ 6 ◀─ 5 ◀─ 4
+
+    A device's share is its two stages, one of each copy. Bubble per step: `(p / 2 - 1)
+    * max(F, B)` for one round of `p` microbatches, and `(p / 2 - 1) * |B - F|` for each
+    further one. Device `d` holds `(p / 2 + min(d + 1, p - d)) / 2` units, and twice the
+    weights.
+
+    >>> print(chimera(Shape(2, num_microbatches=2, stages_per_device=2)))
+    steps 1
+    replicas 1
+    net down microbatches=1
+    net up microbatches=1
+    stage 0 net=down device=0
+    stage 1 net=down device=1
+    stage 2 net=up device=1
+    stage 3 net=up device=0
+    flow 0>1
+    flow 2>3
+    d0  0F0 3F0 3B0 0B0 3U 0U
+    d1  2F0 1F0 1B0 2B0 1U 2U
+
+    The gradients of the two copies must be added up before their updates, from device
+    to mirrored device. No op here does that: this order is for planning and for
+    simulation, and the runtime refuses it.
+
+    Source: Li and Hoefler, "Chimera", arXiv:2107.06925 (SC'21); several rounds follow
+    each other by its "direct concatenation".
+
+    Raises:
+        ShapeError: an odd number of devices, not two stages per device, or microbatches
+            that make no whole rounds.
+    """
+    p = shape.num_devices
+    if p % 2:
+        raise ShapeError(
+            f"chimera needs an even number of devices, got num_devices={p}: use "
+            + (f"{p - 1} or {p + 1}" if p > 1 else "2")
+        )
+    if shape.stages_per_device != STAGES_PER_DEVICE:
+        raise ShapeError(
+            f"chimera puts one stage of each copy on each device, got "
+            f"stages_per_device={shape.stages_per_device}: use 2"
+        )
+    refuse_broken_rounds("chimera", shape)
+    program = _program(shape)
+
+    def order(device: int) -> Iterator[Op]:
+        down, up = program.stages_on[device]
+        num_microbatches = program.num_microbatches_of(down)
+        slots = [
+            slot
+            for stage, place in ((down, device), (up, p - 1 - device))
+            for slot in wave_slots(stage, place, p, p // 2, num_microbatches)
+        ]
+        return (op for _, op in sorted(slots, key=itemgetter(0)))
+
+    return repeat_step(program, order)
+
+
+def _program(shape: Shape) -> Program:
+    devices = range(shape.num_devices)
+    num_down = shape.num_devices
+    return Program(
+        nets=tuple(Net(name, shape.num_microbatches // 2) for name in ("down", "up")),
+        stages=(
+            *(Stage("down", device) for device in devices),
+            *(Stage("up", device) for device in reversed(devices)),
+        ),
+        flows=tuple((s, s + 1) for s in range(2 * num_down - 1) if s != num_down - 1),
+        num_steps=shape.num_steps,
+        num_replicas=shape.num_replicas,
+    )
+
+
+def _bubble_s(shape: Shape, share: StageCost) -> float:
+    num_hops = shape.num_devices // 2 - 1
+    return wave_bubble_s(shape, share, num_hops) / STAGES_PER_DEVICE
+
+
+def _peak_activations(shape: Shape, device: int) -> float:
+    p = shape.num_devices
+    return (p // 2 + min(device + 1, p - device)) / 2
+
+
+ENTRY: Final = Entry(
+    chimera,
+    _bubble_s,
+    _peak_activations,
+    num_buffers=lambda shape: 1,
+    stages_per_device=STAGES_PER_DEVICE,
+)

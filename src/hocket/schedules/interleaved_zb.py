@@ -1,0 +1,104 @@
+"""Interleaved zero bubble: interleaved 1F1B with its weight gradients put off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from hocket.plan.costs import StageCost
+from hocket.plan.op import Kind, Op
+from hocket.plan.schedule import Schedule
+from hocket.plan.step_end import repeat_step
+from hocket.schedules.entry import Entry, Shape
+from hocket.schedules.interleaved_1f1b import equal_rounds
+from hocket.schedules.one_f_one_b import alternate
+from hocket.schedules.zb_h1 import with_weight_grads
+
+_NAME: Final = "interleaved-zb"
+STAGES_PER_DEVICE: Final = 2  # unless told otherwise
+
+
+def interleaved_zb(shape: Shape) -> Schedule:
+    """Split interleaved 1F1B's backwards; device `d` puts off `d` weight gradients.
+
+    What a later device puts off is what it does while the earlier ones drain. Warm-ups
+    differ by one forward from device to device, not by two, because the gradient of a
+    stage's input comes back a weight gradient earlier.
+
+    Bubble per step: `(p - 1) * (F + I - W) / v` if `W <= F`, `W <= I` and `m >= p`.
+    Device `d` holds `(w + 1) / v` units, where `w = (v - 1) * r + p - 1 - d` is its
+    warm-up and `r` the length of a round, and never more than `m`.
+
+    >>> print(interleaved_zb(Shape(2, num_microbatches=3, stages_per_device=2)))
+    d0  0F0 0F1 0F2 2F0 2F1 2I0 2W0 2F2 2I1 2W1 2I2 2W2 0I0 0W0 0I1 0W1 0I2 0W2 2U 0U
+    d1  1F0 1F1 1F2 3F0 3I0 3F1 3I1 3W0 3F2 3I2 3W1 1I0 3W2 1I1 1W0 1I2 1W1 1W2 3U 1U
+
+    Rounds are those of interleaved 1F1B, and so are the numbers of microbatches.
+
+    Source: Qi et al., arXiv:2401.10241, "ZB-1P"; torch's
+    `ScheduleInterleavedZeroBubble`.
+
+    Raises:
+        ShapeError: the microbatches make no equal rounds.
+    """
+    rounds = equal_rounds(_NAME, shape)
+
+    def order(device: int) -> Iterator[Op]:
+        stages = range(device, shape.num_stages, shape.num_devices)
+        inputs = [
+            Op(Kind.BACKWARD_INPUT, s, i)
+            for r in rounds
+            for s in stages[::-1]
+            for i in r
+        ]
+        paired = alternate(
+            [Op(Kind.FORWARD, s, i) for r in rounds for s in stages for i in r],
+            inputs,
+            num_warmup=_num_warmup(shape, device),
+        )
+        return with_weight_grads(paired, num_waiting=device)
+
+    return repeat_step(shape.chain(), order)
+
+
+def _num_warmup(shape: Shape, device: int) -> int:
+    length = len(equal_rounds(_NAME, shape)[0])
+    return (shape.stages_per_device - 1) * length + shape.num_devices - 1 - device
+
+
+def _holds_for(shape: Shape, share: StageCost) -> bool:
+    is_short = share.weight_grad_s <= min(share.forward_s, share.input_grad_s)
+    return is_short and shape.num_microbatches >= shape.num_devices
+
+
+def _bubble_s(shape: Shape, share: StageCost) -> float:
+    part_s = share.forward_s + share.input_grad_s - share.weight_grad_s
+    num_parts = shape.num_steps * (shape.num_devices - 1)
+    return num_parts * part_s / shape.stages_per_device
+
+
+def _peak_activations(shape: Shape, device: int) -> float:
+    v = shape.stages_per_device
+    return min(_num_warmup(shape, device) + 1, v * shape.num_microbatches) / v
+
+
+def _num_buffers(shape: Shape) -> int:
+    """What piles up before a device that is still busy with its stage before."""
+    p, v = shape.num_devices, shape.stages_per_device
+    rounds = equal_rounds(_NAME, shape)
+    length = len(rounds[0])
+    if p == 1 or v == 1:
+        return 1
+    if len(rounds) == 1:
+        return max(1, length - p)
+    return -(-length // 2) if v == STAGES_PER_DEVICE else -(-p // 2) + length - p
+
+
+ENTRY: Final = Entry(
+    interleaved_zb,
+    _bubble_s,
+    _peak_activations,
+    _num_buffers,
+    stages_per_device=STAGES_PER_DEVICE,
+    holds_for=_holds_for,
+)

@@ -1,0 +1,68 @@
+"""Stages in a V: every device has one on the way down and one on the way up.
+
+    d0   0 ┐           ┌ 7
+    d1     1 ┐       ┌ 6
+    d2       2 ┐   ┌ 5
+    d3         3 ─ 4           the turn sends no message: both ends are on one device
+
+Orders for it are written as moves, which stages make in turn; `numbered` tells which
+microbatch each is for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
+
+from hocket.errors import ShapeError
+from hocket.plan.op import Kind, Op
+from hocket.plan.program import Program
+from hocket.schedules.entry import Shape
+
+STAGES_PER_DEVICE: Final = 2
+
+Move: TypeAlias = tuple[Kind, int]  # of a stage
+
+
+def v_chain(name: str, shape: Shape) -> Program:
+    """The program of a schedule whose stages go down the devices and up again.
+
+    Args:
+        name: of the schedule, for the error.
+        shape: its numbers.
+
+    Raises:
+        ShapeError: not two stages per device.
+    """
+    if shape.stages_per_device != STAGES_PER_DEVICE:
+        raise ShapeError(
+            f"{name} puts two stages on each device, in a V; got stages_per_device="
+            f"{shape.stages_per_device}: use 2, or interleaved-zb, which takes any"
+        )
+    down = range(shape.num_devices)
+    return shape.chain([*down, *reversed(down)])
+
+
+def stages_of(shape: Shape, device: int) -> tuple[int, int]:
+    """A device's stage on the way down, and its stage on the way up."""
+    return device, 2 * shape.num_devices - 1 - device
+
+
+def numbered(moves: Iterable[Move], num_microbatches: int) -> Iterator[Op]:
+    """Each stage does each kind of work for microbatch 0, 1, 2 ... in turn.
+
+    Args:
+        moves: in order; a whole backward counts as both of its halves.
+        num_microbatches: moves for more than these are left out.
+    """
+    counts: Counter[Move] = Counter()
+    for kind, stage in moves:
+        halves = _HALVES.get(kind, (kind,))
+        microbatch = counts[halves[0], stage]
+        counts.update((half, stage) for half in halves)
+        if microbatch < num_microbatches:
+            yield Op(kind, stage, microbatch)
+
+
+_HALVES: Final = {Kind.BACKWARD: (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)}
