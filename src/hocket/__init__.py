@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hocket.plan.schedule import Schedule as Schedule
     from hocket.plan.simulate import simulate as simulate
     from hocket.plan.timeline import Timeline as Timeline
+    from hocket.planner.search.optimum import search as search
     from hocket.run.early_stop import EarlyStop as EarlyStop
     from hocket.run.fit import fit as fit
     from hocket.run.launch import launch as launch
@@ -65,6 +66,7 @@ _HOMES = {
     "fit": "hocket.run.fit",
     "launch": "hocket.run.launch",
     "make_schedule": "hocket.schedules",
+    "search": "hocket.planner.search.optimum",
     "simulate": "hocket.plan.simulate",
 }
 

@@ -13,6 +13,7 @@ from hocket.cli.draw import draw_command
 from hocket.cli.main import COMMANDS, LazyCommand
 from hocket.cli.options import CostsGiven, with_options
 from hocket.cli.planning import Sizes
+from hocket.cli.search import search_command
 from hocket.cli.simulate import simulate_command
 
 SIZES = ["devices", "microbatches", "steps", "stages_per_device", "replicas"]
@@ -27,7 +28,7 @@ COSTS = [
 ]
 
 
-@pytest.mark.parametrize("command", [draw_command, simulate_command])
+@pytest.mark.parametrize("command", [draw_command, simulate_command, search_command])
 def test_schedules_and_costs_are_said_alike(command: object) -> None:
     """In this order, after the schedules themselves, and then the command's own."""
     assert callable(command)
@@ -43,7 +44,7 @@ def test_a_command_without_costs_has_only_sizes() -> None:
     assert names == ["source", *SIZES, "num_buffers"]
 
 
-@pytest.mark.parametrize("name", ["draw", "simulate", "check"])
+@pytest.mark.parametrize("name", ["draw", "simulate", "search", "check"])
 def test_the_shell_sees_them(name: str) -> None:
     """As options with the names and the help that they have in one place."""
     command = LazyCommand(name, COMMANDS[name]).load()

@@ -87,3 +87,14 @@ def test_numbers_that_a_schedule_refuses_are_said_with_those_it_takes() -> None:
 
     assert done.exit_code == 3
     assert "stages_per_device=2" in done.output
+
+
+def test_an_order_that_is_made_for_times_is_made_for_these() -> None:
+    """Short weight gradients leave gaps that forwards fill; long ones do not."""
+    sizes = ("-d", "4", "-m", "12")
+    times = ("--weight-grad", "0.25")
+    found = numbers_of("zb-auto", *sizes, *times)
+    by_hand = numbers_of("zb-h1", *sizes, *times)
+
+    assert numbers_of("zb-auto", *sizes) == numbers_of("zb-h1", *sizes)
+    assert found["makespan_s"] < by_hand["makespan_s"]

@@ -19,6 +19,7 @@ from hocket.planner.ranking import Ranking
 from tests.planner.toys import MIB, cluster, layers, work
 
 EVERYTHING = Search(is_exhaustive=True)
+KEEPS = {"recomputes": False}
 
 
 def outcome_of(ranking: Ranking, **wanted: object) -> Outcome:
@@ -43,6 +44,19 @@ def test_bubble_of_equal_stages_is_the_papers(name: str, p: int, m: int) -> None
     assert found.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
     assert found.step_s == pytest.approx((m + p - 1) * 8 / p * 0.03)
     assert found.samples_per_s == pytest.approx(m / found.step_s)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
+def test_the_gap_is_what_a_split_backward_could_win(p: int, m: int) -> None:
+    """Fill and work is the least: 1F1B drains (p - 1) (I + W) longer than that."""
+    free = cluster(p, bytes_per_s=float("inf"))
+    ranking = rank(work(8), free, m, replace(EVERYTHING, num_devices=(p,)))
+    same = {"num_devices": p, "num_microbatches": m, "recomputes": False}
+    found = outcome_of(ranking, schedule="1f1b", **same)
+    assert found.gap == pytest.approx(2 * (p - 1) / (3 * m + p - 1))
+    alone = outcome_of(ranking, schedule="one-device", num_microbatches=1, **KEEPS)
+    assert alone.gap == pytest.approx(0.0)
+    assert all(outcome.gap >= 0.0 for outcome in ranking.outcomes)
 
 
 def test_1f1b_holds_fewer_activations_than_gpipe() -> None:
@@ -207,6 +221,14 @@ def test_a_slow_network_keeps_pipelines_inside_nodes_or_across_them() -> None:
     assert not ranking.best.candidate.is_data_parallel
 
 
+def test_a_schedule_that_holds_the_model_twice_is_left_out() -> None:
+    """Chimera's stages are not parts of one model: their costs would be wrong."""
+    ranking = rank(work(8), cluster(4), 16, EVERYTHING)
+    names = {outcome.candidate.schedule for outcome in ranking.outcomes}
+    assert "1f1b" in names
+    assert "chimera" not in names
+
+
 def test_of_equals_the_simplest_is_the_choice() -> None:
     """Within 1 % of the fastest; the table still begins with the fastest."""
     ranking = rank(work(8, weight_bytes=MIB), cluster(4, latency_s=1e-4), 64)
@@ -302,6 +324,8 @@ def test_json_has_keys_that_stay() -> None:
         "step_s",
         "samples_per_s",
         "bubble_fraction",
+        "bound_s",
+        "gap",
         "fits",
         "missing_bytes",
         "peak_bytes",

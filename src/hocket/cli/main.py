@@ -60,6 +60,16 @@ COMMANDS: Final = {
         "simulate_command",
         "Simulate a schedule: makespan, bubble, memory and bytes sent.",
     ),
+    "search": Command(
+        "hocket.cli.search",
+        "search_command",
+        "Search for the best order of a schedule's work, and prove how good it is.",
+    ),
+    "bench": Command(
+        "hocket.cli.bench",
+        "bench_command",
+        "Repeat a published experiment on the simulator, beside what was published.",
+    ),
     "check": Command(
         "hocket.cli.check",
         "check_command",

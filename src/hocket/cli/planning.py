@@ -129,8 +129,13 @@ class Sizes:
     replicas: int | None = None
 
 
-def load_schedule(source: str, sizes: Sizes) -> Schedule:
+def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Schedule:
     """The schedule of a name or of a file.
+
+    Args:
+        source: a name or a path.
+        sizes: how large the schedule of a name is.
+        costs: for schedules that are made for some; equal times when not given.
 
     Raises:
         PlanError: there is neither; or the numbers do not suit the schedule.
@@ -140,7 +145,8 @@ def load_schedule(source: str, sizes: Sizes) -> Schedule:
     from hocket.schedules import SCHEDULES
 
     if source in SCHEDULES:
-        return _made(source, sizes)
+        wanted = costs if "costs" in SCHEDULES[source].options else None
+        return _made(source, sizes, wanted)
     path = Path(source)
     if not path.exists():
         raise PlanError(_unknown(source, sorted(SCHEDULES)))
@@ -165,7 +171,7 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
 
     if source.endswith(".json") and Path(source).exists():
         return Timeline.from_json(read_text(Path(source)), path=source)
-    return simulate(load_schedule(source, sizes), costs)
+    return simulate(load_schedule(source, sizes, costs), costs)
 
 
 def read_text(path: Path) -> str:
@@ -182,7 +188,7 @@ def read_text(path: Path) -> str:
         raise ParseError(f"{path}: is not text in UTF-8 (byte {error.start})") from None
 
 
-def _made(name: str, sizes: Sizes) -> Schedule:
+def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
     from hocket.schedules import make_schedule
 
     if sizes.devices is None or sizes.microbatches is None:
@@ -195,6 +201,7 @@ def _made(name: str, sizes: Sizes) -> Schedule:
         num_steps=1 if sizes.steps is None else sizes.steps,
         num_replicas=1 if sizes.replicas is None else sizes.replicas,
         stages_per_device=sizes.stages_per_device,
+        **({} if costs is None else {"costs": costs}),
     )
 
 

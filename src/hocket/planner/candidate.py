@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hocket.planner.search.found import gap
+
 ONE_DEVICE: Final = "one-device"
 DDP: Final = "ddp"
 ZERO_1: Final = "ddp+zero1"
@@ -97,6 +99,8 @@ class Outcome:
         message_bytes: sent from device to device, per step and replica.
         reduce_bytes: gradients that are added up over the replicas, per step.
         boundaries: the layers at which stages 1, 2, ... begin.
+        bound_s: no order of the same work on the same devices is faster, with every
+            backward split.
         delay: the most updates by which a stage's weights are behind; 0 is exact.
     """
 
@@ -109,7 +113,13 @@ class Outcome:
     message_bytes: int
     reduce_bytes: int
     boundaries: tuple[int, ...]
+    bound_s: float
     delay: int = 0
+
+    @property
+    def gap(self) -> float:
+        """By which share the step is longer than the bound."""
+        return gap(self.step_s, self.bound_s)
 
     @property
     def fullest(self) -> MemorySplit:

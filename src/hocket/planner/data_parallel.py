@@ -84,6 +84,7 @@ def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome
         _gathered_bytes(parts, candidate),
         sum(g.gradient_bytes for g in parts.groups) if is_reduced else 0,
         (),
+        busy_s,
     )
 
 

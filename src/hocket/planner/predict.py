@@ -7,13 +7,11 @@ schedule's name, shape ─▶ Schedule                 ┘
 
 from __future__ import annotations
 
-from functools import cached_property
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from hocket.errors import ShapeError
-from hocket.plan.arrays import Floats
+from hocket.errors import FitError, ShapeError
 from hocket.plan.costs import Costs, StageCost
 from hocket.plan.op import Kind
 from hocket.plan.program import Program
@@ -23,9 +21,11 @@ from hocket.plan.timeline import Timeline
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
+from hocket.planner.quick_bound import Placement, StageSums
+from hocket.planner.search.bound import bound_s
 from hocket.planner.stages import stage_costs
 from hocket.planner.work import LayerCost, Work
-from hocket.schedules import make_schedule
+from hocket.schedules import SCHEDULES, make_schedule
 
 
 class Predictor:
@@ -44,8 +44,9 @@ class Predictor:
         self.batch_size = batch_size
         self._layers: dict[int, tuple[LayerCost, ...]] = {}
         self._balancers: dict[int, Balancer] = {}
-        self._stages: dict[tuple[int, int, bool], _Stages] = {}
-        self._devices: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        self._stages: dict[tuple[int, int, bool], StageSums] = {}
+        self._placements: dict[tuple[str, int, int], Placement] = {}
+        self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
 
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
         """For microbatches of this size."""
@@ -65,16 +66,24 @@ class Predictor:
         return self._balancers[num_samples].cut(num_stages)
 
     def bound_s(self, candidate: Candidate) -> float:
-        """No order of this candidate's work is faster than this; see `_Stages`.
+        """This candidate's order is not faster than this; see `quick_bound`.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
         """
-        devices = self._devices_of(candidate)
+        placement = self._placement_of(candidate)
         stages = self._stages_of(candidate)
         link = self.cluster.inside
         hop_s = link.latency_s + link.occupied_s(stages.least_message_bytes)
-        return stages.bound_s(devices, candidate.num_microbatches, hop_s)
+        return stages.bound_s(placement, candidate.num_microbatches, hop_s)
+
+    def splits(self, candidate: Candidate) -> bool:
+        """Whether its schedule splits any backward.
+
+        Raises:
+            ShapeError: the schedule does not take its numbers.
+        """
+        return self._placement_of(candidate).splits
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """Simulate a pipeline.
@@ -93,18 +102,23 @@ class Predictor:
         return simulate(self.schedule(candidate), self.costs(candidate))
 
     def schedule(self, candidate: Candidate) -> Schedule:
-        """The order of one step.
+        """The order of one step; made for these costs and this memory, if it can be.
+
+        Where none fits the memory, it is the one that misses least.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
         """
-        return make_schedule(
-            candidate.schedule,
-            num_devices=candidate.num_devices,
-            num_microbatches=candidate.num_microbatches,
-            num_replicas=candidate.num_replicas,
-            stages_per_device=candidate.stages_per_device,
-        )
+        known = {
+            "costs": self.costs(candidate),
+            "memory_bytes": self.cluster.memory_bytes,
+        }
+        taken = SCHEDULES[candidate.schedule].options
+        options = {name: value for name, value in known.items() if name in taken}
+        try:
+            return _made(candidate, options)
+        except FitError as error:
+            return _made(candidate, {**options, "memory_bytes": error.needed_bytes})
 
     def costs(self, candidate: Candidate) -> Costs:
         """Of its stages and links."""
@@ -135,10 +149,11 @@ class Predictor:
             int(traffic.num_bytes[is_message].sum()),
             gradient_bytes if candidate.num_replicas > 1 else 0,
             self.boundaries(num_samples, candidate.num_stages),
+            self._least_of(candidate, program),
             max(stage.delay for stage in program.stages),
         )
 
-    def _stages_of(self, candidate: Candidate) -> _Stages:
+    def _stages_of(self, candidate: Candidate) -> StageSums:
         num_samples = candidate.samples_of_microbatch(self.batch_size)
         key = num_samples, candidate.num_stages, candidate.recomputes
         if key not in self._stages:
@@ -148,23 +163,44 @@ class Predictor:
                 recomputes=candidate.recomputes,
                 update_s_per_byte=self.work.update_s_per_byte,
             )
-            self._stages[key] = _Stages(costs)
+            self._stages[key] = StageSums(costs)
         return self._stages[key]
 
-    def _devices_of(self, candidate: Candidate) -> tuple[int, ...]:
-        """Where the schedule puts its stages; from as few microbatches as will do."""
+    def _least_of(self, candidate: Candidate, program: Program) -> float:
+        """No order of the same work is faster: one bound for all schedules of it."""
+        devices = tuple(stage.device for stage in program.stages)
+        key = replace(candidate, schedule=""), devices
+        if key not in self._least_s:
+            self._least_s[key] = bound_s(program, self.costs(candidate))
+        return self._least_s[key]
+
+    def _placement_of(self, candidate: Candidate) -> Placement:
+        """Of the schedule; from as few microbatches as will do."""
         name, p, v = (
             candidate.schedule,
             candidate.num_devices,
             candidate.stages_per_device,
         )
-        if (name, p, v) not in self._devices:
-            program = _smallest(name, p, v).program
+        if (name, p, v) not in self._placements:
+            schedule = _smallest(name, p, v)
+            program = schedule.program
             if not all(stage.trainable for stage in program.stages):
                 raise ShapeError(f"{name} does not train all of its stages")
-            devices = tuple(stage.device for stage in program.stages)
-            self._devices[name, p, v] = devices
-        return self._devices[name, p, v]
+            if len(program.nets) > 1:
+                raise ShapeError(f"{name} holds several nets: a plan is of one model")
+            self._placements[name, p, v] = Placement.of(schedule)
+        return self._placements[name, p, v]
+
+
+def _made(candidate: Candidate, options: Mapping[str, Any]) -> Schedule:
+    return make_schedule(
+        candidate.schedule,
+        num_devices=candidate.num_devices,
+        num_microbatches=candidate.num_microbatches,
+        num_replicas=candidate.num_replicas,
+        stages_per_device=candidate.stages_per_device,
+        **options,
+    )
 
 
 def _smallest(name: str, num_devices: int, stages_per_device: int) -> Schedule:
@@ -181,63 +217,6 @@ def _smallest(name: str, num_devices: int, stages_per_device: int) -> Schedule:
         except ShapeError as error:
             refused = error
     raise refused
-
-
-class _Stages:
-    """The costs of all stages, and a bound on the time of any order of their work.
-
-    A device's first op is the forward of its first stage, which waits for all stages
-    before; its last backward is that stage's, and all stages before follow:
-
-        device d   │ fill │ m x (F + B) of all its stages │ drain │
-
-    Args:
-        costs: of each stage.
-    """
-
-    def __init__(self, costs: tuple[StageCost, ...]) -> None:
-        """Add up what comes before each stage."""
-        self.costs = costs
-        self._forward_s = np.array([cost.forward_s for cost in costs])
-        self._backward_s = np.array([cost.seconds(Kind.BACKWARD) for cost in costs])
-        both = (self._forward_s + self._backward_s).tolist()
-        self._before_s: Floats = np.array([0.0, *accumulate(both)])
-
-    @cached_property
-    def least_message_bytes(self) -> int:
-        """Of those between neighbouring stages, there and back."""
-        there = (cost.output_bytes for cost in self.costs[:-1])
-        back = (cost.input_grad_bytes for cost in self.costs[1:])
-        return min((*there, *back), default=0)
-
-    @cached_property
-    def _update_s(self) -> Floats:
-        return np.array([cost.update_s for cost in self.costs])
-
-    def bound_s(
-        self, devices: tuple[int, ...], num_microbatches: int, hop_s: float
-    ) -> float:
-        """The least that a step takes on stages that are placed so.
-
-        Args:
-            devices: of each stage.
-            num_microbatches: per step.
-            hop_s: of a message from stage to stage.
-        """
-        of = np.array(devices)
-        num_devices = int(of.max()) + 1
-        work_s = np.zeros(num_devices)
-        np.add.at(work_s, of, self._forward_s + self._backward_s)
-        update_s = np.zeros(num_devices)
-        np.add.at(update_s, of, self._update_s)
-        first = np.full(num_devices, of.size)
-        np.minimum.at(first, of, np.arange(of.size))
-        num_hops = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first]
-        fill_and_drain_s = self._before_s[first] + 2 * num_hops * hop_s
-        bounds: Floats = num_microbatches * work_s + np.maximum(
-            fill_and_drain_s, update_s
-        )
-        return float(bounds.max())
 
 
 def _bubble(program: Program, costs: tuple[StageCost, ...], step_s: float) -> float:

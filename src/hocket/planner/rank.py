@@ -14,6 +14,8 @@ from math import inf
 from typing import Final
 
 from hocket.errors import PlanError, ShapeError
+from hocket.plan.costs import StageCost
+from hocket.plan.op import Kind
 from hocket.planner.candidate import (
     DATA_PARALLEL,
     DDP,
@@ -29,11 +31,13 @@ from hocket.planner.predict import Predictor
 from hocket.planner.ranking import Ranking
 from hocket.planner.work import Work
 from hocket.schedules import SCHEDULES
+from hocket.schedules.v_min import repeating_bubble
 
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
 _DIGITS: Final = 6  # of samples per second: what differs in more is a tie
 _ROUNDED: Final = 1 - 1e-5  # and what may be a tie is never left out
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
+_NUM_TRIES: Final = 24  # what an order takes that is searched for, as simulations
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ def rank(
         found.num_beaten,
         found.num_too_long,
         tuple(layer.name for layer in predictor.layers(1)),
+        notes=tuple(_notes(predictor, found.outcomes)),
     )
     best = ranking.best
     if best is None:
@@ -150,6 +155,35 @@ class _Found:
             self.best_of[name] = min(known, outcome.step_s)
 
 
+def _notes(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """What is assumed of the orders in the table."""
+    pipelines = (x.candidate for x in outcomes if not x.candidate.is_data_parallel)
+    if any(predictor.splits(candidate) for candidate in pipelines):
+        yield (
+            "Where backwards are split into I and W, a microbatch is assumed to hold "
+            "all that its forward left until its W is done, and W to take what is left "
+            "of B without I."
+        )
+    yield from _repeating(predictor, outcomes)
+
+
+def _repeating(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """Whether the best of V-Min repeats its bubble, because times are not equal."""
+    theirs = [x for x in outcomes if x.candidate.schedule == "v-min" and x.fits]
+    if not theirs:
+        return
+    candidate = min(theirs, key=lambda outcome: outcome.step_s).candidate
+    stages, p = predictor.costs(candidate).stages, candidate.num_devices
+    share = StageCost(
+        forward_s=sum(stage.forward_s for stage in stages) / p,
+        input_grad_s=sum(x.seconds(Kind.BACKWARD_INPUT) for x in stages) / p,
+        weight_grad_s=sum(stage.weight_grad_s for stage in stages) / p,
+    )
+    text = repeating_bubble(p, share)
+    if text:
+        yield text
+
+
 def _order(outcome: Outcome) -> tuple[float | Candidate, ...]:
     """What fits before what does not, the fastest first; then what misses least.
 
@@ -177,7 +211,8 @@ def _try(predictor: Predictor, candidate: Candidate, found: _Found) -> Outcome |
     if candidate.is_data_parallel:
         return data_parallel_outcome(predictor, candidate)
     num_ops = 2 * candidate.num_stages * candidate.num_microbatches
-    if num_ops > MOST_OPS:
+    num_tries = _NUM_TRIES if "costs" in SCHEDULES[candidate.schedule].options else 1
+    if num_ops * num_tries > MOST_OPS:
         found.num_too_long += 1
         return None
     try:

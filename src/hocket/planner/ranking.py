@@ -180,6 +180,8 @@ class Ranking:
             "step_s": outcome.step_s,
             "samples_per_s": outcome.samples_per_s,
             "bubble_fraction": outcome.bubble_fraction,
+            "bound_s": outcome.bound_s,
+            "gap": outcome.gap,
             "fits": outcome.fits,
             "missing_bytes": outcome.missing_bytes,
             "peak_bytes": outcome.peak_bytes,

@@ -57,6 +57,7 @@ def _stage(
         output_bytes=layers[end].received_bytes if end < len(layers) else 0,
         input_grad_bytes=own[0].received_grad_bytes,
         activation_bytes=activation_bytes(own),
+        weight_grad_held_bytes=activation_bytes(own),  # not measured: all of it
         weight_bytes=weight_bytes,
         gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,

@@ -39,6 +39,7 @@ def columns(ranking: Ranking) -> tuple[str, ...]:
         "recompute",
         "samples/s",
         "bubble",
+        "gap",
         f"peak {unit}",
         "weights",
         "gradients",
@@ -164,6 +165,7 @@ def cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
     yield "all" if candidate.recomputes else "none"
     yield short(outcome.samples_per_s)
     yield percent(outcome.bubble_fraction)
+    yield percent(outcome.gap)
     yield unit.number(outcome.peak_bytes)
     yield unit.number(split.weight_bytes)
     yield unit.number(split.gradient_bytes)
@@ -180,13 +182,13 @@ def _unit(ranking: Ranking) -> Unit:
 def _misfit_table(misfits: list[Outcome], ranking: Ranking) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     all_ = columns(ranking)
-    names = ("does not fit", *all_[1:5], "missing", *all_[7:12])
+    names = ("does not fit", *all_[1:5], "missing", *all_[8:13])
     for number, name in enumerate(names):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for outcome in misfits:
         row = [*cells(outcome, ranking)]
         missing = _unit(ranking).number(outcome.missing_bytes)
-        table.add_row(*row[:5], missing, *row[7:12])
+        table.add_row(*row[:5], missing, *row[8:13])
     return table
 
 
@@ -216,10 +218,10 @@ def _against(best: Outcome, rival: Outcome | None, name: str, kind: str) -> str:
             if kind == "pipeline"
             else f"{name.capitalize()}: none fits."
         )
-    gain = best.samples_per_s / rival.samples_per_s
+    share = rival.samples_per_s / best.samples_per_s
     return (
         f"{name.capitalize()}, {rival.candidate.schedule}, reaches "
-        f"{short(rival.samples_per_s)} samples/s: {short(gain)} times slower."
+        f"{short(rival.samples_per_s)} samples/s, {short(share)} times as many."
     )
 
 

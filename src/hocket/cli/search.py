@@ -1,0 +1,176 @@
+"""`hocket search`: the best order of a schedule's work, and how far it is from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.planning import Sizes, load_schedule
+from hocket.cli.table import aligned
+
+if TYPE_CHECKING:
+    from hocket.plan.costs import Costs
+    from hocket.plan.schedule import Schedule
+    from hocket.plan.timeline import Timeline
+    from hocket.planner.search.found import Found, Progress
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="A schedule's name, or a file: its text, or PyTorch's CSV (*.csv). Its "
+        "stages, on its devices, are what an order is searched for.",
+    ),
+]
+
+
+@with_options
+def search_command(
+    source: SourceArgument,
+    sizes: Sizes,
+    costs: CostsGiven,
+    memory_bytes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Of each device; no limit by default."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Never split a backward into I and W.")
+    ] = False,
+    time_limit: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="Seconds to search for.")
+    ] = 60.0,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of the solver.")
+    ] = 2,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the order.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers and the order as JSON.")
+    ] = False,
+) -> None:
+    """Search for the best order of a schedule's work, and prove how good it is.
+
+    All devices are equal and take the seconds given. Ctrl-C ends the search, and takes
+    the best so far.
+    """
+    from hocket.planner.search.optimum import search
+
+    given = load_schedule(source, sizes)
+    prices = costs.make()
+    found = search(
+        given.program,
+        prices,
+        memory_bytes,
+        split_backward=not whole,
+        time_limit_s=time_limit,
+        num_threads=threads,
+        progress=_show,
+    )
+    if out is not None:
+        _write(out, found.schedule)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(_document(source, given, prices, found), indent=2))
+    else:
+        typer.echo("\n".join(_report(source, given, prices, found)))
+
+
+def _show(progress: Progress) -> None:
+    """One line per step ahead."""
+    from hocket.draw.quantity import percent, seconds
+
+    if isfinite(progress.makespan_s):
+        best = f"{seconds(progress.makespan_s)}, gap {percent(progress.gap)}"
+    else:
+        best = "none yet"
+    line = (
+        f"{progress.elapsed_s:6.1f} s  best {best}, bound {seconds(progress.bound_s)}"
+    )
+    print(line, file=sys.stderr, flush=True)
+
+
+def _document(
+    source: str, given: Schedule, costs: Costs, found: Found
+) -> dict[str, Any]:
+    timeline = _timeline(given, costs)
+    best = _timeline(found.schedule, costs)
+    return {
+        "given": {"schedule": source, **_numbers(timeline, found.bound_s)},
+        "found": {**_numbers(best, found.bound_s), "is_optimal": found.is_optimal},
+        "bound_s": found.bound_s,
+        "elapsed_s": found.elapsed_s,
+        "order": str(found.schedule),
+    }
+
+
+def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
+    from hocket.planner.search.found import gap
+
+    return {
+        "makespan_s": timeline.makespan_s,
+        "gap": gap(timeline.makespan_s, bound_s),
+        "bubble_fraction": timeline.bubble_fraction,
+        "peak_activations": _peak(timeline),
+        "peak_bytes": max(map(timeline.peak_bytes, _devices(timeline))),
+    }
+
+
+def _report(source: str, given: Schedule, costs: Costs, found: Found) -> Iterator[str]:
+    from hocket.draw.quantity import percent, seconds, short
+    from hocket.planner.search.found import gap
+
+    rows = [("", "makespan", "gap", "bubble", "peak activations")]
+    for name, schedule in ((source, given), ("found", found.schedule)):
+        timeline = _timeline(schedule, costs)
+        rows.append(
+            (
+                name,
+                seconds(timeline.makespan_s),
+                percent(gap(timeline.makespan_s, found.bound_s)),
+                percent(timeline.bubble_fraction),
+                short(_peak(timeline)),
+            )
+        )
+    bound = ("bound", seconds(found.bound_s), "", "", "")
+    yield from (line.rstrip() for line in aligned([*rows, bound]))
+    yield ""
+    if found.is_optimal:
+        yield "No order is faster."
+    else:
+        yield (
+            f"An order may be faster by {percent(found.gap)} at most: a longer "
+            "--time-limit may tell."
+        )
+    yield ""
+    yield str(found.schedule)
+
+
+def _timeline(schedule: Schedule, costs: Costs) -> Timeline:
+    from hocket.plan.simulate import simulate
+
+    return simulate(schedule, costs)
+
+
+def _devices(timeline: Timeline) -> range:
+    return range(timeline.schedule.program.num_devices)
+
+
+def _peak(timeline: Timeline) -> float:
+    return max(map(timeline.peak_activations, _devices(timeline)))
+
+
+def _write(path: Path, schedule: Schedule) -> None:
+    try:
+        path.write_text(f"{schedule}\n", encoding="utf-8")
+    except OSError as error:
+        reason = f"{path} cannot be written: {error.strerror}"
+        raise typer.BadParameter(reason) from None
+    typer.echo(f"{path} written", err=True)

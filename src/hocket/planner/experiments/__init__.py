@@ -1,0 +1,1 @@
+"""Published experiments, as work for the planner: nothing here is measured."""

@@ -1,0 +1,105 @@
+"""A bound on a step that is quick to work out: which candidates need no simulation.
+
+    device d   │ fill │ m x (F + B) of all its stages │ drain │
+
+A device's first op is the forward of its first stage, which waits for all stages
+before; its last backward is that stage's, and all stages before follow. Where backwards
+are split, only its last I is followed so, and its W come when they will.
+
+`search/bound.py` knows more, holds for any order, and takes longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from hocket.plan.arrays import Floats, Ints
+from hocket.plan.costs import StageCost
+from hocket.plan.op import Kind
+from hocket.plan.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a schedule does with stages, whatever the number of microbatches.
+
+    Args:
+        devices: of each stage.
+        splits: whether it splits any backward.
+    """
+
+    devices: tuple[int, ...]
+    splits: bool
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Placement:
+        """Look it up in its ops."""
+        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
+        devices = tuple(stage.device for stage in schedule.program.stages)
+        return cls(devices, Kind.BACKWARD_INPUT in kinds)
+
+
+class StageSums:
+    """The costs of all stages, added up once for all candidates that have them.
+
+    Args:
+        costs: of each stage.
+    """
+
+    def __init__(self, costs: tuple[StageCost, ...]) -> None:
+        """Add up what comes before each stage."""
+        self.costs = costs
+        self._forward_s = np.array([cost.forward_s for cost in costs])
+        self._backward_s = np.array([cost.seconds(Kind.BACKWARD) for cost in costs])
+        self._weight_grad_s = np.array([cost.weight_grad_s for cost in costs])
+        self._update_s = np.array([cost.update_s for cost in costs])
+
+    @cached_property
+    def least_message_bytes(self) -> int:
+        """Of those between neighbouring stages, there and back."""
+        there = (cost.output_bytes for cost in self.costs[:-1])
+        back = (cost.input_grad_bytes for cost in self.costs[1:])
+        return min((*there, *back), default=0)
+
+    def bound_s(
+        self, placement: Placement, num_microbatches: int, hop_s: float
+    ) -> float:
+        """The least that a step takes on stages that are placed so.
+
+        Args:
+            placement: of the stages.
+            num_microbatches: per step.
+            hop_s: of a message from stage to stage.
+        """
+        of = np.array(placement.devices)
+        num_devices = int(of.max()) + 1
+        first = np.full(num_devices, of.size)
+        np.minimum.at(first, of, np.arange(of.size))
+        hops_s = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first] * hop_s
+        fill_s = _before(self._forward_s)[first] + hops_s
+        drain_s = _before(self._backward_s)[first] + hops_s
+        update_s = _per_device(self._update_s, of)
+        work_s = num_microbatches * _per_device(self._forward_s + self._backward_s, of)
+        if not placement.splits:
+            bounds = work_s + np.maximum(fill_s + drain_s, update_s)
+            return float(bounds.max())
+        last_s = num_microbatches * _per_device(self._weight_grad_s, of)
+        drain_s -= _before(self._weight_grad_s)[first]
+        bounds = fill_s + work_s + np.maximum(drain_s - last_s, update_s)
+        return float(bounds.max())
+
+
+def _before(stage_s: Floats) -> Floats:
+    """The sum over all stages before each."""
+    return np.array([0.0, *accumulate(stage_s.tolist())])
+
+
+def _per_device(stage_s: Floats, of: Ints) -> Floats:
+    """The sum over each device's stages."""
+    total_s = np.zeros(int(of.max()) + 1)
+    np.add.at(total_s, of, stage_s)
+    return total_s

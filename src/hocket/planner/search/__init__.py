@@ -1,0 +1,8 @@
+"""The best order for a program, and how far any other is from it.
+
+problem ──▶ paths ──▶ bound     no order is faster; no package needed
+   │          │
+   │          └─────▶ model     OR-tools' CP-SAT: orders that are faster, and bounds
+   └─ holdings ─────────┘          that are higher, until they meet
+starts ──▶ model, order ──▶ Found
+"""

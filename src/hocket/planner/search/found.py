@@ -1,0 +1,62 @@
+"""What a search comes to, and what it tells on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from hocket.plan.schedule import Schedule
+
+SAME: Final = 1e-4  # what rounding to whole ticks may hide, as a share
+
+
+def gap(makespan_s: float, bound_s: float) -> float:
+    """By which share a makespan is longer than a bound; never below 0."""
+    return max(0.0, makespan_s / bound_s - 1.0) if bound_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search has come.
+
+    Args:
+        elapsed_s: since it began.
+        makespan_s: of the best order so far; infinite while there is none.
+        bound_s: no order is faster.
+    """
+
+    elapsed_s: float
+    makespan_s: float
+    bound_s: float
+
+    @property
+    def gap(self) -> float:
+        """By which share the best order may be too long."""
+        return gap(self.makespan_s, self.bound_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """The best order that was found, and what is proved about all others.
+
+    Args:
+        schedule: the order.
+        makespan_s: what it takes, simulated.
+        bound_s: no order of the program that fits the memory is faster.
+        elapsed_s: of the search.
+    """
+
+    schedule: Schedule
+    makespan_s: float
+    bound_s: float
+    elapsed_s: float
+
+    @property
+    def gap(self) -> float:
+        """By which share the order may be longer than the best."""
+        return gap(self.makespan_s, self.bound_s)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no order is faster, but for what rounding may hide."""
+        return self.gap <= SAME

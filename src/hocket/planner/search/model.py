@@ -1,0 +1,237 @@
+"""One question to OR-tools' CP-SAT: the fastest order, or the one that takes least.
+
+    lane       d0  ├ 0F0 ┤├ 0F1 ┤      ├ 0I0 ┤├ 0W0 ┤      at most one op at a time
+    waits                └────── lag ──▶                   start after start
+    memory         ├───────────────────────────┤ 0F0       at most so many bytes
+                           ├───────────────────── 0F1      at a time
+
+Sources: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, appendix G,
+for the same as an integer program; Perron and Didier, CP-SAT (OR-tools).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING, Any, Final
+
+from hocket.errors import MissingPackageError
+from hocket.planner.search.holdings import Holding, Instant
+from hocket.planner.search.paths import Paths
+from hocket.planner.search.problem import Task, Wait
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+_MOST_UNITS: Final = 10**6  # of memory; more are rounded down, so that nothing is lost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What is asked. All times are in ticks, and stand where seconds did.
+
+    Args:
+        tasks: with the resource that each takes.
+        num_ops: the first so many are ops, whose ends make the makespan.
+        waits: between tasks.
+        least: no makespan is below it.
+        most: nothing ends later.
+        hint: start of each op in an order that is known; empty where none is.
+        holdings: empty where memory does not matter.
+        room_bytes: of each device, for what comes and goes; None to ask for the least.
+        always_bytes: of each device, beside that.
+    """
+
+    tasks: Sequence[Task]
+    num_ops: int
+    waits: Sequence[Wait]
+    least: int
+    most: int
+    hint: Sequence[int] = ()
+    holdings: Sequence[Holding] = ()
+    room_bytes: Sequence[int] | None = None
+    always_bytes: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What may be spent on a question."""
+
+    time_limit_s: float
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of it.
+
+    Args:
+        starts: of each op in the best order, in ticks; empty if none was found.
+        is_impossible: it is proved that there is none.
+        is_best: it is proved that there is no better one.
+    """
+
+    starts: tuple[int, ...] = ()
+    is_impossible: bool = False
+    is_best: bool = False
+
+
+def require_ortools() -> None:
+    """Refuse to begin without the solver.
+
+    Raises:
+        MissingPackageError: OR-tools is not installed.
+    """
+    try:
+        import ortools.sat.python.cp_model  # noqa: F401
+    except ImportError:
+        raise MissingPackageError(
+            "the search for the best order needs OR-tools, which is not installed: "
+            "pip install 'hocket[search]'"
+        ) from None
+
+
+def ask(
+    question: Question,
+    effort: Effort,
+    on_order: Callable[[tuple[int, ...]], None],
+    on_bound: Callable[[float], None],
+) -> Answer:
+    """Search until it is proved that there is nothing better, or time is up.
+
+    Args:
+        question: what is asked.
+        effort: what may be spent on it.
+        on_order: told the starts of each better order.
+        on_bound: told each higher bound: ticks, or bytes where memory is asked for.
+    """
+    paths = Paths.of([task.seconds for task in question.tasks], question.waits)
+    if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
+        return Answer(is_impossible=True)
+    return _Model(question, paths).solve(effort, on_order, on_bound)
+
+
+class _Model:
+    """The question in CP-SAT's terms."""
+
+    def __init__(self, question: Question, paths: Paths) -> None:
+        from ortools.sat.python import cp_model
+
+        self.cp = cp_model
+        self.question = question
+        self.model = cp_model.CpModel()
+        self.unit_bytes = 1
+        self.starts = [
+            self.model.new_int_var(int(head), question.most - int(tail), "")
+            for head, tail in zip(paths.head_s, paths.tail_s, strict=True)
+        ]
+        self._take_turns()
+        for before, after, lag in question.waits:
+            self.model.add(self.starts[after] >= self.starts[before] + int(lag))
+        if question.holdings:
+            self._keep_within_memory()
+        if question.room_bytes is not None or not question.holdings:
+            self._be_fast(paths)
+        for start, time in zip(self.starts, question.hint, strict=False):
+            self.model.add_hint(start, time)
+
+    def solve(
+        self,
+        effort: Effort,
+        on_order: Callable[[tuple[int, ...]], None],
+        on_bound: Callable[[float], None],
+    ) -> Answer:
+        """Let CP-SAT work on it."""
+        cp, ops = self.cp, self.starts[: self.question.num_ops]
+
+        class Told(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
+            def on_solution_callback(self) -> None:
+                on_order(tuple(self.value(start) for start in ops))
+
+        solver = cp.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.1, effort.time_limit_s)
+        solver.parameters.num_workers = effort.num_threads
+        solver.parameters.random_seed = 0
+        solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
+        status = solver.solve(self.model, Told())
+        if status == cp.INFEASIBLE:
+            return Answer(is_impossible=True)
+        if status not in (cp.OPTIMAL, cp.FEASIBLE):
+            return Answer()
+        on_bound(solver.best_objective_bound * self.unit_bytes)
+        starts = tuple(solver.value(start) for start in ops)
+        return Answer(starts, is_best=status == cp.OPTIMAL)
+
+    def _take_turns(self) -> None:
+        """A resource does one task at a time."""
+        turns: defaultdict[int, list[cp_model.IntervalVar]] = defaultdict(list)
+        for start, task in zip(self.starts, self.question.tasks, strict=True):
+            begin = start - int(task.before_s)
+            turns[task.resource].append(
+                self.model.new_fixed_size_interval_var(begin, int(task.taken_s), "")
+            )
+        for intervals in turns.values():
+            self.model.add_no_overlap(intervals)
+
+    def _be_fast(self, paths: Paths) -> None:
+        question = self.question
+        least = max(question.least, int(paths.longest_s))
+        makespan = self.model.new_int_var(least, max(least, question.most), "makespan")
+        followed = {wait.before for wait in question.waits}
+        for row in range(question.num_ops):
+            if row not in followed:
+                end = self.starts[row] + int(question.tasks[row].seconds)
+                self.model.add(makespan >= end)
+        self.model.minimize(makespan)
+
+    def _keep_within_memory(self) -> None:
+        question = self.question
+        held: defaultdict[int, list[Holding]] = defaultdict(list)
+        for holding in question.holdings:
+            held[holding.device].append(holding)
+        rooms = question.room_bytes
+        if rooms is None:
+            # The least that every device gets along with, as one number.
+            self.unit_bytes = _unit_bytes(question, question.always_bytes)
+            most = sum(holding.num_bytes for holding in question.holdings)
+            most += max(question.always_bytes)
+            memory = self.model.new_int_var(0, 1 + most // self.unit_bytes, "memory")
+            self.model.minimize(memory)
+        for device, of_one in held.items():
+            if rooms is None:
+                unit = self.unit_bytes
+                room: Any = memory - question.always_bytes[device] // unit
+            else:
+                unit = _unit_bytes(question, rooms)
+                room = rooms[device] // unit
+            intervals = [self._interval(holding) for holding in of_one]
+            units = [holding.num_bytes // unit for holding in of_one]
+            self.model.add_cumulative(intervals, units, room)
+
+    def _interval(self, holding: Holding) -> cp_model.IntervalVar:
+        begin, end = holding.begin, holding.end
+        if begin == Instant(end.row, False):
+            size = int(self.question.tasks[end.row].seconds)
+            return self.model.new_fixed_size_interval_var(
+                self.starts[end.row], size, ""
+            )
+        length = self.model.new_int_var(0, self.question.most, "")
+        return self.model.new_interval_var(self._at(begin), length, self._at(end), "")
+
+    def _at(self, instant: Instant | None) -> cp_model.LinearExprT:
+        if instant is None:
+            return 0
+        seconds = self.question.tasks[instant.row].seconds if instant.is_end else 0
+        return self.starts[instant.row] + int(seconds)
+
+
+def _unit_bytes(question: Question, more: Iterable[int]) -> int:
+    """In which all are whole; or, where that is too fine, one that is fine enough."""
+    sizes = [*(holding.num_bytes for holding in question.holdings), *more]
+    common = gcd(*sizes)
+    largest = max(abs(size) for size in sizes)
+    if largest <= _MOST_UNITS * common:
+        return common
+    return -(-largest // _MOST_UNITS)

@@ -1,0 +1,247 @@
+"""`hocket.search`: the best order for a small program, a bound for a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, inf
+from time import perf_counter
+from typing import Final
+
+from hocket.draw.quantity import byte_size
+from hocket.errors import FitError, PlanError
+from hocket.plan.costs import Costs
+from hocket.plan.program import Program
+from hocket.plan.schedule import Schedule
+from hocket.plan.simulate import simulate
+from hocket.planner.search.bound import bound_s
+from hocket.planner.search.found import SAME, Found, Progress
+from hocket.planner.search.holdings import Holding, always_bytes, holdings
+from hocket.planner.search.memory_waits import memory_waits
+from hocket.planner.search.model import (
+    Answer,
+    Effort,
+    Question,
+    ask,
+    require_ortools,
+)
+from hocket.planner.search.order import known_orders, schedule_at, starts_of
+from hocket.planner.search.problem import Problem, Task, Wait
+from hocket.planner.search.ticks import Ticks
+
+Report = Callable[[Progress], None]
+
+_MOST_OPS: Final = 5_000  # of a program that is given to the solver
+_NEAR: Final = 1e-6  # of a tick: bounds come as floating point
+
+
+def search(
+    program: Program,
+    costs: Costs,
+    memory_bytes: int | None = None,
+    *,
+    split_backward: bool = True,
+    time_limit_s: float = 60.0,
+    num_threads: int = 2,
+    progress: Report | None = None,
+) -> Found:
+    """Search for the fastest order of a program's work, and prove how good it is.
+
+    It begins with the published orders of the program and a bound that takes no
+    search; where they meet, it ends at once. Else CP-SAT looks for faster orders and
+    for a higher bound until both meet, or time is up. Programs of more than 5,000 ops
+    are not given to it: of those, the result is the best published order, and the
+    bound.
+
+    Args:
+        program: what must be computed.
+        costs: of it. Their jitter is left out.
+        memory_bytes: that each device has; no limit when not given.
+        split_backward: whether I and W may go apart. With False, backwards are whole.
+        time_limit_s: after which the best order so far is taken.
+        num_threads: of the solver.
+        progress: told of each better order, and of each higher bound; maybe in
+            another thread.
+
+    Raises:
+        MissingPackageError: OR-tools is not installed (`pip install 'hocket[search]'`).
+        FitError: no order fits the memory; it names the least that one fits.
+        CostsError: the costs do not fit the program.
+
+    >>> from hocket import Costs, Program
+    >>> found = search(Program.chain([0, 1], 3), Costs.uniform())
+    >>> found.makespan_s, found.is_optimal
+    (10.0, True)
+    """
+    require_ortools()
+    hunt = _Hunt(program, costs, memory_bytes, split_backward, progress)
+    return hunt.run(time_limit_s, num_threads)
+
+
+class _Hunt:
+    """One search: the best order so far, and the bound."""
+
+    def __init__(
+        self,
+        program: Program,
+        costs: Costs,
+        memory_bytes: int | None,
+        split_backward: bool,
+        report: Report | None,
+    ) -> None:
+        self.begin_s = perf_counter()
+        self.costs = replace(costs, jitter=0.0)
+        self.memory_bytes = memory_bytes
+        self.split_backward = split_backward
+        self.report = report
+        self.problem = Problem.of(program, self.costs, split_backward=split_backward)
+        self.bound_s = bound_s(program, self.costs, split_backward=split_backward)
+        self.best: Schedule | None = None
+        self.best_s = inf
+        self.least: tuple[int, int] | None = None  # bytes, and the device
+        serial_s = sum(task.taken_s for task in self.problem.tasks)
+        serial_s += sum(_longest_lags(self.problem.waits).values())
+        parts = {part for task in self.problem.tasks for part in task[1:]}
+        lags = {wait.lag_s for wait in self.problem.waits}
+        self.ticks = Ticks.of(parts | lags, serial_s)
+        self.serial_s = serial_s
+
+    def run(self, time_limit_s: float, num_threads: int) -> Found:
+        """Known orders first, then the solver."""
+        until_s = self.begin_s + time_limit_s
+        for schedule in known_orders(
+            self.problem,
+            self.costs,
+            memory_bytes=self.memory_bytes,
+            split_backward=self.split_backward,
+        ):
+            self._offer(schedule)
+            if self._is_settled() or perf_counter() >= until_s:
+                break
+        if not self._is_settled() and len(self.problem.ops) <= _MOST_OPS:
+            self._solve(until_s, num_threads)
+        if self.best is None:
+            raise self._refusal()
+        elapsed_s = perf_counter() - self.begin_s
+        return Found(self.best, self.best_s, self.bound_s, elapsed_s)
+
+    def _is_settled(self) -> bool:
+        return self.best_s <= self.bound_s * (1 + SAME)
+
+    def _solve(self, until_s: float, num_threads: int) -> None:
+        """Ask for the fastest order; and for one that fits, where there was none.
+
+        What waits in queues is not in the first question, so that it leaves out no
+        order that fits, and its bound holds. Where that takes too much, it is in the
+        next; and if it still does, there is so much less memory in those that follow.
+        """
+        limit, counts_queues = self.memory_bytes, False
+        on_bound: Callable[[float], None] = self._raise_bound
+        while True:
+            question = self._question(limit, counts_queues=counts_queues)
+            effort = Effort(until_s - perf_counter(), num_threads)
+            answer = ask(question, effort, self._told, on_bound)
+            missing = self._offer(self._order(answer)) if answer.starts else 0
+            is_late = perf_counter() >= until_s
+            if limit is None or not missing or is_late or self._is_settled():
+                break
+            limit -= missing if counts_queues else 0
+            counts_queues, on_bound = True, _nothing
+        if self.best is None:
+            self._ask_for_least(Effort(until_s - perf_counter(), num_threads))
+
+    def _ask_for_least(self, effort: Effort) -> None:
+        """Nothing is known that fits: what would?"""
+        question = self._question(None, counts_queues=True, seeks_memory=True)
+        if effort.time_limit_s > 0:
+            ask(question, effort, self._told, _nothing)
+
+    def _told(self, starts: tuple[int, ...]) -> None:
+        self._offer(self._order(Answer(starts)))
+
+    def _order(self, answer: Answer) -> Schedule:
+        return schedule_at(self.problem, answer.starts)
+
+    def _offer(self, schedule: Schedule) -> int:
+        """Simulate an order, and keep it if it is the best; bytes that it misses."""
+        timeline = simulate(schedule, self.costs)
+        if self.memory_bytes is not None:
+            devices = range(schedule.program.num_devices)
+            peak = max((round(timeline.peak_bytes(d)), d) for d in devices)
+            self.least = peak if self.least is None else min(self.least, peak)
+            if peak[0] > self.memory_bytes:
+                return peak[0] - self.memory_bytes
+        if timeline.makespan_s < self.best_s:
+            self.best, self.best_s = schedule, timeline.makespan_s
+            self._tell()
+        return 0
+
+    def _raise_bound(self, ticks: float) -> None:
+        new_s = ceil(ticks - _NEAR) * self.ticks.tick_s
+        if new_s > self.bound_s:
+            self.bound_s = min(new_s, self.best_s)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.report is not None:
+            elapsed_s = perf_counter() - self.begin_s
+            self.report(Progress(elapsed_s, self.best_s, self.bound_s))
+
+    def _question(
+        self,
+        limit: int | None,
+        *,
+        counts_queues: bool = False,
+        seeks_memory: bool = False,
+    ) -> Question:
+        problem, count = self.problem, self.ticks.count
+        always = always_bytes(problem.program, self.costs)
+        rooms = None if limit is None else [limit - size for size in always]
+        waits = [*problem.waits, *problem.microbatch_waits()]
+        if rooms is not None:
+            waits += memory_waits(problem, self.costs, rooms)
+        known_s = self.serial_s if self.best is None else self.best_s
+        hint: list[int] = []
+        if self.best is not None:
+            times = starts_of(problem, self.best, self.costs)
+            hint = [count(time_s) for time_s in times]
+        held: tuple[Holding, ...] = ()
+        if rooms is not None or seeks_memory:
+            held = holdings(problem, self.costs, counts_queues=counts_queues)
+        return Question(
+            [Task(task[0], *map(count, task[1:])) for task in problem.tasks],
+            len(problem.ops),
+            [Wait(before, after, count(lag_s)) for before, after, lag_s in waits],
+            count(self.bound_s),
+            count(known_s),
+            hint,
+            held,
+            rooms,
+            always,
+        )
+
+    def _refusal(self) -> PlanError:
+        assert self.least is not None  # without a limit, every order fits
+        assert self.memory_bytes is not None
+        needed, device = self.least
+        return FitError(
+            f"no order of this program that was found fits {self.memory_bytes:,} bytes "
+            f"per device ({byte_size(self.memory_bytes)}): device {device} needs "
+            f"{needed:,} bytes ({byte_size(needed)}) in the order that takes least. "
+            "Use that, more devices, smaller microbatches, or recomputation",
+            device=device,
+            needed_bytes=needed,
+            memory_bytes=self.memory_bytes,
+        )
+
+
+def _longest_lags(waits: tuple[Wait, ...]) -> dict[int, float]:
+    """By task, the longest that it may have to wait after all others have ended."""
+    lags: dict[int, float] = {}
+    for _, after, lag_s in waits:
+        lags[after] = max(lags.get(after, 0.0), lag_s)
+    return lags
+
+
+def _nothing(_: float) -> None:
+    """For questions whose bound says nothing about the first one."""

@@ -1,0 +1,150 @@
+"""From start times to an order and back, and orders that need no search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+from hocket.errors import PlanError
+from hocket.passes.delay_weight_gradients import delay_weight_gradients
+from hocket.passes.split_backward import split_backward as split
+from hocket.plan.costs import Costs
+from hocket.plan.op import BACKWARDS, MESSAGES, Kind, Op
+from hocket.plan.program import Program
+from hocket.plan.schedule import Lane, Schedule
+from hocket.plan.simulate import simulate
+from hocket.planner.search.paths import in_order
+from hocket.planner.search.problem import HALVES, Problem
+from hocket.schedules import SCHEDULES, Shape
+
+
+def schedule_at(problem: Problem, start: Sequence[float]) -> Schedule:
+    """The order in which ops start at these times.
+
+    A reduction only starts something: its lane reaches it as soon as it may begin.
+
+    Args:
+        problem: the ops.
+        start: of each op at least; in any unit.
+    """
+    keys = [(start[row], 0, start[row]) for row in range(len(problem.ops))]
+    for before, after, _ in problem.waits:
+        if after < len(keys) and problem.work.is_reduction[after]:
+            ready = start[before]
+            known = keys[after][0] if keys[after][1] else ready
+            keys[after] = max(known, ready), 1, start[after]
+    return _lanes(problem, keys)
+
+
+def starts_of(problem: Problem, schedule: Schedule, costs: Costs) -> list[float]:
+    """When each op starts in an order, in seconds, microbatches by their number.
+
+    Args:
+        problem: with as many ops of each kind as the schedule.
+        schedule: any order of the program.
+        costs: of it.
+    """
+    spans = simulate(schedule, costs).spans
+    start_of = {span.op: span.start_s for span in spans}
+    start_s = [start_of[op] for op in problem.ops]
+    for numbers in problem.sequences():
+        rows = [row for row in numbers if row < len(start_s)]
+        for row, time_s in zip(rows, sorted(start_s[r] for r in rows), strict=True):
+            start_s[row] = time_s
+    return start_s
+
+
+def known_orders(
+    problem: Problem,
+    costs: Costs,
+    *,
+    memory_bytes: int | None,
+    split_backward: bool,
+) -> Iterator[Schedule]:
+    """One microbatch after another; every published order; those with W delayed.
+
+    Args:
+        problem: the ops.
+        costs: of them, for orders that look at costs.
+        memory_bytes: of each device, for orders that look at memory.
+        split_backward: whether the backwards are to be split, or whole.
+    """
+    yield one_by_one(problem)
+    given = {"costs": costs, "memory_bytes": memory_bytes}
+    published = [*_published(problem.program, given, split_backward)]
+    if not split_backward:
+        yield from published
+        return
+    yield from map(_split, published)
+    for schedule in published:
+        with suppress(PlanError):  # it may not fit, however soon W come
+            delayed = delay_weight_gradients(schedule, costs, memory_bytes=memory_bytes)
+            yield _split(delayed)
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    """Each microbatch forward and back before the next: the fewest activations."""
+    keys = [_place(op) for op in problem.ops]
+    return _lanes(problem, keys)
+
+
+def _place(op: Op) -> tuple[float, ...]:
+    is_back = op.kind in BACKWARDS or op.kind in HALVES
+    microbatch = inf if op.microbatch is None else op.microbatch
+    depth = -op.stage if is_back else op.stage
+    return op.step, microbatch, is_back, depth, op.kind is Kind.BACKWARD_WEIGHT
+
+
+def _lanes(problem: Problem, keys: Sequence[tuple[float, ...]]) -> Schedule:
+    """Each device's ops, after all that they wait for; else the lowest key first."""
+    program = problem.program
+    lanes: list[list[Op]] = [[] for _ in range(program.num_devices)]
+    of_messages = (keys[row] for row in problem.rows[len(keys) :])
+    for task in in_order([*keys, *of_messages], problem.waits):
+        if task < len(problem.ops):
+            op = problem.ops[task]
+            lanes[program.stages[op.stage].device].append(op)
+    return Schedule(
+        program, tuple(Lane(d, 0, tuple(ops)) for d, ops in enumerate(lanes))
+    )
+
+
+def _shape(program: Program) -> Shape | None:
+    """What a published order of this program would be made for."""
+    per_device, rest = divmod(program.num_stages, program.num_devices)
+    if rest or len(program.nets) != 1:
+        return None
+    return Shape(
+        program.num_devices,
+        program.nets[0].num_microbatches,
+        per_device,
+        program.num_steps,
+        program.num_replicas,
+    )
+
+
+def _published(
+    program: Program, given: Mapping[str, object], split_backward: bool
+) -> Iterator[Schedule]:
+    """Those of the table that are of this program; with whole backwards if so asked.
+
+    None with messages: they are for those who run an order.
+    """
+    shape = _shape(program)
+    refused = MESSAGES if split_backward else MESSAGES | {*HALVES}
+    for entry in SCHEDULES.values() if shape else ():
+        options = {name: x for name, x in given.items() if name in entry.options}
+        try:
+            schedule = entry.make(shape, **options)
+        except PlanError:
+            continue
+        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
+        if schedule.program == program and not kinds & refused:
+            yield schedule
+
+
+def _split(schedule: Schedule) -> Schedule:
+    """With all backwards split, and no body that repeats: ops are about to move."""
+    return replace(split(schedule), body=(), num_repeats=0)

@@ -1,0 +1,193 @@
+"""Every op and message of a program: what takes time where, and what waits for what.
+
+    resource   does one thing at a time: a lane, a device's reductions, a link
+    task       what it does: an op; or a message, on a link where its bytes take time
+    wait       a task starts no earlier than so long after the start of another
+
+Nothing is found out here: needs and messages are the simulator's, which asks dataflow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from hocket.plan.costs import Costs
+from hocket.plan.dataflow import due_ops
+from hocket.plan.op import Kind, Op
+from hocket.plan.program import Program
+from hocket.plan.schedule import Lane, Schedule
+from hocket.plan.simulator.needs import LOCAL
+from hocket.plan.simulator.work import Work, prepare
+
+HALVES: Final = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+
+
+class Task(NamedTuple):
+    """Something that takes time.
+
+    Args:
+        resource: that it takes.
+        before_s: from when on, before its start (a lane takes in what arrived).
+        seconds: how long it takes.
+        after_s: until when, after its end (a lane hands over what it sends).
+    """
+
+    resource: int
+    before_s: float
+    seconds: float
+    after_s: float
+
+    @property
+    def taken_s(self) -> float:
+        """How long the resource is taken."""
+        return self.before_s + self.seconds + self.after_s
+
+
+class Wait(NamedTuple):
+    """Task `after` starts at least `lag_s` after the start of task `before`."""
+
+    before: int
+    after: int
+    lag_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """A program without an order.
+
+    Args:
+        work: the simulator's, of the ops in an order that means nothing.
+        ops: row after row of `work`.
+        tasks: of each op, in its place; then of messages.
+        rows: of each task, the op that it is, or whose result it carries.
+        waits: what the program says.
+    """
+
+    work: Work
+    ops: tuple[Op, ...]
+    tasks: tuple[Task, ...]
+    rows: tuple[int, ...]
+    waits: tuple[Wait, ...]
+
+    @property
+    def program(self) -> Program:
+        """What must be computed."""
+        return self.work.schedule.program
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """What each task takes."""
+        return tuple(task.seconds for task in self.tasks)
+
+    @classmethod
+    def of(cls, program: Program, costs: Costs, *, split_backward: bool) -> Problem:
+        """All that is due, once.
+
+        Args:
+            program: any.
+            costs: of it.
+            split_backward: into I and W, which may go apart.
+
+        Raises:
+            CostsError: the costs do not fit the program.
+        """
+        due = list(due_ops(program))
+        if split_backward:
+            due = [half for op in due for half in halves(op)]
+        lanes = tuple(
+            Lane(device, 0, tuple(op for op in due if op.stage in stages))
+            for device, stages in enumerate(program.stages_on)
+        )
+        work = prepare(Schedule(program, lanes), costs)
+        ops = tuple(op for lane in lanes for op in lane.ops)
+        return cls(work, ops, *_tasks_and_waits(work))
+
+    def sequences(self) -> Iterator[list[int]]:
+        """Tasks of one kind, stage and step, in order of their microbatches."""
+        alike: dict[tuple[int, Kind, int, int], list[int]] = {}
+        for number, (task, row) in enumerate(zip(self.tasks, self.rows, strict=True)):
+            op = self.ops[row]
+            key = task.resource, op.kind, op.stage, op.step
+            alike.setdefault(key, []).append(number)
+        yield from alike.values()
+
+    def microbatch_waits(self) -> Iterator[Wait]:
+        """Microbatches in order of number, in each kind of op and message.
+
+        Nothing is lost by it: equal microbatches can change their names. If the k-th
+        forward of every stage is called k, it still comes after k forwards of the
+        stage before, so after the k-th.
+        """
+        for numbers in self.sequences():
+            for first, second in pairwise(numbers):
+                one, other = self.tasks[first], self.tasks[second]
+                lag_s = one.seconds + one.after_s + other.before_s
+                yield Wait(first, second, lag_s)
+
+
+def halves(op: Op) -> tuple[Op, ...]:
+    """A whole backward as I and W; any other op as it is."""
+    if op.kind is not Kind.BACKWARD:
+        return (op,)
+    return tuple(replace(op, kind=kind) for kind in HALVES)
+
+
+def _tasks_and_waits(
+    work: Work,
+) -> tuple[tuple[Task, ...], tuple[int, ...], tuple[Wait, ...]]:
+    needs, messages, columns = work.needs, work.messages, work.columns
+    num_ops, num_devices = columns.num_ops, work.schedule.program.num_devices
+    makers, handling_s = messages.maker.tolist(), messages.handling_s.tolist()
+    occupied_s, latency_s = messages.occupied_s.tolist(), messages.latency_s.tolist()
+    before_s, after_s = [0.0] * num_ops, [0.0] * num_ops
+    sent: list[Task] = []
+    rows = [*range(num_ops)]
+    waits: list[Wait] = []
+
+    # 1. What each op hands over, one message after another. Where the bytes take time,
+    #    the message is a task; else it only makes its reader wait.
+    arrives: list[tuple[int, float]] = []  # so long after the start of this task
+    for message, maker in enumerate(makers):
+        after_s[maker] += handling_s[message]
+        ready_s = work.seconds[maker] + after_s[maker]
+        if occupied_s[message]:
+            task = num_ops + len(sent)
+            link = 2 * num_devices + int(messages.link[message])
+            sent.append(Task(link, 0.0, occupied_s[message], 0.0))
+            rows.append(maker)
+            waits.append(Wait(maker, task, ready_s))
+            arrives.append((task, occupied_s[message] + latency_s[message]))
+        else:
+            arrives.append((maker, ready_s + latency_s[message]))
+
+    # 2. What each op waits for, the last first: what arrives is taken in one after
+    #    another, and what is taken in by one of several readers by none of them.
+    num_readers = Counter(needs.arrival.tolist())
+    needed = needs.row.tolist(), needs.maker.tolist(), needs.arrival.tolist()
+    for row, maker, arrival in reversed(list(zip(*needed, strict=True))):
+        if arrival == LOCAL:
+            if maker >= 0:  # and not given from the start
+                waits.append(Wait(maker, row, work.seconds[maker]))
+            continue
+        if num_readers[arrival] == 1:
+            before_s[row] += handling_s[arrival]
+        task, lag_s = arrives[arrival]
+        waits.append(Wait(task, row, lag_s + before_s[row]))
+
+    # 3. Reductions leave their lane free.
+    done = (
+        Task(device + num_devices * reduces, *parts)
+        for device, reduces, *parts in zip(
+            columns.device.tolist(),
+            work.is_reduction,
+            before_s,
+            work.seconds,
+            after_s,
+            strict=True,
+        )
+    )
+    return (*done, *sent), tuple(rows), tuple(waits)

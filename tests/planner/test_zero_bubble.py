@@ -1,0 +1,97 @@
+"""Orders that split backwards, among the candidates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from hocket.plan.op import Kind
+from hocket.planner.candidate import Candidate
+from hocket.planner.predict import Predictor
+from hocket.planner.rank import Search, rank
+from hocket.planner.stages import stage_costs
+from tests.planner.toys import MIB, cluster, layers, work
+
+NAMES: Final = ("1f1b", "zb-h1", "zb-h2", "zb-auto")
+SEARCH: Final = Search(
+    schedules=NAMES,
+    num_devices=(4,),
+    num_microbatches=(8,),
+    recompute=(False,),
+    data_parallel=False,
+    is_exhaustive=True,
+)
+
+
+def candidate(name: str) -> Candidate:
+    """Four devices, eight microbatches."""
+    return Candidate(name, 4, 1, 1, 8)
+
+
+def test_the_search_for_an_order_beats_what_is_made_by_hand() -> None:
+    """It is made for the costs, and for the memory that there is."""
+    ranking = rank(work(8), cluster(4, latency_s=1e-3), 8, SEARCH)
+    step_s = {x.candidate.schedule: x.step_s for x in ranking.outcomes}
+    assert step_s.keys() == set(NAMES)
+    assert step_s["zb-auto"] == min(step_s.values())
+    assert step_s["zb-h1"] < step_s["1f1b"]
+
+
+@pytest.mark.parametrize("mib", [200, 216, 240, 400])
+def test_an_order_that_is_made_for_the_memory_fits_it(mib: int) -> None:
+    """Where another one would not, and as far as any order can."""
+    small = cluster(4, memory_bytes=mib * MIB)
+    job = work(8, activation_bytes=16 * MIB)
+    ranking = rank(job, small, 8, SEARCH)
+    missing = {x.candidate.schedule: x.missing_bytes for x in ranking.outcomes}
+    assert missing["zb-auto"] == min(missing.values())
+    if not missing["zb-auto"]:
+        found = {x.candidate.schedule: x for x in ranking.fitting}
+        assert all(found["zb-auto"].step_s <= x.step_s for x in found.values())
+
+
+def test_too_little_memory_is_told_with_what_would_do() -> None:
+    """The order that needs least is looked at: nobody is told a larger number."""
+    job, devices = work(8), cluster(4, memory_bytes=MIB)
+    (outcome,) = rank(job, devices, 8, replace(SEARCH, schedules=("zb-auto",))).outcomes
+    enough = replace(devices, memory_bytes=outcome.peak_bytes)
+    assert Predictor(job, enough, 8).outcome(candidate("zb-auto")).fits
+    assert outcome.missing_bytes == outcome.peak_bytes - MIB
+
+
+def test_the_assumption_is_named_where_it_counts() -> None:
+    """Nothing says how much of what a forward left its weight gradients need."""
+    note = "assumed to hold all that its forward left"
+    split = rank(work(8), cluster(4), 8, SEARCH)
+    whole = rank(work(8), cluster(4), 8, replace(SEARCH, schedules=("1f1b",)))
+    assert note in str(split).replace("\n", " ")
+    assert note not in str(whole).replace("\n", " ")
+    (cost,) = stage_costs(layers(2), (), recomputes=False, update_s_per_byte=0.0)
+    assert cost.weight_grad_held_bytes == cost.activation_bytes
+
+
+def test_only_orders_that_split_hold_more() -> None:
+    """As many forwards are in flight; what waits for its W comes on top."""
+    predictor = Predictor(work(8), cluster(4), 8)
+    peaks = {
+        name: [x.activation_bytes for x in predictor.outcome(candidate(name)).memory]
+        for name in ("1f1b", "zb-h1")
+    }
+    assert peaks["zb-h1"][-1] > peaks["1f1b"][-1]
+    assert predictor.splits(candidate("zb-h1"))
+    assert not predictor.splits(candidate("1f1b"))
+    ops = [
+        op for lane in predictor.schedule(candidate("zb-h1")).lanes for op in lane.ops
+    ]
+    assert not any(op.kind is Kind.BACKWARD for op in ops)
+
+
+def test_a_bubble_that_repeats_is_told_with_its_numbers() -> None:
+    """V-Min's, where the times are not equal: stages that recompute have a longer I."""
+    theirs = replace(SEARCH, schedules=("v-min",))
+    equal = rank(work(8), cluster(4), 8, theirs)
+    unequal = rank(work(8), cluster(4), 8, replace(theirs, recompute=(True,)))
+    assert not any("repeats a bubble" in note for note in equal.notes)
+    assert any("v-min repeats a bubble of" in note for note in unequal.notes)
