@@ -32,6 +32,7 @@ from typing import Final
 from hocket import env
 from hocket.run.failure import Cause, Report, report_of, where, write_report
 from hocket.run.job import WorkerFiles, attempt_dir, job_dir, write_json
+from hocket.run.process_wide import handling, waking
 from hocket.run.ring import NOBODY, Ring, read_ring
 from hocket.run.story import headline, last_ops
 from hocket.run.world import World
@@ -173,10 +174,10 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
     answered = threading.Event()
     with contextlib.ExitStack() as stack:
         answer = partial(_raise, answered)
-        stack.enter_context(_handling(signal.SIGTERM, answer))
+        stack.enter_context(handling(signal.SIGTERM, answer))
         if not alone:  # with nobody to wait for, the main thread comes back by itself
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                stack.enter_context(_handling(signal.SIGINT, answer))
+                stack.enter_context(handling(signal.SIGINT, answer))
             stack.enter_context(_watching_signals(answered, on_stuck))
         yield
 
@@ -184,17 +185,6 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
 def _raise(answered: threading.Event, number: int, _frame: FrameType | None) -> None:
     answered.set()
     raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
-
-
-@contextlib.contextmanager
-def _handling(
-    number: signal.Signals, handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
 @contextlib.contextmanager
@@ -213,12 +203,11 @@ def _watching_signals(
                 os._exit(128 + byte[0])
 
     thread = threading.Thread(target=watch, name="hocket-signals", daemon=True)
-    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     thread.start()
     try:
-        yield
+        with waking(writing.fileno()):
+            yield
     finally:
-        signal.set_wakeup_fd(before)
         # Closing is not enough: processes that were forked meanwhile hold it as well.
         writing.shutdown(socket.SHUT_RDWR)
         writing.close()

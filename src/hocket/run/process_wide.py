@@ -1,0 +1,61 @@
+"""Set what a process has only one of, and set it back, whoever ends first.
+
+Two pipelines of one process each watch for signals, and may be closed in any order:
+
+    made     a   a b                the last one made is the one in force
+    closed         b   (a is gone)  ... also when an earlier one ends before it
+                       the state before a
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Final, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
+
+# What was there first, and what was set since.
+_handlers: Final[defaultdict[int, list[object]]] = defaultdict(list)
+_wakeups: Final[list[int]] = []
+
+
+@contextlib.contextmanager
+def handling(number: signal.Signals, handler: Handler) -> Iterator[None]:
+    """Have a signal answered by a function; in the main thread only."""
+
+    def put(new: object) -> object:
+        # A handler that Python does not know of is told as None; none can be put back.
+        before = signal.signal(number, new)  # type: ignore[arg-type]
+        return signal.SIG_DFL if before is None else before
+
+    with _put(put, handler, _handlers[number]):
+        yield
+
+
+@contextlib.contextmanager
+def waking(descriptor: int) -> Iterator[None]:
+    """Have the number of each signal written to a socket; in the main thread only."""
+    put = partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
+    with _put(put, descriptor, _wakeups):
+        yield
+
+
+@contextlib.contextmanager
+def _put(put: Callable[[T], T], value: T, stack: list[T]) -> Iterator[None]:
+    before = put(value)
+    if not stack:
+        stack.append(before)
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.remove(value)
+        put(stack[-1])
+        if len(stack) == 1:
+            stack.clear()
