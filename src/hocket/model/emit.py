@@ -59,12 +59,16 @@ class Code:
         state: the parameters and buffers that it reads, by first name.
         constants: where the stage has some.
         objects: modules, inner graphs and constant tensors, as attributes.
+        graph: what `function` was compiled from.
+        title: what tracebacks call it.
     """
 
     function: Callable[..., Any]
     state: tuple[str, ...]
     constants: Constants | None
     objects: SimpleNamespace
+    graph: fx.Graph
+    title: str
 
 
 def emit(
@@ -84,7 +88,8 @@ def emit(
         title: what tracebacks call it.
     """
     trace = part.flow.trace
-    copy = _Copy(trace)
+    objects: dict[str, Any] = {}
+    copy = _Copy(trace, objects)
     for node in part.state:
         copy.new[node] = copy.placeholder("state")
     for node in part.constants:
@@ -100,11 +105,30 @@ def emit(
         copy.add(node, simple_mask(part.flow, node))
     copy.graph.output(copy.mapped(_result(part, sent)))
     return Code(
-        copy.compiled(title),
+        compile_graph(copy.graph, title),
         tuple(str(node.target) for node in part.state),
-        _constants(part, f"{title}, constants"),
-        SimpleNamespace(**trace.objects),
+        _constants(part, objects, f"{title}, constants"),
+        SimpleNamespace(**objects),
+        copy.graph,
+        title,
     )
+
+
+def compile_graph(graph: fx.Graph, title: str) -> Callable[..., Any]:
+    """A Python function of the graph's placeholders, behind the objects it reads.
+
+    Args:
+        graph: calls only, of functions, methods and modules among the objects.
+        title: what tracebacks call it.
+    """
+    code = graph.python_code("self")
+    source = code.src.replace("def forward(", "def stage(", 1)
+    filename = f"<hocket {title} #{next(_NUMBER)}>"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    exec(compile(source, filename, "exec"), code.globals)
+    function: Callable[..., Any] = code.globals["stage"]
+    return function
 
 
 def _result(part: Part, sent: Sequence[fx.Node]) -> Any:
@@ -115,11 +139,11 @@ def _result(part: Part, sent: Sequence[fx.Node]) -> Any:
     return leaves[0] if part.flow.trace.out_spec.is_leaf() else leaves
 
 
-def _constants(part: Part, title: str) -> Constants | None:
+def _constants(part: Part, objects: dict[str, Any], title: str) -> Constants | None:
     if not part.constants and not part.masks:
         return None
     trace = part.flow.trace
-    copy = _Copy(trace)
+    copy = _Copy(trace, objects)
     copy.new[trace.num_samples] = copy.placeholder("num_samples")
     read = dict.fromkeys(x for node in part.kept for x in node.all_input_nodes)
     buffers = [node for node in read if trace.is_state(node)]
@@ -133,14 +157,19 @@ def _constants(part: Part, title: str) -> Constants | None:
         wanted += [copy.graph.call_function(operator.getitem, (pair, i)) for i in _PAIR]
     copy.graph.output(tuple(wanted))
     names = tuple(str(node.target) for node in buffers)
-    return Constants(copy.compiled(title), names)
+    return Constants(compile_graph(copy.graph, title), names)
 
 
 class _Copy:
-    """A new graph, and what each node of the trace has become in it."""
+    """A new graph, and what each node of the trace has become in it.
 
-    def __init__(self, trace: Trace) -> None:
+    Of the trace's objects, those that the graph uses go into `objects`: whoever kept
+    the modules of other stages would keep their weights.
+    """
+
+    def __init__(self, trace: Trace, objects: dict[str, Any]) -> None:
         self.trace = trace
+        self.objects = objects
         self.graph = fx.Graph()
         self.new: dict[fx.Node, Any] = {}
         self.masks: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
@@ -161,6 +190,7 @@ class _Copy:
         else:
             args, kwargs = self.mapped(node.args), self.mapped(node.kwargs)
         if node.op == "call_module":
+            self._use(str(node.target))
             self.new[node] = self.graph.create_node(
                 "call_module", node.target, args, kwargs
             )
@@ -181,16 +211,10 @@ class _Copy:
 
     def _object(self, node: fx.Node) -> Any:
         value = self.graph.create_node("get_attr", str(node.target))
-        if isinstance(self.trace.objects[str(node.target)], Tensor):
+        if isinstance(self._use(str(node.target)), Tensor):
             return self.graph.call_method("to", (value, self.device))
         return value
 
-    def compiled(self, title: str) -> Callable[..., Any]:
-        code = self.graph.python_code("self")
-        source = code.src.replace("def forward(", "def stage(", 1)
-        filename = f"<hocket {title} #{next(_NUMBER)}>"
-        lines = source.splitlines(keepends=True)
-        linecache.cache[filename] = (len(source), None, lines, filename)
-        exec(compile(source, filename, "exec"), code.globals)
-        function: Callable[..., Any] = code.globals["stage"]
-        return function
+    def _use(self, target: str) -> Any:
+        value = self.objects[target] = self.trace.objects[target]
+        return value

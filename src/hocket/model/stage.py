@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import torch
@@ -87,6 +88,18 @@ class StageModule(nn.Module):
                 [homes[name] for name in buffers],
                 self.size_at,
             )
+
+    @property
+    def training_code(self) -> Code:
+        """What `forward` runs in training."""
+        return self._mode_runs[True].code
+
+    def with_training_code(self, code: Code) -> Self:
+        """A stage in training that runs other code, on the very same state."""
+        other = copy(self)
+        other._mode_runs = {True: replace(self._mode_runs[True], code=code)}
+        other.training = True
+        return other
 
     def forward(self, *values: Tensor) -> Any:
         """Compute the stage for one microbatch.

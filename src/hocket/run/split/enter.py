@@ -1,0 +1,87 @@
+"""How a call whose weights are cut off comes into autograd's graph.
+
+Where an input wants a gradient, the operator has a node in the graph as always, which
+makes that input's gradient and no other. A hook in front of it hears the output's:
+
+    x ─── AddmmBackward ◀── hook ◀── dy
+
+Where no input does (a net's first layer, an embedding), there would be no node at all.
+A node of our own stands there, which only hears:
+
+    anchor ─── _Heard ◀── dy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+# Told of an output's gradient: a tuple of one.
+Hear: TypeAlias = Callable[[tuple[Tensor | None, ...]], None]
+
+
+def enter(
+    compute: Callable[..., Tensor],
+    arguments: tuple[Any, ...],
+    wants_grad: bool,
+    anchor: Tensor,
+    hear: Hear,
+) -> Tensor:
+    """Compute a layer's output, and hear of its gradient in the backward.
+
+    Args:
+        compute: the operator.
+        arguments: its own, parameters detached.
+        wants_grad: whether any of them wants a gradient.
+        anchor: a leaf that wants a gradient and will get none.
+        hear: called once per backward that comes through here.
+    """
+    if not wants_grad:
+        heard: Tensor = _Heard.apply(anchor, compute, arguments, hear)  # type: ignore[no-untyped-call]
+        return heard
+    output = compute(*arguments)
+    _node_of(output).register_prehook(hear)
+    return output
+
+
+def _node_of(output: Tensor) -> Node:
+    """The operator's own node.
+
+    Some operators return a view of what they computed. If that is changed in place,
+    the view's node leaves the graph, but the one behind it stays.
+    """
+    node = output.grad_fn
+    assert node is not None
+    if output._is_view():
+        node = node.next_functions[0][0]
+        assert node is not None
+    return node
+
+
+class _Heard(torch.autograd.Function):
+    """Computes something without a graph, and hears of its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        compute: Callable[..., Tensor],
+        arguments: tuple[Any, ...],
+        hear: Hear,
+    ) -> Tensor:
+        """The output, as a tensor that others may change in place."""
+        ctx.hear = hear
+        output = compute(*arguments)
+        if output._is_view():
+            output = torch.ops.aten._unsafe_view(output, output.shape)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        """Nobody wants to know more."""
+        ctx.hear((grad,))
+        return None, None, None, None

@@ -1,0 +1,52 @@
+"""Linear layers: y = x w' + b, whatever dimensions stand before x's last.
+
+Shape letters: T tokens (all dimensions before the last together), I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hocket.run.split.call import Call, Pair, cut_off, defers
+from hocket.run.split.cast import cast
+from hocket.run.split.deferral import Deferral, Routed
+
+
+def linear(deferral: Deferral) -> Routed:
+    """The operator `torch.nn.functional.linear`, its weight gradient put off."""
+
+    def route(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not defers(weight):
+            return F.linear(x, weight, bias)
+        value, put_off = cut_off(bias)
+        x, short, value = cast(x, weight.detach(), value)
+        call = Call("linear", (x,), weight, put_off, _gradients)
+        compute = F.linear if x.dim() <= 2 or x.is_contiguous() else _folded
+        return deferral.enter(call, compute, (x, short, value))
+
+    return route
+
+
+def _folded(x: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
+    """What `F.linear` does with a strided input, if only its weight wants a gradient.
+
+    Without that, it would multiply sample by sample, and come to other last bits.
+    """
+    x_TI = x.reshape(-1, x.shape[-1])
+    y_TO = torch.mm(x_TI, weight_OI.t())
+    y: Tensor = torch.ops.aten._unsafe_view(y_TO, (*x.shape[:-1], y_TO.shape[1]))
+    return y if bias is None else y + bias
+
+
+def _gradients(call: Call, dy: Tensor) -> Pair:
+    """dw_OI = dy' x, the way autograd multiplies them, and db_O = the sum of dy."""
+    (x,) = call.inputs
+    dy_TO = dy.reshape(-1, dy.shape[-1])
+    dw = db = None
+    if call.weight is not None:
+        dw = dy_TO.t().mm(x.reshape(-1, x.shape[-1]))
+    if call.bias is not None:
+        db = dy_TO.sum(0)
+    return dw, db
