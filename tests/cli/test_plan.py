@@ -102,3 +102,25 @@ def test_the_python_way_is_the_same(tmp_path: Path) -> None:
     assert ranking.cluster.link.key == "nvlink3"
     assert "best: " in str(ranking)
     assert ranking.best.samples_per_s > 0
+
+
+def test_a_recipe_that_reaches_out_is_planned_if_the_user_says_so(
+    free_dir: Path,
+) -> None:
+    """Planning reads the data too; so it asks as training does."""
+    (free_dir / "text.txt").write_text("To be, or not to be: " * 100)
+    (free_dir / "sent").mkdir()
+    recipe = free_dir / "sent" / "mine.toml"
+    recipe.write_text(
+        '[model]\nkind = "gpt"\nwidth = 16\nnum_blocks = 2\nnum_heads = 2\n'
+        'mlp_width = 16\n[data]\nkind = "text"\npath = "../text.txt"\n'
+        'window_bytes = 8\n[optimizer]\nkind = "adamw"\n'
+        "[training]\nbatch_size = 8\n"
+    )
+    arguments = ["plan", str(recipe), "-d", "2", "--hardware", "v100-32g", "--json"]
+    refused = shell(*arguments)
+    assert refused.exit_code == 2
+    assert "--allow-outside" in refused.stderr
+    allowed = shell(*arguments, "--allow-outside")
+    assert allowed.exit_code == 0, allowed.output
+    assert json.loads(allowed.stdout)["best"] is not None

@@ -6,7 +6,9 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
 from hocket.recipes import progress
 from hocket.recipes.progress import (
@@ -16,7 +18,11 @@ from hocket.recipes.progress import (
     duration,
     make_progress,
     named,
+    plan_line,
 )
+from hocket.recipes.resolve import resolve
+from hocket.run.pipeline import Pipeline
+from hocket.schedules import SCHEDULES
 from tests.recipes.records import evaluation_record, step_record, summary_record
 
 
@@ -142,3 +148,23 @@ def test_named_metrics() -> None:
     assert named({"accuracy": 0.98765, "bits_per_byte": 2.5}) == (
         "accuracy 98.77%, bits_per_byte 2.5000"
     )
+
+
+def test_the_first_line_names_the_schedule_that_was_chosen() -> None:
+    """`auto` tells nobody what is about to run."""
+    recipe = resolve(
+        "digits-vit", ["pipeline.schedule=auto", "pipeline.num_workers=1"]
+    ).recipe
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    batch = (torch.zeros(8, 4), torch.zeros(8, 4))
+    with Pipeline(
+        model,
+        nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        example=batch,
+        schedule=recipe.pipeline.schedule,
+    ) as pipeline:
+        line = plan_line(pipeline.plan, recipe)
+
+    assert line.partition(" ")[0] in SCHEDULES
+    assert line.partition(", ")[0].endswith(" (chosen)")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
+from typing import Final
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hocket.run.buffers import Pool
+from hocket.run.buffers import NUM_KEPT, Buffer, Pool, buffer_bytes
 from hocket.run.schema import Schema
 
 SCHEMA = Schema.parse("float32[4], int64[2]")
+LARGE = Schema.parse("float32[2048]")
 
 
 def test_uses_again_what_was_given_back() -> None:
@@ -87,3 +94,104 @@ def test_a_trimmed_pool_begins_anew() -> None:
     assert pool.take(SCHEMA) is not free
     pool.give(used)
     assert pool.take(SCHEMA) is used
+
+
+def test_what_no_message_will_need_is_given_up() -> None:
+    """In looped-bfs with recomputation, eight buffers of one schema all became free.
+
+    They stayed beside those of other schemas, when the step had no use for them.
+    """
+    pool, large = Pool(torch.device("cpu")), Schema.parse("float32[8192]")
+    for _ in range(2):
+        pool.expect(LARGE, 8)
+        pool.expect(large, 8)
+        many = [pool.take(LARGE) for _ in range(8)]
+        memory = [weakref.ref(buffer.flat) for buffer in many]
+        while many:
+            pool.give(many.pop())
+        assert [one() for one in memory] == [None] * 8
+        addresses = set()
+        for _ in range(8):
+            buffer = pool.take(large)
+            addresses.add(buffer.flat.data_ptr())
+            pool.give(buffer)
+        assert len(addresses) == 1
+
+
+def test_what_is_free_does_not_pile_up() -> None:
+    """Though more messages of its schema come, they never come all at once again."""
+    pool = Pool(torch.device("cpu"))
+    pool.expect(LARGE, 100)
+    many = [pool.take(LARGE) for _ in range(8)]
+    memory = [weakref.ref(buffer.flat) for buffer in many]
+    while many:
+        pool.give(many.pop())
+
+    assert sum(one() is not None for one in memory) == NUM_KEPT
+
+
+def test_small_buffers_stay() -> None:
+    """Headers and norms, a few of every step."""
+    pool = Pool(torch.device("cpu"))
+    buffers = [pool.take(SCHEMA) for _ in range(10)]
+    addresses = {buffer.flat.data_ptr() for buffer in buffers}
+    pool.expect(LARGE, 1)
+    for buffer in buffers:
+        pool.give(buffer)
+
+    assert {pool.take(SCHEMA).flat.data_ptr() for _ in range(10)} == addresses
+
+
+def test_in_the_rhythm_of_1f1b_nothing_is_made_anew() -> None:
+    """Only where a step begins: to make a buffer takes about as long as to fill it."""
+    pool = Pool(torch.device("cpu"))
+    gradient = Schema.parse("float32[2049]")
+    seen: dict[int, Buffer] = {}  # held here, so that no other one gets its address
+
+    def take(schema: Schema) -> Buffer:
+        buffer = pool.take(schema)
+        return seen.setdefault(id(buffer), buffer)
+
+    def backward(inputs: deque[Buffer]) -> None:
+        pool.give(take(gradient))
+        pool.give(inputs.popleft())
+
+    for _ in range(2):
+        pool.expect(LARGE, 20)
+        pool.expect(gradient, 20)
+        inputs = deque(take(LARGE) for _ in range(3))
+        backward(inputs)
+        before = set(seen)
+        for _ in range(17):
+            inputs.append(take(LARGE))
+            backward(inputs)
+        while inputs:
+            backward(inputs)
+        assert set(seen) == before
+
+
+BURSTS: Final = st.tuples(
+    st.integers(min_value=0, max_value=2),  # of which schema
+    st.integers(min_value=1, max_value=12),  # how many are taken
+    st.integers(min_value=0, max_value=20),  # and then given back, of any schema
+)
+
+
+@given(st.lists(BURSTS, max_size=8))
+def test_no_more_is_free_than_is_in_use(bursts: list[tuple[int, int, int]]) -> None:
+    """Or than a few buffers are; whatever comes and goes, in whatever order."""
+    pool = Pool(torch.device("cpu"))
+    schemas = [Schema.parse(f"float32[{1024 << i}]") for i in range(3)]
+    in_use: list[Buffer] = []
+    memory: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+    for which, num_taken, num_given in bursts:
+        for _ in range(num_taken):
+            in_use.append(pool.take(schemas[which]))
+            flat = in_use[-1].flat
+            memory[id(flat)] = weakref.ref(flat), flat.nbytes
+            del flat
+        for _ in range(min(num_given, len(in_use))):
+            pool.give(in_use.pop(0))
+            held = sum(size for one, size in memory.values() if one() is not None)
+            used = sum(buffer.flat.nbytes for buffer in in_use)
+            assert held <= used + max(used, NUM_KEPT * buffer_bytes(schemas[-1]))

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-import hocket
+from tests.run.forked import answers_of
 
 OVER: Final = 0.05  # what the benchmark's larger models stay below, too
 UNDER: Final = 0.30  # a message on its way counts for its receiver; it lies in a slot
@@ -24,11 +24,13 @@ RUNS: Final = [
 @pytest.mark.timeout(240)
 def test_no_more_is_held_than_must_be(tmp_path: Path) -> None:
     """Weights, gradients, optimizer, activations and messages, by the allocator."""
-    rows, _ = hocket.launch(
+    rows, _ = answers_of(
         "tests.run.measuring:measure_all",
-        [RUNS, str(tmp_path)],
+        RUNS,
+        str(tmp_path),
         num_workers=2,
-        run_dir=tmp_path,
+        folder=tmp_path,
+        whole_s=200.0,
     )
 
     assert len(rows) == 2 * len(RUNS)

@@ -19,6 +19,7 @@ from hocket.run.batch import Microbatch
 from hocket.run.loss import LossFunction
 from hocket.run.stage import StageRunner
 from tests.run.comparison import case, check_run
+from tests.run.forked import answers_of
 from tests.run.plain_loop import make_optimizer
 from tests.run.zoo import ZOO, batches, make_model
 
@@ -50,11 +51,13 @@ def test_is_exact(num_workers: int, tmp_path: Path) -> None:
         for run in cases
         for recompute in ("none", "all")
     ]
-    answers = hocket.launch(
+    answers = answers_of(
         "tests.run.exactness:train_all",
-        [runs, str(tmp_path)],
+        runs,
+        str(tmp_path),
         num_workers=num_workers,
-        run_dir=tmp_path,
+        folder=tmp_path,
+        whole_s=200.0,
     )
 
     for i in range(0, len(runs), 2):
@@ -139,7 +142,7 @@ def test_three_microbatches_on_their_way(make: Any, shape: tuple[int, ...]) -> N
         assert torch.equal(grad, parameter.grad), name
     assert old.keys() == new.keys()
     assert all(torch.equal(new[name], value) for name, value in old.items())
-    assert again.losses == kept.losses
+    assert again.losses.read() == kept.losses.read()
 
 
 def test_statistics_are_updated_once() -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.train import RecipeArgument, SetOption, read_recipe
+from hocket.cli.train import OutsideOption, RecipeArgument, SetOption, read_recipe
 
 if TYPE_CHECKING:
     from hocket.planner.ranking import Ranking
+    from hocket.recipes.resolve import Resolved
 
 _MOST_COLUMNS = 160
 
@@ -80,6 +81,7 @@ def plan_command(
         typer.Option(metavar="FILE", help="TOML: more devices and links, or changed."),
     ] = None,
     settings: SetOption = None,
+    allow_outside: OutsideOption = False,
     rows: Annotated[
         int, typer.Option(metavar="N", min=1, help="Of the table: the best so many.")
     ] = 12,
@@ -104,8 +106,7 @@ def plan_command(
         devices, hardware, links, nodes, network, memory_gib, hardware_file
     )
     ranking = plan_recipe(
-        recipe,
-        settings or [],
+        read_recipe(recipe, settings or [], allow_outside=allow_outside),
         wanted,
         batch_size=batch_size,
         precision=precision,
@@ -120,8 +121,7 @@ def plan_command(
 
 
 def plan_recipe(
-    recipe: str,
-    settings: list[str],
+    resolved: Resolved,
     devices: Devices,
     *,
     batch_size: int | None,
@@ -130,12 +130,17 @@ def plan_recipe(
 ) -> Ranking:
     """Predict every way to train a recipe.
 
+    Args:
+        resolved: the recipe.
+        devices: to train it on.
+        batch_size: samples per step; the recipe's when not given.
+        precision: of the forward; the recipe's when not given.
+        is_exhaustive: simulate also what cannot be among the best.
+
     Raises:
-        RecipeError: the recipe is not valid.
         DataError: its data are missing or too few.
         PlanError: a name that is not known, or numbers that nothing fits.
     """
-    resolved = read_recipe(recipe, settings)
     from hocket.planner.rank import Search
     from hocket.recipes.course import Course
     from hocket.recipes.optimizer import make_optimizer
@@ -147,7 +152,7 @@ def plan_recipe(
     training = resolved.recipe.training
     memory_gib = devices.memory_gib
     return plan(
-        task.model,
+        task.make_model(),
         next(iter(course.loader())),
         task.loss,
         num_devices=devices.num_devices,

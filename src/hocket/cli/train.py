@@ -167,7 +167,7 @@ def show(resolved: Resolved) -> None:
 
     task = make_task(resolved.recipe)
     course = Course.of(resolved.recipe, task.training)
-    num_parameters = sum(parameter.numel() for parameter in task.model.parameters())
+    num_parameters = sum(x.numel() for x in task.make_model().parameters())
     print(resolved.to_toml())
     print(
         f"{num_parameters:,} parameters; "

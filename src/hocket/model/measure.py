@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.model.allocations import allocations
 from hocket.model.capture import Captured
+from hocket.model.clock import Clock, clock_of
 from hocket.model.cut import cut
 from hocket.model.leaf_gradients import gradients_of
 from hocket.model.nothing_kept import nothing_kept, refuse
@@ -164,7 +165,7 @@ def _one_pass(
     only_inputs: bool,
 ) -> tuple[list[float], list[float]]:
     """Forward through all pieces and back; seconds of each."""
-    clock = _clock(device)
+    clock = clock_of(device)
     forward_s: list[float] = []
     backward_s: list[float] = []
     live = _forwards(pieces, inputs, finish, lambda: _timed(clock, forward_s))
@@ -173,7 +174,7 @@ def _one_pass(
 
 
 @contextmanager
-def _timed(clock: Callable[[], float], seconds: list[float]) -> Iterator[None]:
+def _timed(clock: Clock, seconds: list[float]) -> Iterator[None]:
     begin = clock()
     yield
     seconds.append(clock() - begin)
@@ -290,17 +291,6 @@ def _begin_to_add_up(stages: Sequence[StageModule]) -> None:
 def _sum_of_outputs(out: Any) -> Tensor:
     tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
     return torch.stack([x.sum() for x in tensors if x.requires_grad]).sum()
-
-
-def _clock(device: torch.device) -> Callable[[], float]:
-    if device.type != "cuda":
-        return perf_counter
-
-    def after_all_work() -> float:
-        torch.cuda.synchronize(device)
-        return perf_counter()
-
-    return after_all_work
 
 
 @contextmanager

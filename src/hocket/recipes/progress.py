@@ -165,8 +165,9 @@ def tell(console: Console, text: str) -> None:
 def plan_line(plan: Plan, recipe: Recipe) -> str:
     """What is about to run."""
     settings = recipe.pipeline
+    chosen = " (chosen)" if settings.schedule == "auto" else ""
     return (
-        f"{settings.schedule}, workers: {settings.num_workers}, "
+        f"{plan.schedule_name}{chosen}, workers: {settings.num_workers}, "
         f"replicas: {settings.num_replicas}, "
         f"microbatches: {settings.num_microbatches}; "
         f"stages begin with {', '.join(plan.stage_names)}; "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -36,14 +38,15 @@ class Task:
     """What there is to train.
 
     Args:
-        model: freshly initialised from the recipe's seed.
+        make_model: freshly initialised from the recipe's seed, the same each time. Who
+            trains it in stages must hold no other reference to it.
         training: samples to train on.
         evaluation: samples to evaluate on.
         loss: the mean over samples.
         metrics: named means over samples; the first is what the task is about.
     """
 
-    model: nn.Module
+    make_model: Callable[[], nn.Module]
     training: Samples
     evaluation: Samples
     loss: Loss
@@ -51,7 +54,7 @@ class Task:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """Load the data and make the model.
+    """Load the data.
 
     Raises:
         DataError: the data are missing or too few for the recipe's batches.
@@ -59,7 +62,7 @@ def make_task(recipe: Recipe) -> Task:
     """
     training, evaluation = load_samples(recipe)
     _check_enough(training, recipe)
-    model = make_model(recipe, training)
+    model = partial(make_model, recipe, training)
     return Task(model, training, evaluation, *_objective(recipe))
 
 

@@ -229,7 +229,7 @@ def make_pipeline(
     recipe, settings = course.recipe, course.recipe.pipeline
     training = recipe.training
     return Pipeline(
-        task.model,
+        task.make_model(),  # nobody else refers to it: only our stages stay in memory
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
         example=course.loader().example(),
@@ -260,9 +260,10 @@ def _write_sample(
     if not isinstance(recipe.model, GptSettings) or not recipe.model.sample_bytes:
         return
     state = pipeline.state_dict(ema=recipe.training.ema_decay is not None)
-    if pipeline.is_main and isinstance(task.model, Gpt):
-        task.model.load_state_dict(state)
-        text = sample_text(task.model, recipe.model.sample_bytes, recipe.training.seed)
+    model = task.make_model() if pipeline.is_main else None
+    if isinstance(model, Gpt):
+        model.load_state_dict(state)
+        text = sample_text(model, recipe.model.sample_bytes, recipe.training.seed)
         (run_dir / SAMPLE_NAME).write_text(text, encoding="utf-8")
         tell(console, f"a sample:\n{text}")
 

@@ -122,7 +122,8 @@ def _cut(
     leaves = _split_leaves(arguments, num_samples, num_parts)
     target_leaves, target_spec = pytree.tree_flatten(targets)
     target_parts = _split_leaves(target_leaves, num_samples, num_parts)
-    sizes = [len(rows) for rows in torch.arange(num_samples).tensor_split(num_parts)]
+    begins = [begin_of(i, num_samples, num_parts) for i in range(num_parts + 1)]
+    sizes = [end - begin for begin, end in pairwise(begins)]
     return tuple(
         Microbatch(part, pytree.tree_unflatten(target, target_spec), size)
         for part, target, size in zip(leaves, target_parts, sizes, strict=True)

@@ -34,13 +34,13 @@ from hocket.planner.balance import balance
 from hocket.planner.recompute import RecomputeName, recomputing
 from hocket.run.batch import Microbatch, digest
 from hocket.run.device_memory import memory_bytes
-from hocket.run.layout import Layout
 from hocket.run.link_costs import measure_messages
 from hocket.run.loss import TOTAL, LossFunction, losses_of
+from hocket.run.mail import Mail
+from hocket.run.place import Place
 from hocket.run.precision import Precision
 from hocket.run.rehearse import rehearse
 from hocket.run.settings import Settings
-from hocket.run.transport import Transport
 from hocket.run.update_costs import measure_updates
 from hocket.run.world import World
 
@@ -54,6 +54,7 @@ class Plan:
         stage_names: the first layer of each stage.
         state_names: of each stage, the names in the uncut model's `state_dict()`.
         example: what the model was captured with; batches must have its form.
+        schedule_name: asked for or chosen; empty where the order itself was given.
         schedule: one step.
         profile: of each layer.
         costs: of each stage and message.
@@ -64,6 +65,7 @@ class Plan:
     stage_names: tuple[str, ...]
     state_names: tuple[tuple[str, ...], ...]
     example: Example
+    schedule_name: str
     schedule: Schedule
     profile: Profile
     costs: Costs
@@ -107,6 +109,7 @@ class Request:
         profile_dir: where profiles are kept and found again.
         recompute: which stages recompute.
         memory_bytes: that tensors may take on a device; None for most of what it has.
+        seed: for random numbers in the forward.
         known: of the model, where that was studied already.
     """
 
@@ -119,6 +122,7 @@ class Request:
     profile_dir: Path | None
     recompute: RecomputeName = "none"
     memory_bytes: int | None = None
+    seed: int = 0
     known: Study | None = None
 
 
@@ -136,25 +140,29 @@ def study(request: Request, world: World) -> Study:
         settings=_short_hash(request.settings.text),
         model=captured.digest,
         weights=f"{digest(dict(captured.state.tensors)):08x}",
+        seed=str(request.seed),
     )
     return Study(captured, _profile(captured, request, world))
 
 
 def build_plan(
     request: Request,
+    schedule_name: str,
     order: Schedule,
-    world: World,
-    layout: Layout,
-    transport: Transport,
-) -> tuple[Plan, tuple[StageModule, ...]]:
+    place: Place,
+) -> tuple[Plan, tuple[StageModule, ...], Mail]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
+
+    Returns:
+        The plan, all stages, and this worker's mail for the plan's schedule.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
         SchemaError: the workers came to different plans.
     """
+    world = place.world
     _compare(world, schedule=_short_hash(str(order)))
     known = study(request, world) if request.known is None else request.known
     captured, profile = known.captured, known.profile
@@ -163,8 +171,8 @@ def build_plan(
     boundaries = _boundaries(captured, profile, order.program, request.cut_names)
     modules = cut(captured, boundaries)
     order = freeze_stages(order, num_frozen_stages(modules))
-    messages = measure_messages(world, transport)
-    own = order.program.stages_on[layout.device]
+    messages = measure_messages(world, place.transport)
+    own = order.program.stages_on[place.layout.device]
     costs = stage_costs(
         profile,
         boundaries,
@@ -175,6 +183,7 @@ def build_plan(
     )
     costs = replace(costs, accumulates=request.settings.accumulate > 1)
     costs = _recomputing(costs, order, request, world)
+    mail = place.mail(order)
     if world.device.type == "cpu":
         costs = rehearse(
             costs,
@@ -183,8 +192,8 @@ def build_plan(
             modules,
             request.loss,
             request.example,
-            world,
-            layout.device,
+            place,
+            mail,
             request.settings.precision,
         )
     plan = Plan(
@@ -192,13 +201,14 @@ def build_plan(
         tuple(captured.layers[i].name for i in (0, *boundaries)),
         tuple(tuple(module.state_dict()) for module in modules),
         captured.example,
+        schedule_name,
         order,
         profile,
         costs,
         simulate(order, costs),
     )
     _compare(world, plan=plan.digest)
-    return plan, modules
+    return plan, modules, mail
 
 
 def _recomputing(

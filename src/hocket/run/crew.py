@@ -17,6 +17,7 @@ from hocket.run.build import Plan
 from hocket.run.gradients import Gradients, Verdict
 from hocket.run.group import Group
 from hocket.run.loss import LossFunction
+from hocket.run.mail import Mail
 from hocket.run.no_memory import MemoryWatch
 from hocket.run.place import Place
 from hocket.run.precision import LossScale, Precision
@@ -116,6 +117,7 @@ def make_crew(
     loss: LossFunction,
     settings: Settings,
     place: Place,
+    mail: Mail,
     *,
     seed: int,
 ) -> Crew:
@@ -137,7 +139,7 @@ def make_crew(
         for stage, own in owned.items()
     }
     stage_of = _stage_of(model, modules)
-    mail, results = place.mail(schedule), place.results(schedule, replicas)
+    results = place.results(schedule, replicas)
     scale = _make_scale(settings.precision, world.device)
     ends = StepEnds(
         runners,

@@ -162,6 +162,7 @@ class Evaluator:
                 self._ring,
                 Hooks(on_output=self._on_output, on_error=self._on_error),
                 evaluates=True,
+                prefix="eval ",
             )
         return self._workers[num_microbatches]
 

@@ -20,6 +20,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from hocket.model.clock import clock_of
 from hocket.plan.costs import Link
 from hocket.run.schema import Schema, schema_of
 from hocket.run.transport import Channel, Receiver, Sender, Transport
@@ -79,6 +80,7 @@ class _Pair:
     def __init__(self, rank: int, transport: Transport, device: torch.device) -> None:
         self._rank = rank
         self._device = device
+        self._clock = clock_of(device)
         there = Channel("measure 0>1", 0, 1)
         back = Channel("measure 1>0", 1, 0)
         self._sender: Sender
@@ -97,10 +99,10 @@ class _Pair:
         schema = schema_of((message,))
         round_s, send_s = [], []
         for i in range(_NUM_WARM + _NUM_ROUNDS):
-            begin = perf_counter()
+            begin = self._clock()
             spent = self._there_and_back((message,), schema)
             if i >= _NUM_WARM:
-                round_s.append(perf_counter() - begin)
+                round_s.append(self._clock() - begin)
                 send_s.append(spent)
         self._sender.flush(10.0)
         return _Sample(median(round_s) / 2 - _COMPUTE_S, median(send_s))
@@ -118,7 +120,7 @@ class _Pair:
         return spent
 
     def _send(self, message: tuple[Tensor], schema: Schema) -> float:
-        begin = perf_counter() + _COMPUTE_S
+        begin = self._clock() + _COMPUTE_S  # what was received is there by then
         while perf_counter() < begin:
             pass
         self._sender.send(self._tag, message, schema)

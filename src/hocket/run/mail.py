@@ -161,19 +161,9 @@ class Mail:
         incoming = self._in[kind, stage]
         if incoming.header_due:
             self._read_header(incoming, step)
-        size = step.sizes[microbatch]
-        if size not in incoming.schemas:
-            incoming.schemas[size] = agree(
-                self._store,
-                incoming.channel,
-                str(size),
-                None,
-                Role.RECEIVER,
-                self._timeout_s,
-            )
-            self._expect(incoming, step)
-        tag = _tag(incoming.schemas[size], step, microbatch)
-        return incoming.receiver.receive(tag)
+        self._expect_until(incoming, step, microbatch)
+        schema = incoming.schemas[step.sizes[microbatch]]
+        return incoming.receiver.receive(_tag(schema, step, microbatch))
 
     def release(self, kind: Kind, stage: int, step: Step, microbatch: int) -> None:
         """Give back the buffer of a message that is no longer needed."""
@@ -197,6 +187,20 @@ class Mail:
         compare(step.header(), ends.to_rank, header, ends.from_rank)
         incoming.receiver.release(tag)
         incoming.header_due = False
+
+    def _expect_until(self, incoming: _Incoming, step: Step, microbatch: int) -> None:
+        """Learn the shapes of a message, and of those that are made before it."""
+        while any(coming == microbatch for coming, _ in incoming.coming):
+            _, size = incoming.coming[0]
+            incoming.schemas[size] = agree(
+                self._store,
+                incoming.channel,
+                str(size),
+                None,
+                Role.RECEIVER,
+                self._timeout_s,
+            )
+            self._expect(incoming, step)
 
     def _expect(self, incoming: _Incoming, step: Step) -> None:
         """Announce coming messages in order, up to the first of an unknown shape."""

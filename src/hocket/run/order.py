@@ -12,7 +12,16 @@ from hocket.plan.schedule import Schedule
 from hocket.run.layout import Layout
 from hocket.schedules import make_schedule
 
-RUNS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.REDUCE, Kind.UPDATE})
+RUNS = frozenset(
+    {
+        Kind.FORWARD,
+        Kind.BACKWARD,
+        Kind.BACKWARD_INPUT,
+        Kind.BACKWARD_WEIGHT,
+        Kind.REDUCE,
+        Kind.UPDATE,
+    }
+)
 
 
 def make_order(
@@ -86,6 +95,6 @@ def _faults(order: Schedule) -> Iterator[str]:
     if kinds:
         letters = ", ".join(sorted(kind.value for kind in kinds))
         yield (
-            f"ops {letters}: the pipeline runs F, B, R and U; I and W need a split "
-            "backward, L a loss over the whole batch, and messages go without saying"
+            f"ops {letters}: the pipeline runs F, B, I, W, R and U; L needs a loss "
+            "over the whole batch, and messages go without saying"
         )

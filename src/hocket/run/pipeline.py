@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hocket.errors import CheckpointError, DataError, RunError
-from hocket.plan.buffers import buffers_without_waiting
-from hocket.plan.check import check
 from hocket.plan.op import ASYNCHRONOUS
 from hocket.plan.schedule import Schedule
 from hocket.plan.timeline import Timeline
 from hocket.planner.recompute import RecomputeName
-from hocket.run.batch import call_arguments, split_batch
-from hocket.run.build import Plan, Request, build_plan
-from hocket.run.checkpoint.keeper import Checkpoints
-from hocket.run.choose import choose_order
-from hocket.run.crew import Crew, make_crew
+from hocket.run.assembly import Wishes, assemble
+from hocket.run.build import Plan
 from hocket.run.device_memory import peak_bytes
-from hocket.run.evaluate import EvaluationResult, Evaluator, Metrics
-from hocket.run.gather import gather_state, gather_timeline
+from hocket.run.evaluate import EvaluationResult, Metrics
+from hocket.run.gather import gather_state
 from hocket.run.job import Json
-from hocket.run.layout import make_layout
 from hocket.run.loader import check_last_batch, check_same_length, noted
 from hocket.run.loss import TOTAL, LossFunction
-from hocket.run.order import make_order
-from hocket.run.place import Place
 from hocket.run.reporting import reporting
 from hocket.run.ring import Ring
 from hocket.run.sample_loader import served
@@ -47,7 +36,8 @@ from hocket.run.settings import (
     precision_of,
 )
 from hocket.run.step_result import StepResult
-from hocket.run.transports import TransportName, make_transport
+from hocket.run.timeline import gather_timeline
+from hocket.run.transports import TransportName
 from hocket.run.work import grouped, make_works
 from hocket.run.worker import Record
 from hocket.run.world import World, join_world
@@ -62,6 +52,8 @@ class Pipeline:
 
     Args:
         model: any module; each worker keeps its stages of it and trains them in place.
+            Nothing else of it is kept: where nobody else refers to it, the weights of
+            the other workers' stages are freed.
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
             scalar tensor or a dict of named ones (see `hocket.run.loss`).
         optimizer: called on each stage with its parameters, a list that also has
@@ -154,72 +146,30 @@ class Pipeline:
         self._step = 0
         self._record: Record | None = None
         with self._reported():
-            self._layout = make_layout(self.world, num_replicas)
-            self._num_parts = num_microbatches * num_replicas
-            request = Request(
-                model,
-                loss,
-                self._settings,
-                split_batch(example, self._num_parts)[0],
-                pytree.tree_structure(call_arguments(example[0])),
-                cut,
-                None if profile_dir is None else Path(profile_dir),
-                recompute,
-                memory_bytes,
-            )
-            if schedule == "auto":
-                request, schedule, stages_per_device = choose_order(
-                    request,
-                    self.world,
-                    self._layout,
-                    num_microbatches,
-                    stages_per_device,
-                )
-            order = make_order(
-                schedule, self._layout, num_microbatches, stages_per_device
-            )
-            store = _own_store(self.world)
-            carrier = make_transport(
-                transport,
-                self.world,
-                store,
-                self._ring,
-                num_buffers=_num_buffers(order),
-                timeout_s=timeout_s,
-            )
-            self._stack.callback(carrier.close)
-            self.plan: Plan
-            self.plan, modules = build_plan(
-                request, order, self.world, self._layout, carrier
-            )
-            self._model = model
-            self._crew: Crew = make_crew(
-                self.plan,
-                model,
-                modules,
-                loss,
-                self._settings,
-                Place(self.world, self._layout, self._ring, carrier, store, timeout_s),
+            wishes = Wishes(
+                model=model,
+                loss=loss,
+                settings=self._settings,
+                example=example,
+                schedule=schedule,
+                num_microbatches=num_microbatches,
+                num_replicas=num_replicas,
+                stages_per_device=stages_per_device,
+                cut=cut,
+                profile_dir=profile_dir,
+                recompute=recompute,
+                memory_bytes=memory_bytes,
                 seed=seed,
+                transport=transport,
             )
-            self._checkpoints = Checkpoints(
-                model,
-                self._crew,
-                self.plan,
-                self._layout,
-                self.world,
-                self._ring,
-                timeout_s=timeout_s,
-            )
-            self._stack.callback(self._checkpoints.release)
-            self._evaluator = Evaluator(
-                self._crew,
-                self.world,
-                self._layout,
-                self._ring,
-                self.plan,
-                timeout_s=timeout_s,
-            )
+            parts = assemble(wishes, world, self._ring, self._stack, timeout_s)
+        self.plan: Plan = parts.plan
+        self._num_parts = wishes.num_parts
+        self._layout = parts.layout
+        self._outline = parts.outline
+        self._crew = parts.crew
+        self._checkpoints = parts.checkpoints
+        self._evaluator = parts.evaluator
 
     @property
     def is_main(self) -> bool:
@@ -327,7 +277,13 @@ class Pipeline:
         if self._record is None:
             raise DataError("no step has been trained yet, so there is none to show")
         with self._reported():
-            return gather_timeline(self.plan, self._record, self.world, self._layout)
+            return gather_timeline(
+                self.plan.schedule,
+                self.plan.costs,
+                self._record,
+                self.world,
+                self._layout,
+            )
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Weights and buffers by the uncut model's names; every worker must call this.
@@ -339,7 +295,13 @@ class Pipeline:
             The whole model's, the same on every worker.
         """
         with self._using(ema), self._reported():
-            return gather_state(self._model, self._crew, self.plan, self._layout)
+            return gather_state(
+                self._outline,
+                self._crew,
+                self.plan,
+                self._layout,
+                self.world.device,
+            )
 
     def save(
         self,
@@ -465,19 +427,3 @@ def _ring(world: World, run_dir: str | Path | None) -> Iterator[Ring]:
         return
     with reporting(world, Path("." if run_dir is None else run_dir)) as ring:
         yield ring
-
-
-def _num_buffers(order: Schedule) -> int:
-    """Enough that no sender waits for a reader that is busy, and one for headers."""
-    return max(check(order).num_buffers, buffers_without_waiting(order)) + 1
-
-
-_num_pipelines = count()
-
-
-def _own_store(world: World) -> dist.Store:
-    """The job's store, with a prefix of this pipeline's own.
-
-    Workers make their pipelines in one order, so that equal numbers mean the same one.
-    """
-    return dist.PrefixStore(f"pipeline {next(_num_pipelines)}", world.store)

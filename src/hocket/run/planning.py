@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import PlanError
 from hocket.model.capture import capture
 from hocket.model.captured import Captured
+from hocket.model.clock import clock_of
 from hocket.model.measure import profile
 from hocket.model.optimizer_bytes import optimizer_bytes
 from hocket.model.work import counted_work, measured_work
@@ -31,6 +31,7 @@ from hocket.run.settings import OptimizerFactory, Parameters
 _SHARED_MEMORY: Final = "shared-memory"
 _NETWORK: Final = "100gb"
 _NUM_UPDATES: Final = 3
+_GRADIENT: Final = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
 
 
 def plan(
@@ -220,15 +221,14 @@ def _update_s_per_byte(
     if not copies:
         return 0.0
     stepped = optimizer(Parameters(copies))
+    clock = clock_of(device)
     seconds = []
     for _ in range(_NUM_UPDATES + 1):
         for copy in copies.values():
-            copy.grad = torch.zeros_like(copy)
-        begin = perf_counter()
+            copy.grad = torch.full_like(copy, _GRADIENT)
+        begin = clock()
         stepped.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(perf_counter() - begin)
+        seconds.append(clock() - begin)
     num_bytes = 2 * sum(x.nbytes for x in copies.values()) + sum(states.values())
     return median(seconds[1:]) / num_bytes
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -32,9 +31,6 @@ class Reducer:
         parameters: in the same order on every member of the group.
         group: the stage's replicas.
         what: what is reduced, in errors and reports.
-
-    Attributes:
-        ended_s: when the last reduction was found to have ended.
     """
 
     def __init__(
@@ -50,7 +46,6 @@ class Reducer:
             if parameter.requires_grad:
                 self._by_type.setdefault(parameter.dtype, []).append(parameter)
         self._buckets: list[_Bucket] = []
-        self.ended_s = 0.0
 
     def start(self) -> None:
         """Begin the reduction of the gradients, which must be complete, and take them.
@@ -63,7 +58,6 @@ class Reducer:
                 parameter.grad = None
             work = self._group.all_reduce(flat, self._what)
             self._buckets.append(_Bucket(parameters, flat, work))
-        self.ended_s = perf_counter()
 
     def finish(self) -> None:
         """Wait until the sums are there, and put them in place.
@@ -74,7 +68,6 @@ class Reducer:
         for bucket in self._buckets:
             self._group.wait(bucket.work, self._what)
             _put_back(bucket)
-            self.ended_s = perf_counter()
         self._buckets.clear()
 
 

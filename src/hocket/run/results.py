@@ -69,7 +69,7 @@ class Results:
                 self._receiver = transport.receiver(channel)
 
     def begin(
-        self, losses: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]
+        self, losses: Mapping[int, Mapping[str, float]], shares: Mapping[int, float]
     ) -> None:
         """On the last stage, when the step's last forward has run.
 
@@ -93,7 +93,7 @@ class Results:
                 )
         self._sums = torch.tensor(
             [
-                sum(shares[m] * float(named[name]) for m, named in losses.items())
+                sum(shares[m] * named[name] for m, named in losses.items())
                 for name in names
             ],
             dtype=torch.float64,

@@ -70,6 +70,7 @@ class SharedMemoryReceiver(Receiver):
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
         """See `Receiver.expect`."""
         self._expected.extend((tag, schema) for tag in tags)
+        self._pool.expect(schema, len(tags))
 
     def ready(self, tag: int) -> bool:
         """See `Receiver.ready`."""

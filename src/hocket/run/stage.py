@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hocket.errors import ModelError, NonFiniteError
+from hocket.errors import ModelError
 from hocket.model.cut import StageModule
 from hocket.model.nothing_kept import nothing_kept
 from hocket.run.batch import Microbatch
 from hocket.run.loss import TOTAL, LossFunction, losses_of
+from hocket.run.loss_values import LossValues
 from hocket.run.precision import Precision
 from hocket.run.recompute import Given, Replay, Replayer
 from hocket.run.seed import seed_generators, seed_of
+from hocket.run.split.make import NOTHING_LEFT, make_splitter
+from hocket.run.split.splitter import Remainder, SplitBy, Splitter
 
 
 @dataclass(slots=True)
@@ -27,14 +30,28 @@ class _Live:
 
     Args:
         leaves: the received inputs that want a gradient.
-        outputs: where the backward starts: the outputs' places in the graph, so that
-            they themselves need not stay; None for one that turned out to need none.
-        seeds: the gradient to start with, where it is known (the loss's weight).
+        starts: where the backward starts: the loss, or the outputs' places in the
+            graph, so that they themselves need not stay.
+        grads: to start with, where they are known (the loss's weight).
+        depends: for each gradient that is given otherwise, whether there is a start
+            for it: whether that output turned out to depend on any weight or input.
     """
 
     leaves: tuple[Tensor, ...]
-    outputs: tuple[GradientEdge | None, ...]
-    seeds: tuple[Tensor, ...] | None
+    starts: tuple[Tensor] | tuple[GradientEdge, ...]
+    grads: tuple[Tensor] | None = None
+    depends: tuple[bool, ...] = ()
+
+    def given(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients to start with, where those of the outputs came from outside."""
+        return self.grads or tuple(compress(grads, self.depends))
+
+    def found(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """The gradients of the leaves, also where nothing depended on one."""
+        return tuple(
+            torch.zeros_like(leaf) if grad is None else grad
+            for leaf, grad in zip(self.leaves, grads, strict=True)
+        )
 
 
 class StageRunner:
@@ -51,6 +68,11 @@ class StageRunner:
         precision: what forwards and losses compute in.
         recomputes: keep nothing of a forward but its input, and run it once more in
             the backward; to the same result, bit for bit.
+        splits: how backwards are taken apart, where they are.
+
+    Attributes:
+        losses: of the forwards since they were last read; of the net's last stage.
+        live: what waits for its backward, by step and microbatch.
     """
 
     def __init__(
@@ -64,6 +86,7 @@ class StageRunner:
         first_microbatch: int = 0,
         precision: Precision = Precision.FLOAT32,
         recomputes: bool = False,
+        splits: SplitBy = SplitBy.LAYERS,
     ) -> None:
         self.number = number
         self.module = module
@@ -72,7 +95,7 @@ class StageRunner:
         self.seed = seed
         self.first_microbatch = first_microbatch
         self._autocast = precision.autocast(device)
-        self.losses: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.losses = LossValues(number, at_once=device.type == "cpu")
         self.live: dict[tuple[int, int], _Live | Replay] = {}
         self._takes_grad = tuple(value.requires_grad for value in module.received)
         self._trains = any(p.requires_grad for p in module.parameters())
@@ -80,6 +103,8 @@ class StageRunner:
         self._has_backward = self._trains or any(self._takes_grad)
         recomputes = recomputes and self._has_backward
         self._replayer = Replayer(module, device) if recomputes else None
+        self._splits = splits
+        self._splitter: Splitter | None = None  # until a backward is taken apart
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -97,6 +122,8 @@ class StageRunner:
         microbatch: Microbatch,
         received: Sequence[Tensor],
         weight: float,
+        *,
+        splits: bool = False,
     ) -> tuple[Tensor, ...]:
         """Run the forward and keep what the backward needs.
 
@@ -107,27 +134,28 @@ class StageRunner:
             received: the values from the stage before, detached.
             weight: this microbatch's share of the step, by samples, times the scale
                 of the loss.
+            splits: whether `input_gradients` will follow, and not `backward`.
 
         Returns:
             What goes to the next stage, detached; nothing from the last stage.
 
         Raises:
-            NonFiniteError: the loss is not a finite number.
+            NonFiniteError: the loss is not a finite number, and is read at once.
             ModelError: the loss is no scalar, or does not depend on any weight.
         """
         if self.module.has_random:
             number = self.first_microbatch + index
             seed_generators(self.device, seed_of(self.seed, step, self.number, number))
-        given = Given(microbatch, tuple(received), weight)
+        now = step, index
         if self._replayer is None:
-            live, sent = self._run(step, index, given)
+            live, sent = self._run(microbatch, received, weight, now, splits=splits)
             if self._has_backward:
-                self.live[step, index] = live
+                self.live[now] = live
             return sent
-        replay = self._replayer.keep(given)
+        replay = self._replayer.keep(Given(microbatch, tuple(received), weight))
         with nothing_kept():
-            _, sent = self._run(step, index, given)
-        self.live[step, index] = replay
+            _, sent = self._run(microbatch, received, weight, now)
+        self.live[now] = replay
         return sent
 
     def backward(
@@ -145,22 +173,33 @@ class StageRunner:
         """
         if not self._has_backward:
             return ()
-        live = self.live.pop((step, index))
-        if isinstance(live, Replay):
-            assert self._replayer is not None
-            with self._replayer.restored(live):
-                live, _ = self._run(step, index, live.given, again=True)
-        pairs = [
-            (output, grad)
-            for output, grad in zip(live.outputs, live.seeds or grads, strict=True)
-            if output is not None
-        ]
-        if pairs:
-            torch.autograd.backward([a for a, _ in pairs], [b for _, b in pairs])
-        return tuple(
-            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for leaf in live.leaves
+        live = self._take(step, index, splits=False)
+        if live.starts:
+            torch.autograd.backward(live.starts, live.given(grads))
+        return live.found([leaf.grad for leaf in live.leaves])
+
+    def input_gradients(
+        self, step: int, index: int, grads: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], Remainder]:
+        """Run the first half of a backward whose forward was told so.
+
+        Args:
+            step: the microbatch's step.
+            index: its number within the step.
+            grads: of each output that wants one; none for the last stage.
+
+        Returns:
+            The gradients of the received inputs that want one; and what is left to do,
+            whose `finish` adds up the gradients of the weights.
+        """
+        if not self._has_backward:
+            return (), NOTHING_LEFT
+        live = self._take(step, index, splits=True)
+        splitter = self._made_splitter()
+        found, left = splitter.input_gradients(
+            live.starts, live.given(grads), live.leaves
         )
+        return live.found(found), left
 
     def evaluate(
         self, microbatch: Microbatch, received: Sequence[Tensor]
@@ -168,36 +207,61 @@ class StageRunner:
         """Run the forward alone; the last stage returns the model's own output."""
         return self._call(received, microbatch)
 
+    def _take(self, step: int, index: int, *, splits: bool) -> _Live:
+        """What a forward left behind; it runs again if it left too little."""
+        live = self.live.pop((step, index))
+        if isinstance(live, _Live):
+            return live
+        assert self._replayer is not None
+        first = live.given
+        with self._replayer.restored(live):
+            again, _ = self._run(
+                first.microbatch, first.received, first.weight, splits=splits
+            )
+        return again
+
+    def _made_splitter(self) -> Splitter:
+        """Made when it is first needed: few stages of few schedules ever do."""
+        if self._splitter is None:
+            self._splitter = make_splitter(self._splits, self.module)
+        return self._splitter
+
     def _run(
-        self, step: int, index: int, given: Given, *, again: bool = False
+        self,
+        microbatch: Microbatch,
+        received: Sequence[Tensor],
+        weight: float,
+        now: tuple[int, int] | None = None,
+        *,
+        splits: bool = False,
     ) -> tuple[_Live, tuple[Tensor, ...]]:
-        """The forward: what its backward needs, and what goes to the next stage."""
+        """The forward: what its backward needs, and what goes to the next stage.
+
+        The losses are told as those of a step and a microbatch, but not once more.
+        """
         inputs = [
             value.detach().requires_grad_() if takes else value
-            for value, takes in zip(given.received, self._takes_grad, strict=True)
+            for value, takes in zip(received, self._takes_grad, strict=True)
         ]
-        out = self._call(inputs, given.microbatch)
-        leaves = tuple(
-            value
-            for value, takes in zip(inputs, self._takes_grad, strict=True)
-            if takes
-        )
-        if self.loss is not None:
-            total = self._losses(step, index, out, given.microbatch, again=again)
-            if not total.requires_grad and (leaves or self._trains):
-                raise ModelError(
-                    "the loss does not depend on any weight: it was detached, or made "
-                    "from numbers (.item()), so nothing would be trained"
-                )
-            seed = torch.full_like(total, given.weight)
-            return _Live(leaves, (_edge(total),), (seed,)), ()
-        outputs = tuple(
-            _edge(value)
-            for value, gives in zip(out, self._gives_grad, strict=True)
-            if gives
-        )
-        sent = tuple(value.detach() for value in out)
-        return _Live(leaves, outputs, None), sent
+        splitter = self._made_splitter() if splits else None
+        out = self._call(inputs, microbatch, splitter)
+        leaves = tuple(compress(inputs, self._takes_grad))
+        if self.loss is None:
+            giving = tuple(compress(out, self._gives_grad))
+            depends = tuple(value.requires_grad for value in giving)
+            edges = tuple(map(get_gradient_edge, compress(giving, depends)))
+            sent = tuple(value.detach() for value in out)
+            return _Live(leaves, edges, depends=depends), sent
+        named = self.loss_of(out, microbatch.targets)
+        if now is not None:
+            self.losses.take(*now, named)
+        total = named[TOTAL]
+        if not total.requires_grad and (leaves or self._trains):
+            raise ModelError(
+                "the loss does not depend on any weight: it was detached, or made "
+                "from numbers (.item()), so nothing would be trained"
+            )
+        return _Live(leaves, (total,), (torch.full_like(total, weight),)), ()
 
     def loss_of(self, output: Any, targets: Any) -> dict[str, Tensor]:
         """The named losses of what the model returned for one microbatch."""
@@ -205,30 +269,15 @@ class StageRunner:
         with self._autocast:
             return losses_of(self.loss, output, targets)
 
-    def _call(self, received: Sequence[Tensor], microbatch: Microbatch) -> Any:
+    def _call(
+        self,
+        received: Sequence[Tensor],
+        microbatch: Microbatch,
+        splitter: Splitter | None = None,
+    ) -> Any:
         own = [microbatch.leaves[i] for i in self.module.batch_inputs]
         with self._autocast:
-            return self.module(*received, *own)
-
-    def _losses(
-        self, step: int, index: int, out: Any, microbatch: Microbatch, *, again: bool
-    ) -> Tensor:
-        named = self.loss_of(out, microbatch.targets)
-        total = named[TOTAL]
-        if again:
-            return total
-        if not math.isfinite(total.item()):
-            raise NonFiniteError(
-                f"the loss is {total.item()} at step {step}, stage {self.number}, "
-                f"microbatch {index}; no weights were updated from it"
-            )
-        self.losses[step, index] = {
-            # Some losses are a scalar in the memory of what they are the mean of.
-            name: value.detach().clone()
-            for name, value in named.items()
-        }
-        return total
-
-
-def _edge(output: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(output) if output.requires_grad else None
+            if splitter is None:
+                return self.module(*received, *own)
+            with splitter.on():
+                return splitter.module(*received, *own)

@@ -76,14 +76,16 @@ class StepEnds:
             self._replicas.begin(work.step)
 
     def after_losses(self) -> None:
-        """When the last stage's last forward has run, which this device has."""
+        """When the last stage's last forward has run, which this device has.
+
+        Raises:
+            NonFiniteError: a loss is not finite, and was not read before.
+        """
         assert self._work is not None
         assert self._last is not None
         if not self._work.closes:
             return
-        losses = {index: named for (_, index), named in self._last.losses.items()}
-        self._results.begin(losses, self._shares)
-        self._last.losses.clear()
+        self._results.begin(self._last.losses.read(), self._shares)
 
     def before_updates(self) -> bool:
         """When the lane comes to its first update: whether there is any.

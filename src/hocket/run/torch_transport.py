@@ -121,6 +121,7 @@ class TorchReceiver(Receiver):
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
         """See `Receiver.expect`."""
         self._expected.extend((tag, schema) for tag in tags)
+        self._pool.expect(schema, len(tags))
         self._post_early()
 
     def ready(self, tag: int) -> bool:
@@ -201,7 +202,7 @@ class TorchTransport(Transport):
         self._wire = Wire(group, device, timeout_s, on_wait)
         self._num_buffers = num_buffers
         self._ends: list[Sender | Receiver] = []
-        self._pool = Pool(device)
+        self._sent, self._received = Pool(device), Pool(device)
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
@@ -213,7 +214,7 @@ class TorchTransport(Transport):
         self._store.set(_number_key(channel), str(number))
         wire = self._wire_of(channel)
         sender = TorchSender(
-            channel, number, wire, self._pool, num_buffers=self._num_buffers
+            channel, number, wire, self._sent, num_buffers=self._num_buffers
         )
         self._ends.append(sender)
         return sender
@@ -222,14 +223,15 @@ class TorchTransport(Transport):
         """See `Transport.receiver`."""
         wire = self._wire_of(channel)
         receiver = TorchReceiver(
-            channel, self._store, wire, self._pool, num_buffers=self._num_buffers
+            channel, self._store, wire, self._received, num_buffers=self._num_buffers
         )
         self._ends.append(receiver)
         return receiver
 
     def trim(self) -> None:
         """See `Transport.trim`."""
-        self._pool.trim()
+        self._sent.trim()
+        self._received.trim()
 
     def close(self) -> None:
         """See `Transport.close`."""

@@ -50,7 +50,8 @@ class Work:
 
     def shares(self) -> dict[int, float]:
         """Of all microbatches, by their numbers in the step."""
-        return {self.number(i): self.share(i) for i in range(len(self.microbatches))}
+        step = self.step
+        return {step.first + i: n / step.num_samples for i, n in enumerate(step.sizes)}
 
 
 def make_works(

@@ -3,38 +3,38 @@
 For each op:
 
     wait for its inputs │ compute (the op's span) │ hand over what it made
-     mail.receive       │  StageRunner, Updater    │  mail.send, or kept for the
-                                                   │  stage on the same device
+     Handover.take      │  StageRunner, Updater   │  Handover.give
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hocket.plan.op import Kind, Op
+from hocket.plan.program import Program
 from hocket.plan.schedule import Schedule
 from hocket.run.batch import Microbatch
-from hocket.run.post import Post
+from hocket.run.handover import Handover, Left
+from hocket.run.mail import Mail
 from hocket.run.ring import Ring
+from hocket.run.split.splitter import Remainder
 from hocket.run.stage import StageRunner
+from hocket.run.stopwatch import Seconds, make_stopwatch
 from hocket.run.update import Updater
 from hocket.run.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """When each op of the lane ran, in this process's seconds."""
+    """When each op of the lane ran, in this process's seconds; 0 if it did not."""
 
-    start_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
+    start_s: Seconds
+    end_s: Seconds
 
 
 _ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})  # what ends a step
@@ -71,8 +71,61 @@ class Hooks:
     on_error: Callable[[Op, int, Exception], None] = _ignore
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What I has left for W.
+
+    Args:
+        left: to do.
+        late: by which ways messages have come that W still reads.
+    """
+
+    left: Remainder
+    late: tuple[Handover, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One stage of the lane, with the ways into and out of it.
+
+    Args:
+        runner: computes it.
+        outputs: from the stages before, to those after.
+        gradients: the other way.
+        keeps: whether its input is needed until its backward.
+        is_last: whether no other stage reads what it makes.
+        received: what forwards were given whose backward comes in two halves.
+        waiting: the second halves, by microbatch.
+    """
+
+    runner: StageRunner
+    outputs: Handover
+    gradients: Handover
+    keeps: bool
+    is_last: bool
+    received: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+    waiting: dict[int, _Waiting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One op of the lane.
+
+    Args:
+        op: for errors.
+        text: for the ring.
+        action: plays it.
+    """
+
+    op: Op
+    text: str
+    action: Callable[[Work], None]
+
+
 class Worker:
     """Plays the lane of one device, one step at a time.
+
+    All that an op needs is looked up here, once. To play it is to call its action.
 
     Args:
         schedule: the order of one step.
@@ -83,6 +136,7 @@ class Worker:
         ring: told of each op, for the report of a failure.
         hooks: what else happens at some points of the lane.
         evaluates: forwards keep nothing, and nothing is updated.
+        prefix: of what the ring is told.
     """
 
     def __init__(
@@ -91,36 +145,48 @@ class Worker:
         device: int,
         runners: Mapping[int, StageRunner],
         updaters: Mapping[int, Updater],
-        mail: Post,
+        mail: Mail,
         ring: Ring,
         hooks: Hooks,
         *,
         evaluates: bool = False,
+        prefix: str = "",
     ) -> None:
         (self.lane,) = (lane for lane in schedule.lanes if lane.device == device)
-        self._program = schedule.program
-        self._runners = runners
         self._updaters = updaters
         self._mail = mail
         self._ring = ring
         self._hooks = hooks
         self._evaluates = evaluates
-        self._local: dict[tuple[Kind, int, int], tuple[Tensor, ...]] = {}
-        self._work: Work | None = None
-        self._start_s = [0.0] * len(self.lane.ops)
-        self._end_s = [0.0] * len(self.lane.ops)
-        kinds = [op.kind for op in self.lane.ops]
-        self._last_forward = _last(kinds, Kind.FORWARD)
-        self._first_update = kinds.index(Kind.UPDATE) if Kind.UPDATE in kinds else -1
-        self._reductions = {
-            op.stage: i for i, op in enumerate(self.lane.ops) if op.kind is Kind.REDUCE
-        }
-        self._prefix = "eval " if evaluates else ""  # in the ring
-        self._actions = [
-            (f"{self._prefix}{op}", self._action(i, op))
-            for i, op in enumerate(self.lane.ops)
-        ]
         self._updates = True
+        ops = self.lane.ops
+        (place,) = {runner.device for runner in runners.values()}
+        self._watch = make_stopwatch(len(ops), place)
+        left: Left = {}
+        self._stages = {
+            number: self._stage(number, runner, schedule.program, left)
+            for number, runner in runners.items()
+        }
+        self._reductions = [i for i, op in enumerate(ops) if op.kind is Kind.REDUCE]
+        updates = [i for i, op in enumerate(ops) if op.kind is Kind.UPDATE]
+        self._first_update = min(updates, default=-1)
+        self._last_loss = max(
+            (
+                i
+                for i, op in enumerate(ops)
+                if op.kind is Kind.FORWARD and self._stages[op.stage].is_last
+            ),
+            default=-1,
+        )
+        self._prefix = prefix
+        self._split = frozenset(
+            (op.stage, op.microbatch) for op in ops if op.kind is Kind.BACKWARD_INPUT
+        )
+        turns = [
+            _Turn(op, f"{prefix}{op}", self._action(i, op)) for i, op in enumerate(ops)
+        ]
+        without_ends = [turn for turn in turns if turn.op.kind not in _ENDS]
+        self._turns = {True: turns, False: without_ends}  # by whether a batch closes
 
     def play(self, work: Work) -> Record:
         """Do one batch's work; what ends a step, only where the batch closes it.
@@ -128,26 +194,23 @@ class Worker:
         Raises:
             RunError: of whatever kind went wrong.
         """
-        self._work = work
         ring, number = self._ring, work.step.number
         ring.begin(f"{self._prefix}begin", number)
         self._mail.begin(work.step)
         ring.end()
-        i = 0
+        turns = self._turns[work.closes]
+        turn = turns[0]
         try:
-            for i, (text, action) in enumerate(self._actions):
-                if not work.closes and self.lane.ops[i].kind in _ENDS:
-                    self._start_s[i] = self._end_s[i] = 0.0
-                    continue
-                ring.begin(text, number)
-                action()
+            for turn in turns:
+                ring.begin(turn.text, number)
+                turn.action(work)
                 ring.end()
             self._end_without_update(work)
         except Exception as error:
-            self._hooks.on_error(self.lane.ops[i], number, error)
+            self._hooks.on_error(turn.op, number, error)
             raise
         self._mail.flush()
-        return Record(np.array(self._start_s), np.array(self._end_s))
+        return Record(*self._watch.read())
 
     def _end_without_update(self, work: Work) -> None:
         """All workers judge the gradients together, also those that have none."""
@@ -156,132 +219,130 @@ class Worker:
             self._hooks.before_updates()
             self._ring.end()
 
-    def _action(self, i: int, op: Op) -> Callable[[], None]:
-        match op.kind:
-            case Kind.FORWARD:
-                run = self._evaluate if self._evaluates else self._forward
-                return partial(run, i, op)
-            case Kind.BACKWARD:
-                return partial(self._backward, i, op)
-            case Kind.REDUCE:
-                return partial(self._reduce, i, op)
-            case Kind.UPDATE:
-                return partial(self._update, i, op)
+    def _stage(
+        self, number: int, runner: StageRunner, program: Program, left: Left
+    ) -> _Stage:
+        keeps = program.stages[number].trainable and not self._evaluates
+        outputs, gradients = (
+            Handover(kind, number, program, self._mail, left, self._ring, keeps=keeps)
+            for kind in (Kind.FORWARD, Kind.BACKWARD)
+        )
+        is_last = not program.targets[number]
+        return _Stage(runner, outputs, gradients, keeps, is_last)
+
+    def _action(self, i: int, op: Op) -> Callable[[Work], None]:
+        match op:
+            case Op(kind=Kind.FORWARD, microbatch=int(index)):
+                return self._forward_action(i, op, index)
+            case Op(kind=Kind.BACKWARD, microbatch=int(index)):
+                return partial(self._backward, i, self._stages[op.stage], index)
+            case Op(kind=Kind.BACKWARD_INPUT, microbatch=int(index)):
+                return partial(self._input_grads, i, self._stages[op.stage], index)
+            case Op(kind=Kind.BACKWARD_WEIGHT, microbatch=int(index)):
+                return partial(self._weight_grads, i, self._stages[op.stage], index)
+            case Op(kind=Kind.REDUCE):
+                return partial(self._reduce, i, self._updaters[op.stage])
+            case Op(kind=Kind.UPDATE):
+                return partial(self._update, i, self._updaters[op.stage])
             case _:
                 raise AssertionError(f"{op}: make_order refuses what is not played")
 
-    def _forward(self, i: int, op: Op) -> None:
-        work, index = self._now(op)
-        received = self._inputs(Kind.FORWARD, op.stage, index)
-        microbatch = work.microbatches[index]
-        self._start_s[i] = perf_counter()
-        values = self._runners[op.stage].forward(
-            work.step.number,
+    def _forward_action(self, i: int, op: Op, index: int) -> Callable[[Work], None]:
+        """It depends on what will follow: a backward, its first half, or neither."""
+        stage = self._stages[op.stage]
+        if self._evaluates:
+            return partial(self._evaluate, i, stage, index)
+        splits = (op.stage, index) in self._split
+        return partial(self._forward, i, stage, index, splits=splits)
+
+    def _forward(
+        self, i: int, stage: _Stage, index: int, work: Work, *, splits: bool
+    ) -> None:
+        step = work.step
+        received = stage.outputs.take(step, index)
+        if splits:
+            stage.received[index] = received
+        self._watch.start(i)
+        values = stage.runner.forward(
+            step.number,
             work.number(index),
-            microbatch,
+            work.microbatches[index],
             received,
             work.share(index) * work.loss_scale,
+            splits=splits,
         )
-        self._end_s[i] = perf_counter()
-        if self._program.targets[op.stage]:
-            self._hand_over(Kind.FORWARD, op.stage, index, values)
-        elif i == self._last_forward:
+        self._watch.end(i)
+        stage.outputs.give(step, index, values)
+        if i == self._last_loss:
             self._hooks.after_losses()
-        if not self._program.stages[op.stage].trainable:
-            self._release(Kind.FORWARD, op.stage, index)  # no backward will do so
+        if not stage.keeps:
+            stage.outputs.release(step, index)  # no backward will do so
 
-    def _evaluate(self, i: int, op: Op) -> None:
-        work, index = self._now(op)
-        received = self._inputs(Kind.FORWARD, op.stage, index)
+    def _evaluate(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+        received = stage.outputs.take(work.step, index)
         microbatch = work.microbatches[index]
-        self._start_s[i] = perf_counter()
-        values = self._runners[op.stage].evaluate(microbatch, received)
-        self._end_s[i] = perf_counter()
-        if self._program.targets[op.stage]:
-            self._hand_over(Kind.FORWARD, op.stage, index, values)
+        self._watch.start(i)
+        values = stage.runner.evaluate(microbatch, received)
+        self._watch.end(i)
+        if not stage.is_last:
+            stage.outputs.give(work.step, index, values)
         elif self._hooks.on_output is not None:
             self._hooks.on_output(microbatch, values)
-        self._release(Kind.FORWARD, op.stage, index)
+        stage.outputs.release(work.step, index)
 
-    def _backward(self, i: int, op: Op) -> None:
-        work, index = self._now(op)
-        grads = self._inputs(Kind.BACKWARD, op.stage, index)
-        self._start_s[i] = perf_counter()
-        runner = self._runners[op.stage]
-        values = runner.backward(work.step.number, work.number(index), grads)
-        self._end_s[i] = perf_counter()
-        self._release(Kind.BACKWARD, op.stage, index)
-        if any(
-            self._program.stages[s].trainable for s in self._program.sources[op.stage]
-        ):
-            self._hand_over(Kind.BACKWARD, op.stage, index, values)
-        self._release(Kind.FORWARD, op.stage, index)
+    def _backward(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+        step = work.step
+        grads = stage.gradients.take(step, index)
+        self._watch.start(i)
+        values = stage.runner.backward(step.number, work.number(index), grads)
+        self._watch.end(i)
+        stage.gradients.release(step, index)
+        stage.gradients.give(step, index, values)
+        stage.outputs.release(step, index)
 
-    def _reduce(self, i: int, op: Op) -> None:
-        self._start_s[i] = perf_counter()
-        reducer = self._updaters[op.stage].reducer
-        assert reducer is not None
-        reducer.start()
-        self._end_s[i] = perf_counter()
+    def _input_grads(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+        step = work.step
+        grads = stage.gradients.take(step, index)
+        self._watch.start(i)
+        values, left = stage.runner.input_gradients(
+            step.number, work.number(index), grads
+        )
+        self._watch.end(i)
+        stage.gradients.give(step, index, values)
+        messages = (stage.gradients, grads), (stage.outputs, stage.received.pop(index))
+        late = tuple(way for way, held in messages if way.receives and left.holds(held))
+        for way, _ in messages:
+            if way not in late:
+                way.release(step, index)
+        stage.waiting[index] = _Waiting(left, late)
 
-    def _update(self, i: int, op: Op) -> None:
+    def _weight_grads(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+        waiting = stage.waiting.pop(index)
+        self._watch.start(i)
+        waiting.left.finish()
+        self._watch.end(i)
+        for way in waiting.late:
+            way.release(work.step, index)
+
+    def _reduce(self, i: int, updater: Updater, _: Work) -> None:
+        assert updater.reducer is not None
+        self._watch.start(i)
+        updater.reducer.start()
+
+    def _update(self, i: int, updater: Updater, _: Work) -> None:
         if i == self._first_update:
+            self._finish_reductions()
             self._updates = self._hooks.before_updates()
-        updater = self._updaters[op.stage]
-        updater.wait()
-        self._ring.resume()
-        if op.stage in self._reductions:  # known to have ended only now
-            assert updater.reducer is not None
-            self._end_s[self._reductions[op.stage]] = updater.reducer.ended_s
-        self._start_s[i] = perf_counter()
+            self._ring.resume()
+        self._watch.start(i)
         if self._updates:
             updater.update()
         else:
             updater.forget()
-        self._end_s[i] = perf_counter()
+        self._watch.end(i)
 
-    def _now(self, op: Op) -> tuple[Work, int]:
-        assert self._work is not None
-        assert op.microbatch is not None
-        return self._work, op.microbatch
-
-    def _inputs(self, kind: Kind, stage: int, index: int) -> Sequence[Tensor]:
-        """What the stages before (F) or after (B) made for this one."""
-        assert self._work is not None
-        if self._mail.receives(kind, stage):
-            values = self._mail.receive(kind, stage, self._work.step, index)
-            self._ring.resume()
-            return values
-        return self._local.pop((kind, stage, index), ())
-
-    def _hand_over(
-        self, kind: Kind, stage: int, index: int, values: tuple[Tensor, ...]
-    ) -> None:
-        assert self._work is not None
-        if self._mail.sends(kind, stage):
-            self._mail.send(kind, stage, self._work.step, index, values)
-            return
-        neighbours = (
-            self._program.targets if kind is Kind.FORWARD else self._program.sources
-        )
-        if self._gives_back_at_once(kind, stage):
-            values = tuple(value.clone() for value in values)
-        for neighbour in neighbours[stage]:
-            self._local[kind, neighbour, index] = values
-
-    def _gives_back_at_once(self, kind: Kind, stage: int) -> bool:
-        """Whether a stage's input goes back to the mail as soon as its op has ended.
-
-        What it only hands on lies in that input.
-        """
-        keeps = self._program.stages[stage].trainable and not self._evaluates
-        return not keeps and self._mail.receives(kind, stage)
-
-    def _release(self, kind: Kind, stage: int, index: int) -> None:
-        assert self._work is not None
-        if self._mail.receives(kind, stage):
-            self._mail.release(kind, stage, self._work.step, index)
-
-
-def _last(kinds: list[Kind], kind: Kind) -> int:
-    return max((i for i, other in enumerate(kinds) if other is kind), default=-1)
+    def _finish_reductions(self) -> None:
+        """Only whoever waits for a reduction learns that it has ended."""
+        for i in self._reductions:
+            self._updaters[self.lane.ops[i].stage].wait()
+            self._watch.end(i)

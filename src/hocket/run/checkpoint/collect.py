@@ -17,7 +17,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from hocket.errors import CheckpointError
-from hocket.model.state import State
+from hocket.model.outline import Outline
 from hocket.run.build import Plan
 from hocket.run.checkpoint.manifest import Group, Run, Section, Updates
 from hocket.run.checkpoint.random_state import random_state
@@ -85,9 +85,9 @@ def collect(crew: Crew, plan: Plan, layout: Layout, world: World) -> Share:
     return Share(layout.rank, 0, tensors, updates, random)
 
 
-def describe(model: nn.Module, crew: Crew, layout: Layout) -> Run:
+def describe(outline: Outline, crew: Crew, layout: Layout) -> Run:
     """What every worker knows of the run, and what never changes in it."""
-    state = State.of(model)
+    state = outline.state
     ties = {
         first_name: tuple(x for x in names[1:] if x in state.persistent)
         for first_name, names in state.names.items()
@@ -97,7 +97,7 @@ def describe(model: nn.Module, crew: Crew, layout: Layout) -> Run:
         num_replicas=layout.num_replicas,
         has_averages=any(x.ema is not None for x in crew.updaters.values()),
         ties={name: others for name, others in ties.items() if others},
-        config=_config(model),
+        config=_config(outline),
     )
 
 
@@ -174,10 +174,9 @@ def _name(names: dict[int, str], parameter: Any) -> str:
     return names[id(parameter)]
 
 
-def _config(model: nn.Module) -> dict[str, Any] | None:
+def _config(outline: Outline) -> dict[str, Any] | None:
     """How to make a model of the transformers library again, as its config.json."""
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "to_json_string"):
+    if outline.config is None:
         return None
-    found: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
-    return {**found, "architectures": [type(model).__name__]}
+    found: dict[str, Any] = json.loads(outline.config.to_json_string(use_diff=True))
+    return {**found, "architectures": [outline.kind]}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
-from torch import nn
 
 from hocket.errors import CheckpointError, DamagedError, DataError
+from hocket.model.outline import Outline
 from hocket.run.build import Plan
 from hocket.run.checkpoint.background import Writer
 from hocket.run.checkpoint.collect import Share, collect, describe
@@ -61,7 +61,7 @@ class Checkpoints:
     """What saves and loads for one worker of a pipeline.
 
     Args:
-        model: the uncut model.
+        outline: of the uncut model.
         crew: this worker's stages.
         plan: says which device holds what.
         layout: of the ranks.
@@ -72,7 +72,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        model: nn.Module,
+        outline: Outline,
         crew: Crew,
         plan: Plan,
         layout: Layout,
@@ -81,14 +81,13 @@ class Checkpoints:
         *,
         timeout_s: float,
     ) -> None:
-        self._model = model
+        self._outline = outline
         self._ring = ring
         self._crew = crew
         self._plan = plan
         self._layout = layout
         self._world = world
-        num_bytes = sum(x.nbytes for x in model.parameters())
-        disk_s = _STATE_PER_WEIGHT * num_bytes / _SLOW_BYTES_PER_S
+        disk_s = _STATE_PER_WEIGHT * outline.parameter_bytes / _SLOW_BYTES_PER_S
         self._timeout_s = timeout_s + disk_s
         self._num_exchanges = 0
         self._writer = Writer()
@@ -210,7 +209,7 @@ class Checkpoints:
     def _run(self) -> Run:
         """This run as it stands, but for the step and the user's data."""
         if self._base is None:
-            self._base = describe(self._model, self._crew, self._layout)
+            self._base = describe(self._outline, self._crew, self._layout)
         scaler = self._crew.scaler
         state = None if scaler is None else scaler.state_dict()
         return replace(self._base, seed=self._seed, scaler=state)
@@ -239,7 +238,9 @@ class Checkpoints:
         def read() -> str:
             nonlocal needs, tensors
             opened = open_checkpoint(path)
-            needs = needs_of(opened, self._model, self._crew, self._layout, self._run())
+            needs = needs_of(
+                opened, self._outline, self._crew, self._layout, self._run()
+            )
             if exchange.rank == 0:
                 check_tensors(needs.spare)
             tensors = read_tensors(needs.places)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.errors import CheckpointError
 from hocket.model.state import State
@@ -18,16 +18,20 @@ _NUM_SHOWN: Final = 3
 
 
 def match_names(
-    path: Path, places: Mapping[str, Place], model: nn.Module
+    path: Path, places: Mapping[str, Place], state: State
 ) -> dict[str, str]:
     """The name in the checkpoint of each of the model's tensors, by its first name.
 
     A tied weight may stand there under any of its names.
 
+    Args:
+        path: of the checkpoint.
+        places: of its tensors.
+        state: of the uncut model; values are not looked at.
+
     Raises:
         CheckpointError: the checkpoint is of another model; says what differs.
     """
-    state = State.of(model)
     expected = {
         first: state.tensors[first]
         for first, names in state.names.items()

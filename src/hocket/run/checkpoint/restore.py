@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.errors import DamagedError
+from hocket.model.outline import Outline
 from hocket.run.checkpoint.collect import state_of_stage
 from hocket.run.checkpoint.manifest import Part, Run, Section
 from hocket.run.checkpoint.match import check_setup, match_names
@@ -44,7 +45,7 @@ class Needs:
 
 
 def needs_of(
-    opened: Opened, model: nn.Module, crew: Crew, layout: Layout, here: Run
+    opened: Opened, outline: Outline, crew: Crew, layout: Layout, here: Run
 ) -> Needs:
     """Find what this worker needs, and refuse what does not fit.
 
@@ -52,7 +53,7 @@ def needs_of(
         CheckpointError: it is of another model, or of a run set up in another way.
     """
     weights = opened.places(Section.WEIGHTS)
-    names = match_names(opened.path, weights, model)
+    names = match_names(opened.path, weights, outline.state)
     updates: dict[int, NewUpdates] = {}
     places: dict[Key, Place] = {
         (Section.WEIGHTS, names[name]): weights[names[name]]
@@ -64,7 +65,7 @@ def needs_of(
         updates = _updates(opened, names, crew)
         places |= _state_places(opened, names, updates, crew)
         places |= _replica_places(opened, layout)
-    return Needs(opened, names, updates, places, _spare(opened, names, model, run))
+    return Needs(opened, names, updates, places, _spare(opened, names, outline, run))
 
 
 def restore(
@@ -162,10 +163,11 @@ def _replica_places(opened: Opened, layout: Layout) -> dict[Key, Place]:
 
 
 def _spare(
-    opened: Opened, names: Mapping[str, str], model: nn.Module, run: Run
+    opened: Opened, names: Mapping[str, str], outline: Outline, run: Run
 ) -> dict[str, Place]:
     """What no worker takes: copies of other replicas, what is frozen now."""
-    trained = {names[name] for name, x in model.named_parameters() if x.requires_grad}
+    tensors = outline.state.tensors.items()
+    trained = {names[name] for name, x in tensors if x.requires_grad}
     taken: set[str] = set()
     if not run.weights_only:
         for part in opened.parts:

@@ -1,0 +1,209 @@
+"""Find the costs that explain measured steps, so that a simulation repeats them.
+
+Between two ops of a lane:
+
+    not waited      op ├─ sends ─┼─ host ─┼─ reads ─┤ op         handling, op_s
+    waited          op ├─ sends ─┼────────── on the way ──────────┼─ reads ─┤ op
+                    └ of the other lane            latency        of this lane
+
+Lanes that wait for nothing tell what a message costs the lanes themselves; with that
+known, those that wait tell what it costs on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from hocket.plan.arrays import Floats, Ints
+from hocket.plan.costs import MAX_JITTER, Costs, StageCost
+from hocket.plan.op import Kind
+from hocket.plan.simulator.messages import UNREAD
+from hocket.plan.simulator.needs import LOCAL
+from hocket.plan.simulator.work import Work, prepare
+from hocket.plan.timeline import Timeline
+
+_QUARTILES: Final = 1.349  # how many standard deviations lie between them
+_EARLY_S: Final = 200e-6  # made so long before it was read, nobody waited for it
+_MANY: Final = 0.1  # of all gaps
+_USUAL: Final = 0.95  # of all gaps; the longest are another program's doing
+
+
+def fit(costs: Costs, steps: Sequence[Timeline]) -> Costs:
+    """The costs, corrected by what was measured.
+
+    Seconds of ops are the mean over a step's ops of one kind and stage, of the median
+    step. How a backward divides into I and W is kept where it was not measured, and
+    how the costs of a message depend on its bytes.
+
+    Args:
+        costs: found in another way, complete.
+        steps: measured, all of one schedule.
+    """
+    work = prepare(steps[0].schedule, costs)
+    start_s = np.stack([np.concatenate(step.start_s) for step in steps])
+    end_s = np.stack([np.concatenate(step.end_s) for step in steps])
+    spent_s = end_s - start_s
+    rows = _rows(work)
+    mean_s = {key: float(np.median(spent_s[:, of].mean(1))) for key, of in rows.items()}
+    gaps = _Gaps.of(work, start_s, end_s)
+    op_s, handling_s = _own(gaps, costs)
+    latency_s = _on_the_way(gaps, costs, handling_s)
+    return replace(
+        costs,
+        stages=tuple(_stage(cost, i, mean_s) for i, cost in enumerate(costs.stages)),
+        op_s=op_s,
+        handling=replace(costs.handling, latency_s=handling_s),
+        link=replace(costs.link, latency_s=latency_s),
+        jitter=float(np.mean([_jitter(spent_s[:, of]) for of in rows.values()])),
+    )
+
+
+def _rows(work: Work) -> dict[tuple[int, Kind], Ints]:
+    """The ops of each stage and kind."""
+    rows: dict[tuple[int, Kind], list[int]] = {}
+    ops = (op for lane in work.schedule.lanes for op in lane.ops)
+    for row, op in enumerate(ops):
+        rows.setdefault((op.stage, op.kind), []).append(row)
+    return {key: np.array(of) for key, of in rows.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Handled:
+    """The messages of each op.
+
+    Args:
+        maker: the op that made what this one reads from another device; -1 for none.
+        num_read: how many messages it reads.
+        num: those, and what the op before it on its lane has sent.
+        bytes_read: of those that it reads.
+        num_bytes: of all.
+    """
+
+    maker: Ints
+    num_read: Ints
+    num: Ints
+    bytes_read: Ints
+    num_bytes: Ints
+
+    @classmethod
+    def of(cls, work: Work) -> _Handled:
+        num_ops, needs, messages = work.columns.num_ops, work.needs, work.messages
+        is_read = messages.arrival != UNREAD
+        bytes_of = np.zeros(needs.arrivals.maker.size)
+        bytes_of[messages.arrival[is_read]] = messages.num_bytes[is_read]
+        remote = np.flatnonzero(needs.arrival != LOCAL)
+        reader = needs.row[remote]
+        maker = np.full(num_ops, -1)
+        maker[reader] = needs.maker[remote]
+        num_read = np.bincount(reader, minlength=num_ops)
+        arrived = bytes_of[needs.arrival[remote]]
+        bytes_read = np.bincount(reader, arrived, minlength=num_ops)
+        num_sent = np.bincount(messages.maker, minlength=num_ops)
+        bytes_sent = np.bincount(messages.maker, messages.num_bytes, minlength=num_ops)
+        return cls(
+            maker,
+            num_read,
+            num_read + np.roll(num_sent, 1),
+            bytes_read,
+            bytes_read + np.roll(bytes_sent, 1),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gaps:
+    """What lay between the ops of lanes, flat over all steps.
+
+    Args:
+        gap_s: between an op and the one before on its lane, where nobody waited.
+        num: the messages that the lane handled in it.
+        num_bytes: of those.
+        way_s: from the end of the op that made what was waited for.
+        way_bytes: of that message.
+    """
+
+    gap_s: Floats
+    num: Ints
+    num_bytes: Ints
+    way_s: Floats
+    way_bytes: Ints
+
+    @classmethod
+    def of(cls, work: Work, start_s: Floats, end_s: Floats) -> _Gaps:
+        handled, num_ops = _Handled.of(work), work.columns.num_ops
+        follows = np.ones(num_ops, bool)  # another op of its lane
+        follows[[row for row in work.columns.first if row < num_ops]] = False
+        before_s = np.roll(end_s, 1, axis=1)
+        is_remote = handled.maker >= 0
+        made_s = np.where(is_remote, end_s[:, handled.maker], -np.inf)
+        free = follows & (before_s - made_s > _EARLY_S)
+        late = follows & (handled.num_read == 1) & (made_s > before_s)
+        ops = np.broadcast_to(np.arange(num_ops), start_s.shape)
+        return cls(
+            (start_s - before_s)[free],
+            handled.num[ops[free]],
+            handled.num_bytes[ops[free]],
+            (start_s - made_s)[late],
+            handled.bytes_read[ops[late]],
+        )
+
+
+def _own(gaps: _Gaps, costs: Costs) -> tuple[float, float]:
+    """What lanes spend on an op, and on a message."""
+    handles = gaps.num > 0
+    # Where nearly every op has a message, the two cannot be told apart, nor need be:
+    # the few without one lie between the last forward and the first backward.
+    knows = np.mean(~handles) > _MANY if handles.size else False
+    op_s = _usual(gaps.gap_s[~handles]) if knows else costs.op_s
+    if not handles.any():
+        return op_s, costs.handling.latency_s
+    rest_s = gaps.gap_s - op_s - gaps.num_bytes / costs.handling.bytes_per_s
+    return op_s, max(0.0, _usual(rest_s[handles] / gaps.num[handles]))
+
+
+def _on_the_way(gaps: _Gaps, costs: Costs, handling_s: float) -> float:
+    if not gaps.way_s.size:
+        return costs.link.latency_s
+    s_per_byte = 2 / costs.handling.bytes_per_s + 1 / costs.link.bytes_per_s
+    return max(0.0, _usual(gaps.way_s - gaps.way_bytes * s_per_byte) - 2 * handling_s)
+
+
+def _usual(values: Floats) -> float:
+    """The mean of all but the longest."""
+    return float(values[values <= np.quantile(values, _USUAL)].mean())
+
+
+def _jitter(spent_s: Floats) -> float:
+    """Standard deviation over mean, as the quartiles tell it: outliers do not count."""
+    low, middle, high = np.quantile(spent_s, (0.25, 0.5, 0.75))
+    if middle <= 0:
+        return 0.0
+    return min(MAX_JITTER, float((high - low) / middle) / _QUARTILES)
+
+
+def _stage(
+    cost: StageCost, stage: int, mean_s: Mapping[tuple[int, Kind], float]
+) -> StageCost:
+    """One stage's cost, as far as its ops were measured."""
+    cost = replace(
+        cost,
+        forward_s=mean_s.get((stage, Kind.FORWARD), cost.forward_s),
+        update_s=mean_s.get((stage, Kind.UPDATE), cost.update_s),
+    )
+    again_s = cost.recompute_s  # in B, or in I
+    if (whole_s := mean_s.get((stage, Kind.BACKWARD))) is not None:
+        known_s = cost.input_grad_s + cost.weight_grad_s
+        share = cost.input_grad_s / known_s if known_s else 1.0
+        rest_s = max(0.0, whole_s - again_s)
+        return replace(
+            cost, input_grad_s=rest_s * share, weight_grad_s=rest_s * (1.0 - share)
+        )
+    input_s = mean_s.get((stage, Kind.BACKWARD_INPUT), again_s + cost.input_grad_s)
+    return replace(
+        cost,
+        input_grad_s=max(0.0, input_s - again_s),
+        weight_grad_s=mean_s.get((stage, Kind.BACKWARD_WEIGHT), cost.weight_grad_s),
+    )

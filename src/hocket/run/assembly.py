@@ -1,0 +1,200 @@
+"""Put a pipeline together on one worker, from what its user wants.
+
+    Wishes ─▶ layout ─▶ Request ─▶ order ─▶ transport ─▶ Plan, stages ─▶ Crew ┐
+                          └ schedule="auto": chosen here                      ├─▶ Parts
+                                       what saves and loads, what evaluates ──┘
+
+Of the uncut model nothing stays here but its outline: whoever gave the pipeline the
+only reference to it has the other workers' weights freed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from hocket.model.outline import Outline
+from hocket.plan.buffers import buffers_without_waiting
+from hocket.plan.check import check
+from hocket.plan.schedule import Schedule
+from hocket.planner.recompute import RecomputeName
+from hocket.run.batch import call_arguments, split_batch
+from hocket.run.build import Plan, Request, build_plan
+from hocket.run.checkpoint.keeper import Checkpoints
+from hocket.run.choose import choose_order
+from hocket.run.crew import Crew, make_crew
+from hocket.run.evaluate import Evaluator
+from hocket.run.layout import Layout, make_layout
+from hocket.run.loss import LossFunction
+from hocket.run.order import make_order
+from hocket.run.place import Place
+from hocket.run.ring import Ring
+from hocket.run.settings import Settings
+from hocket.run.transports import TransportName, make_transport
+from hocket.run.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user wants; `hocket.Pipeline` says what each is.
+
+    Args:
+        settings: how to train: all that is about updates and precision.
+    """
+
+    model: nn.Module
+    loss: LossFunction
+    settings: Settings
+    example: Any
+    schedule: str | Schedule
+    num_microbatches: int
+    num_replicas: int
+    stages_per_device: int | None
+    cut: Sequence[str] | None
+    profile_dir: str | Path | None
+    recompute: RecomputeName
+    memory_bytes: int | None
+    seed: int
+    transport: TransportName
+
+    @property
+    def num_parts(self) -> int:
+        """Microbatches of a batch, over all replicas."""
+        return self.num_microbatches * self.num_replicas
+
+    def request(self) -> Request:
+        """What the plan is made from."""
+        return Request(
+            self.model,
+            self.loss,
+            self.settings,
+            split_batch(self.example, self.num_parts)[0],
+            pytree.tree_structure(call_arguments(self.example[0])),
+            self.cut,
+            None if self.profile_dir is None else Path(self.profile_dir),
+            self.recompute,
+            self.memory_bytes,
+            self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a pipeline is made of.
+
+    Args:
+        layout: of the ranks.
+        plan: what runs.
+        outline: of the uncut model.
+        crew: trains.
+        checkpoints: saves and loads.
+        evaluator: evaluates.
+    """
+
+    layout: Layout
+    plan: Plan
+    outline: Outline
+    crew: Crew
+    checkpoints: Checkpoints
+    evaluator: Evaluator
+
+
+def assemble(
+    wishes: Wishes,
+    world: World,
+    ring: Ring,
+    stack: contextlib.ExitStack,
+    timeout_s: float,
+) -> Parts:
+    """Decide all that can be decided before the first step, and make what plays it.
+
+    Every worker must call this.
+
+    Args:
+        wishes: the same on every worker.
+        world: the job.
+        ring: told of every op and wait.
+        stack: what must be closed at the end is left there.
+        timeout_s: after which a wait for another worker ends.
+
+    Raises:
+        HocketError: as `hocket.Pipeline`.
+    """
+    parts = _assembled(wishes, world, ring, stack, timeout_s)
+    # What captured and profiled the model refers in circles to itself and to the
+    # weights of all stages. Python looks for circles when many objects have been made;
+    # that tensors are large does not count.
+    gc.collect()
+    return parts
+
+
+def _assembled(
+    wishes: Wishes,
+    world: World,
+    ring: Ring,
+    stack: contextlib.ExitStack,
+    timeout_s: float,
+) -> Parts:
+    layout = make_layout(world, wishes.num_replicas)
+    request, schedule = wishes.request(), wishes.schedule
+    stages_per_device, m = wishes.stages_per_device, wishes.num_microbatches
+    if schedule == "auto":
+        request, schedule, stages_per_device = choose_order(
+            request, world, layout, m, stages_per_device
+        )
+    order = make_order(schedule, layout, m, stages_per_device)
+    store = _own_store(world)
+    carrier = make_transport(
+        wishes.transport,
+        world,
+        store,
+        ring,
+        num_buffers=_num_buffers(order),
+        timeout_s=timeout_s,
+    )
+    stack.callback(carrier.close)
+    name = schedule if isinstance(schedule, str) else ""
+    place = Place(world, layout, ring, carrier, store, timeout_s)
+    plan, modules, mail = build_plan(request, name, order, place)
+    crew = make_crew(
+        plan,
+        wishes.model,
+        modules,
+        wishes.loss,
+        wishes.settings,
+        place,
+        mail,
+        seed=wishes.seed,
+    )
+    outline = Outline.of(wishes.model)
+    checkpoints = Checkpoints(
+        outline, crew, plan, layout, world, ring, timeout_s=timeout_s
+    )
+    stack.callback(checkpoints.release)
+    evaluator = Evaluator(crew, world, layout, ring, plan, timeout_s=timeout_s)
+    return Parts(layout, plan, outline, crew, checkpoints, evaluator)
+
+
+def _num_buffers(order: Schedule) -> int:
+    """Enough that no sender waits for a reader that is busy, and one for headers."""
+    return max(check(order).num_buffers, buffers_without_waiting(order)) + 1
+
+
+_num_pipelines = count()
+
+
+def _own_store(world: World) -> dist.Store:
+    """The job's store, with a prefix of this pipeline's own.
+
+    Workers make their pipelines in one order, so that equal numbers mean the same one.
+    """
+    return dist.PrefixStore(f"pipeline {next(_num_pipelines)}", world.store)

@@ -1,0 +1,132 @@
+"""When each op of a lane began and ended, in this process's seconds (perf_counter).
+
+On a CPU an op is done when its call returns. An accelerator is handed its work ahead of
+time: there the stream notes the moments, which are read when the step is over.
+
+    host    0F0 0F1 0B0 U    waits for the stream        now_s
+    stream    │   0F0   │   0F1   │    0B0    │   U   │ last
+              events before and after each op           the event of the moment now_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Seconds: TypeAlias = NDArray[np.float64]
+
+
+class Stopwatch(Protocol):
+    """Notes the moments of one lane's ops, by their number in the lane."""
+
+    def start(self, i: int) -> None:
+        """Op `i` begins."""
+
+    def end(self, i: int) -> None:
+        """Op `i` has ended."""
+
+    def read(self) -> tuple[Seconds, Seconds]:
+        """When each op began and ended since the last reading; 0 for one that did not.
+
+        Call it when the lane is through; it may wait for the device.
+        """
+
+
+def make_stopwatch(num_ops: int, device: torch.device) -> Stopwatch:
+    """The one for ops that run on a device."""
+    if device.type == "cpu":
+        return HostWatch(num_ops)
+    return StreamWatch(num_ops, partial(torch.Event, device, enable_timing=True))
+
+
+class HostWatch:
+    """For work that is done when its call returns.
+
+    Args:
+        num_ops: of the lane.
+    """
+
+    def __init__(self, num_ops: int) -> None:
+        self._start_s = [0.0] * num_ops
+        self._end_s = [0.0] * num_ops
+
+    def start(self, i: int) -> None:
+        """See `Stopwatch.start`."""
+        self._start_s[i] = perf_counter()
+
+    def end(self, i: int) -> None:
+        """See `Stopwatch.end`."""
+        self._end_s[i] = perf_counter()
+
+    def read(self) -> tuple[Seconds, Seconds]:
+        """See `Stopwatch.read`."""
+        moments = np.array(self._start_s), np.array(self._end_s)
+        num_ops = len(self._start_s)
+        self._start_s, self._end_s = [0.0] * num_ops, [0.0] * num_ops
+        return moments
+
+
+class Event(Protocol):
+    """What a stream passes when all work handed to it before is done (torch.Event)."""
+
+    def record(self) -> None:
+        """Hand it to the current stream of the current device."""
+
+    def synchronize(self) -> None:
+        """Wait until the stream has passed it."""
+
+    def elapsed_time(self, other: Any, /) -> float:
+        """Milliseconds from here to a later event; both have been passed."""
+
+
+class StreamWatch:
+    """For work that is only handed to a device's stream.
+
+    Args:
+        num_ops: of the lane.
+        make_event: makes an event that takes the time.
+        clock: the host's.
+    """
+
+    def __init__(
+        self,
+        num_ops: int,
+        make_event: Callable[[], Event],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._starts = [make_event() for _ in range(num_ops)]
+        self._ends = [make_event() for _ in range(num_ops)]
+        self._last = make_event()
+        self._clock = clock
+        self._ended: list[int] = []
+
+    def start(self, i: int) -> None:
+        """See `Stopwatch.start`."""
+        self._starts[i].record()
+
+    def end(self, i: int) -> None:
+        """See `Stopwatch.end`."""
+        self._ends[i].record()
+        self._ended.append(i)
+
+    def read(self) -> tuple[Seconds, Seconds]:
+        """See `Stopwatch.read`.
+
+        Time is taken back from an event of this step, and not on from one of the
+        process's beginning: events tell milliseconds in 24 bits.
+        """
+        self._last.record()
+        self._last.synchronize()
+        now_s = self._clock()
+        start_s, end_s = np.zeros(len(self._starts)), np.zeros(len(self._ends))
+        for i in self._ended:
+            start_s[i] = now_s - self._starts[i].elapsed_time(self._last) / 1e3
+            end_s[i] = now_s - self._ends[i].elapsed_time(self._last) / 1e3
+        self._ended.clear()
+        return start_s, end_s
