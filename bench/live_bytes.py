@@ -29,7 +29,8 @@ class StepBytes:
     Args:
         rest_bytes: between two steps, without what follows.
         added_bytes: the most at once in a step, beyond all that is there at rest.
-        elsewhere_bytes: weights of other workers' stages, which the user's model has.
+        elsewhere_bytes: weights of other workers' stages, where the user's model is
+            still there and has them.
     """
 
     rest_bytes: int
@@ -43,21 +44,25 @@ class StepBytes:
 
 
 def step_bytes(
-    pipeline: hocket.Pipeline, model: nn.Module, batch: Any, users: Iterable[Tensor]
+    pipeline: hocket.Pipeline,
+    model: nn.Module | None,
+    batch: Any,
+    users: Iterable[Tensor],
 ) -> StepBytes:
     """Train one step, and see what it takes. Every worker must call this.
 
     Args:
         pipeline: that has trained a step or two, so that optimizers have their state.
-        model: the pipeline's.
+        model: the pipeline's; None where nobody but the pipeline referred to it.
         batch: to train on.
         users: tensors of the user's own, which do not count.
     """
     own = _own_tensors(pipeline)
-    others = {_address(x): x for x in (*model.parameters(), *model.buffers())}
+    uncut = () if model is None else (*model.parameters(), *model.buffers())
+    others = {_address(x): x for x in uncut}
     elsewhere = sum(_size(x) for at, x in others.items() if at not in own)
     apart = {*others, *(_address(x) for x in users)} - own
-    rest = sum(_size(x) for at, x in _alive().items() if at not in apart)
+    rest = sum(_size(x) for at, x in alive().items() if at not in apart)
     with allocations(torch.device("cpu")) as log, log.span():
         pipeline.step(batch)
     return StepBytes(rest, log.peaks[0], elsewhere)
@@ -69,8 +74,8 @@ def _own_tensors(pipeline: hocket.Pipeline) -> set[int]:
     return {_address(x) for m in modules for x in (*m.parameters(), *m.buffers())}
 
 
-def _alive() -> dict[int, Tensor]:
-    """A tensor of each block that the allocator gave out."""
+def alive() -> dict[int, Tensor]:
+    """A tensor of each block that the allocator gave out, by its address."""
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's deprecated names look at themselves

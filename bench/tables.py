@@ -13,6 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.optimum.table import distances
+from bench.split.table import halves
+from bench.zoo.table import predictions, speed_and_memory
+
 FOLDER = Path(__file__).parent
 TARGETS = {"large": 1.0, "middle": 0.95, "small": 0.8, "resnet": 1.0}
 
@@ -137,25 +141,30 @@ def checkpoint(rows: Rows) -> list[list[str]]:
     return table
 
 
-TABLES: dict[str, Callable[[Rows], list[list[str]]]] = {
-    "pipeline_vs_torch": versus,
-    "prediction": prediction,
-    "overhead": overhead,
-    "checkpoint": checkpoint,
-    "memory": memory,
+# By folder, and by the mark in its README.
+TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
+    ("pipeline_vs_torch", "table"): versus,
+    ("prediction", "table"): prediction,
+    ("overhead", "table"): overhead,
+    ("checkpoint", "table"): checkpoint,
+    ("memory", "table"): memory,
+    ("optimum", "table"): distances,
+    ("split", "table"): halves,
+    ("zoo", "table"): speed_and_memory,
+    ("zoo", "predictions"): predictions,
 }
 
 
 def main() -> None:
     """Write all that have results."""
-    for name, make in TABLES.items():
+    for (name, mark), make in TABLES.items():
         path = FOLDER / name / "results" / "cpu.json"
         if not path.exists():
             continue
         result = json.loads(path.read_text(encoding="utf-8"))
         readme = FOLDER / name / "README.md"
         text = readme.read_text(encoding="utf-8")
-        text = _replaced(text, "table", _markdown(make(result["rows"])))
+        text = _replaced(text, mark, _markdown(make(result["rows"])))
         text = _replaced(text, "environment", _environment(result["environment"]))
         readme.write_text(text, encoding="utf-8")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import hocket
-from bench.gpu.checks import check_all
+from bench.gpu.checks import check_all, check_spans
 from bench.measure import (
     alternate,
     environment,
@@ -77,6 +77,8 @@ def main() -> None:
         print(row)
     if not all(row["holds"] for row in result["exactness"]):
         raise SystemExit("not exact: see above")
+    if not all(row["spans"]["holds"] for row in result["speed"]):
+        raise SystemExit("ops are not timed rightly: see `spans` above")
 
 
 def worker(backend: str, size: str, num_rounds: int) -> dict[str, Any]:
@@ -127,6 +129,7 @@ def _measure(case: Case, world: World, num_rounds: int) -> dict[str, Any]:
         num_rounds=num_rounds,
         num_warm=3,
     )
+    spans = check_spans(pipeline, batch, world.world_size)
     makespans = []
     for _ in range(5):
         pipeline.step(batch)
@@ -143,6 +146,7 @@ def _measure(case: Case, world: World, num_rounds: int) -> dict[str, Any]:
         "predicted_ms": round(predicted.makespan_s * 1e3, 4),
         "measured_ms": round(median(makespans) * 1e3, 4),
         "peak_bytes": peak_bytes,
+        "spans": spans,
     }
 
 

@@ -1,0 +1,1 @@
+"""The zoo's architectures: a plain process, DDP and pipelines; and how well planned."""
