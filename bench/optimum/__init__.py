@@ -1,0 +1,1 @@
+"""How far each schedule is from the best order there can be."""

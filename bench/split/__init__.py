@@ -1,0 +1,1 @@
+"""I and W beside the whole backward."""
