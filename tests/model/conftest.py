@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have all tests of one model run in one process, which captures it once."""
+    for item in items:
+        cases = getattr(item, "callspec", None)
+        name = None if cases is None else cases.params.get("name")
+        if isinstance(name, str) and item.path.parent == HERE:
+            item.add_marker(pytest.mark.xdist_group(f"capture of {name}"))
 
 
 @pytest.fixture(autouse=True)

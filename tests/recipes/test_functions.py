@@ -41,7 +41,7 @@ def test_the_users_functions_are_what_is_trained(
     assert evaluation.num_samples == 32
     assert set(evaluation.metrics) == {"accuracy"}
     assert evaluation.metrics["accuracy"] > 0.5
-    model = make_task(resolve(source).recipe).model
+    model = make_task(resolve(source).recipe).make_model()
     assert isinstance(model, nn.Sequential)
     assert model[0].weight.shape == (16, 4)
 

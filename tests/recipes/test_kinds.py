@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -103,6 +103,11 @@ def task_of(name: str, folder: Path, *settings: str) -> Task:
     return make_task(resolve(name, [*taken, *fixed, *settings]).recipe)
 
 
+def model_of(folder: Path, *settings: str) -> Any:
+    """A BERT, on files in a folder."""
+    return task_of("mrpc-bert", folder, *settings).make_model()
+
+
 def called(model: nn.Module, inputs: object) -> object:
     """The model's output, in the way that a pipeline calls it."""
     if isinstance(inputs, dict):
@@ -117,7 +122,7 @@ def test_a_model_reads_the_data(case: str, tmp_path: Path) -> None:
     write(tmp_path)
     task = task_of(name, tmp_path, *settings)
     inputs, targets = SampleLoader(task.training, NUM_SAMPLES).example()
-    output = called(task.model, inputs)
+    output = called(task.make_model(), inputs)
     loss = named_losses(task.loss(output, targets))[TOTAL]
     loss.backward()
 
@@ -142,11 +147,11 @@ def test_bert_begins_with_weights_from_a_folder(tmp_path: Path) -> None:
     """As Hugging Face saves them; all but the new head's are taken."""
     sst2(tmp_path)
     settings = (*BERT, "data.task=sst2")
-    saved = task_of("mrpc-bert", tmp_path, *settings, "training.seed=5").model
+    saved = model_of(tmp_path, *settings, "training.seed=5")
     declare_vision_operators()
-    saved.save_pretrained(tmp_path / "saved")  # type: ignore[operator]
+    saved.save_pretrained(tmp_path / "saved")
     pretrained = f"model.pretrained={tmp_path / 'saved'}"
-    model = task_of("mrpc-bert", tmp_path, *settings, pretrained).model
+    model = model_of(tmp_path, *settings, pretrained)
 
     for name, parameter in saved.named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name
@@ -157,9 +162,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     sst2(tmp_path)
     settings = (*BERT, "data.task=sst2")
     with pytest.raises(DataError, match=r"absent has no model\.safetensors"):
-        task_of("mrpc-bert", tmp_path, *settings, "model.pretrained=absent")
-    saved = task_of("mrpc-bert", tmp_path, *settings).model
-    saved.save_pretrained(tmp_path / "saved")  # type: ignore[operator]
+        model_of(tmp_path, *settings, "model.pretrained=absent")
+    saved = model_of(tmp_path, *settings)
+    saved.save_pretrained(tmp_path / "saved")
     pretrained = f"model.pretrained={tmp_path / 'saved'}"
     with pytest.raises(DataError, match=r"do not fit a BERT of the recipe's sizes"):
-        task_of("mrpc-bert", tmp_path, *settings, "model.width=16", pretrained)
+        model_of(tmp_path, *settings, "model.width=16", pretrained)

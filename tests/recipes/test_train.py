@@ -52,12 +52,13 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
     """The losses of each step, and the accuracy at the end, without a pipeline."""
     task = make_task(recipe)
+    model = task.make_model()
     course = Course.of(recipe, task.training)
-    optimizer = make_optimizer(recipe.optimizer)(task.model.parameters())
+    optimizer = make_optimizer(recipe.optimizer)(model.parameters())
     scheduler = make_scheduler(course.learning_rate_share)(optimizer)
     losses = []
     for inputs, targets in course.loader():
-        loss = named_losses(task.loss(task.model(inputs), targets))[TOTAL]
+        loss = named_losses(task.loss(model(inputs), targets))[TOTAL]
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -65,7 +66,7 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
         scheduler.step()
     with torch.no_grad():
         ((inputs, targets),) = EvaluationLoader(task.evaluation, 1000)
-        output = task.model.eval()(inputs)
+        output = model.eval()(inputs)
     return losses, float(class_metrics(output, targets)["accuracy"])
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hocket.run.batch import call_arguments, count_samples
 from hocket.run.loss import named_losses
+from tests.run.exactness import num_copies
 from tests.run.plain_loop import plain_loop
 from tests.run.zoo import batches, make_model, specimen_of
 
@@ -69,12 +70,22 @@ def check_run(
     assert far[worst] <= TOLERANCE, f"{run}: {worst} is off by {far[worst]:.1e}"
     for worker in answers:
         assert len(worker["history"]) == run["num_steps"], run
+        assert worker["num_copies"] == num_copies(expected), run
         for step, losses in enumerate(history):
             for name, loss in losses.items():
                 told = worker["history"][step][name]
                 assert told == pytest.approx(loss, rel=1e-9), f"{run}: {step}"
+    _check_copies(run, answers)
     _check_evaluation(run, expected, answers)
     return far[worst]
+
+
+def _check_copies(run: dict[str, Any], answers: Sequence[dict[str, Any]]) -> None:
+    """Replicas, and stages that share a weight, hold it bit for bit alike."""
+    first: dict[str, int] = {}
+    for worker in answers:
+        for name, digest in worker["weights"].items():
+            assert digest == first.setdefault(name, digest), f"{run}: {name}"
 
 
 def difference(a: Tensor, b: Tensor) -> float:

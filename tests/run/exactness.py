@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import nn
 
 import hocket
 from hocket.run.world import World, join_world
+from tests.run.once import captured_once
 from tests.run.plain_loop import make_optimizer
 from tests.run.zoo import batches, make_model, specimen_of
 
@@ -19,10 +22,13 @@ def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case in one job; rank 0's answers are compared with the oracle."""
     torch.set_num_threads(1)
     world = join_world()
-    return [
-        train_one(world, case, Path(folder) / f"{i}", make_model(case["model"]))
-        for i, case in enumerate(cases)
-    ]
+    answers = []
+    with captured_once() as shelf:
+        for i, case in enumerate(cases):
+            name = case["model"]
+            model = shelf.model(name, partial(make_model, name))
+            answers.append(train_one(world, case, Path(folder) / f"{i}", model))
+    return answers
 
 
 def train_one(
@@ -62,10 +68,30 @@ def train_one(
         "boundaries": list(pipeline.plan.boundaries),
         "measured_ops": sum(1 for _ in pipeline.measured().spans),
         "trained": [x.trainable for x in pipeline.plan.schedule.program.stages],
+        "weights": weight_digests(pipeline),
+        "num_copies": num_copies(state),
     }
     pipeline.close()
     return answer
 
 
+def weight_digests(pipeline: hocket.Pipeline) -> dict[str, int]:
+    """Of this worker's own weights, by name: those of replicas have the same bits."""
+    return {
+        name: zlib.crc32(_bytes(parameter))
+        for runner in pipeline._crew.runners.values()
+        for name, parameter in runner.module.named_parameters()
+    }
+
+
+def num_copies(state: dict[str, torch.Tensor]) -> int:
+    """Tensors of a state; a tied one counts once, whatever its names."""
+    return len({tensor.data_ptr() for tensor in state.values()})
+
+
 def _save(state: dict[str, torch.Tensor], stem: Path) -> None:
     save_file({name: t.clone().contiguous() for name, t in state.items()}, f"{stem}.st")
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()

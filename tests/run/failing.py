@@ -170,6 +170,9 @@ def train(case: dict[str, Any], folder: str) -> list[float]:
     if "poison" in case:
         step, sample, value = case["poison"]
         batches[step][0][sample] = float(value)
+    if "mislabel" in case:
+        step, sample, label = case["mislabel"]
+        batches[step][1][sample] = label
     losses = []
     with make_pipeline(model, batches[0], folder, **case["settings"]) as pipeline:
         endless = itertools.cycle(batches) if case.get("endless") else batches

@@ -8,7 +8,6 @@ watches over them: when one fails, the others must find out, and end, by themsel
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -22,9 +21,11 @@ from hocket import env
 from hocket.run.failure import Report, read_report, report_of_silent
 from hocket.run.job import WorkerFiles, attempt_dir
 from hocket.run.start import Job, main
+from tests.run.fork_server import fork_server
 
 FAULT: Final = "fault"  # the file into which whoever has a fault writes its rank
 WHOLE_S: Final = 60.0  # for a job without a fault, on a busy machine
+CALM_TIMEOUT_S: Final = 30.0  # for a wait in such a job
 LAST_S: Final = 0.5  # for whoever had the fault, when all others have ended
 
 
@@ -56,6 +57,7 @@ def run_forked(
     folder: Path,
     timeout_s: float,
     limit_s: float = WHOLE_S,
+    whole_s: float = WHOLE_S,
 ) -> Outcome:
     """Run a function in workers, and wait until all have ended.
 
@@ -66,9 +68,9 @@ def run_forked(
         folder: of the test; one job each.
         timeout_s: what workers wait for each other.
         limit_s: after a fault, those that are left so much later are killed.
+        whole_s: without a fault, after this.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([entry.partition(":")[0]])
+    context = fork_server()
     workers = [
         context.Process(
             target=_enter, args=(rank, num_workers, folder, entry, args, timeout_s)
@@ -78,7 +80,7 @@ def run_forked(
     try:
         for worker in workers:
             worker.start()
-        ended_s = _wait(workers, folder / FAULT, limit_s)
+        ended_s = _wait(workers, folder / FAULT, limit_s, whole_s)
     finally:
         for worker in workers:
             worker.kill()
@@ -86,13 +88,45 @@ def run_forked(
     return _outcome([worker.exitcode or 0 for worker in workers], ended_s, folder)
 
 
+def answers_of(
+    entry: str,
+    *args: Any,
+    num_workers: int,
+    folder: Path,
+    timeout_s: float = CALM_TIMEOUT_S,
+    whole_s: float = WHOLE_S,
+) -> list[Any]:
+    """What each worker of a job returns in which nothing goes wrong, by rank.
+
+    Args:
+        entry: `module:function`.
+        args: of the function, as JSON.
+        num_workers: to start.
+        folder: of the job; made where it is missing.
+        timeout_s: what workers wait for each other.
+        whole_s: that all of it may take.
+    """
+    folder.mkdir(exist_ok=True)
+    outcome = run_forked(
+        entry,
+        *args,
+        num_workers=num_workers,
+        folder=folder,
+        timeout_s=timeout_s,
+        whole_s=whole_s,
+    )
+    told = {rank: f"{x.kind}: {x.message}" for rank, x in outcome.reports.items()}
+    assert not told, (told, outcome.output)
+    return [outcome.results[rank] for rank in range(num_workers)]
+
+
 def _wait(
-    workers: list[ForkServerProcess], fault: Path, limit_s: float
+    workers: list[ForkServerProcess], fault: Path, limit_s: float, whole_s: float
 ) -> dict[int, float]:
     """When each ended, in seconds since 1970."""
     ended_s: dict[int, float] = {}
     ranks: dict[Any, int] = {worker.sentinel: r for r, worker in enumerate(workers)}
-    deadline_s = time.time() + WHOLE_S
+    deadline_s = time.time() + whole_s
     while ranks and time.time() < deadline_s:
         for sentinel in wait(list(ranks), 0.1):
             ended_s[ranks.pop(sentinel)] = time.time()

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import env
 from hocket.errors import HocketError
-from hocket.plan.op import Kind
+from hocket.passes.add_messages import add_messages
 from hocket.plan.program import Program
-from hocket.plan.schedule import Lane, Schedule
+from hocket.plan.schedule import Schedule
 from hocket.run.world import World, join_world
 from hocket.schedules import make_schedule
 from tests.run.failing import Batch, loss, make_batches, make_model, make_pipeline
@@ -60,7 +60,7 @@ def bad_settings(folder: str) -> dict[str, Told]:
         "microbatches": made(num_microbatches=0),
         "name of the schedule": made(schedule="1f2b"),
         "schedule for others": made(schedule=_one_f_one_b(3)),
-        "split backward": made(schedule=_split_backward()),
+        "messages": made(schedule=add_messages(_one_f_one_b(2))),
         "delays": made(schedule=_delayed()),
         "forward only": made(schedule="forward-only"),
         "small example": made((x[:3], y[:3])),
@@ -91,22 +91,6 @@ def _small() -> nn.Module:
 
 def _one_f_one_b(num_devices: int) -> Schedule:
     return make_schedule("1f1b", num_devices=num_devices, num_microbatches=4)
-
-
-def _split_backward() -> Schedule:
-    """1F1B with I and W in the place of each B."""
-    whole = _one_f_one_b(2)
-    return replace(whole, lanes=tuple(_split(lane) for lane in whole.lanes))
-
-
-def _split(lane: Lane) -> Lane:
-    halves = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-    ops = tuple(
-        replace(op, kind=kind)
-        for op in lane.ops
-        for kind in (halves if op.kind is Kind.BACKWARD else (op.kind,))
-    )
-    return replace(lane, ops=ops)
 
 
 def _delayed() -> Schedule:
@@ -266,6 +250,7 @@ def different_pipelines(folder: str) -> dict[str, Told]:
         "stages": {"schedule": "looped-bfs"},
         "microbatches": {"num_microbatches": 8},
         "cut": {"cut": ["12"]},
+        "seed": {"seed": 1},
         "example": {"example": bigger},
         "nothing": {},
     }

@@ -7,7 +7,6 @@ takes a fraction of a second.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from hocket.run.schema import Schema, message_tag
 from hocket.run.shared_memory import SharedMemoryTransport
 from hocket.run.torch_transport import TorchTransport
 from hocket.run.transport import Channel, Receiver, Sender, Transport
+from tests.run.fork_server import fork_server
 
 THERE: Final = Channel("F0>1", 0, 1)
 BACK: Final = Channel("B1>0", 1, 0)
@@ -149,8 +149,7 @@ def _started(
     folder: Path, settings: Settings, bodies: Sequence[Body]
 ) -> Iterator[list[Connection]]:
     """Run the bodies, and leave no process behind."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "pytest", __name__])
+    context = fork_server()
     processes, pipes = [], []
     for rank, body in enumerate(bodies):
         pipe, far = context.Pipe(duplex=False)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import hocket
 from tests.run.comparison import case, check_run
+from tests.run.forked import answers_of
 
 JOBS = {
     1: [
@@ -33,9 +33,20 @@ JOBS = {
         case("tied-dropout", "interleaved-1f1b", 4),
         case("resnet", "1f1b", 4, transport="torch"),
         case("tied", "interleaved-1f1b", 4, transport="torch"),
+        case("tied", "zb-h1", 4),
+        case("resnet", "zb-h2", 4),
+        case("tied-dropout", "zb-v", 4),
+        case("perceptron", "v-half", 4),
+        case("perceptron", "v-min", 4),
+        case("dropout", "hanayo", 4),
+        case("perceptron", "ooo-fast-forward", 4),
+        case("tied", "ooo-modulo", 4),
     ],
     3: [
         case("tied", "1f1b", 4),
+        case("perceptron", "dualpipe-v", 6),
+        case("tied", "interleaved-zb", 6),
+        case("dropout", "zb-auto", 6),
         case("resnet", "gpipe", 2),
         case("dropout", "interleaved-1f1b", 3),
     ],
@@ -54,11 +65,13 @@ JOBS = {
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
     """Weights, buffers, losses of each step, and the evaluation."""
     cases = JOBS[num_workers]
-    answers = hocket.launch(
+    answers = answers_of(
         "tests.run.exactness:train_all",
-        [cases, str(tmp_path)],
+        cases,
+        str(tmp_path),
         num_workers=num_workers,
-        run_dir=tmp_path,
+        folder=tmp_path,
+        whole_s=200.0,
     )
 
     for i, run in enumerate(cases):

@@ -117,7 +117,7 @@ def has_begun(folder: Path, rank: int) -> bool:
 ENDLESS: Final[dict[str, Any]] = {"endless": True}
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_kill_on_one_host_ends_the_other(
     hosts: Hosts, tmp_path: Path, num_workers: int
 ) -> None:

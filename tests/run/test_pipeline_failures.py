@@ -139,6 +139,20 @@ def test_a_loss_that_is_no_number_changes_no_weight(
         assert not torch.equal(before, start)
 
 
+def test_a_label_out_of_range_changes_no_weight(tmp_path: Path) -> None:
+    """The last stage's loss refuses it; with the step, the microbatch and the label."""
+    outcome = forked(tmp_path, 2, {"mislabel": [2, POISONED, failing.NUM_CLASSES]})
+    check_consequences(outcome, 1)
+    assert outcome.codes[1] == ExitCode.WORKER
+    assert story_of(outcome).startswith(
+        "rank 1 raised IndexError at step 2 in 1F2: Target 3 is out of bounds"
+    )
+    for rank in range(2):
+        start, before, after = weights_of(tmp_path, rank)
+        assert torch.equal(before, after)
+        assert not torch.equal(before, start)
+
+
 @pytest.mark.parametrize(
     ("num_workers", "rank", "place", "step", "settings"),
     [
@@ -264,6 +278,7 @@ def test_a_kill_at_the_very_start_ends_all(tmp_path: Path) -> None:
     assert error.exit_code == ExitCode.WORKER
 
 
+@pytest.mark.long  # as tests/run/test_failure.py has it, with two workers
 def test_a_model_that_never_returns_is_found(tmp_path: Path) -> None:
     """It could still answer; but all others waited for it, some through others."""
     sleeps = fault(3, "forward of layer 7", 2, "sleep")
@@ -274,7 +289,10 @@ def test_a_model_that_never_returns_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)],
+    [
+        (signal.SIGINT, ExitCode.INTERRUPTED),
+        pytest.param(signal.SIGTERM, ExitCode.TERMINATED, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_ends_training_with_one_line(
     tmp_path: Path, number: signal.Signals, code: ExitCode

@@ -53,7 +53,7 @@ SETTINGS: Final = {
     "microbatches": ("ShapeError", "num_microbatches=0: each must be at least 1"),
     "name of the schedule": ("PlanError", "did you mean '1f1b'?"),
     "schedule for others": ("ShapeError", "is for 3 devices, 4 microbatches, 1 steps"),
-    "split backward": ("ScheduleError", "ops I, W: the pipeline runs F, B, R and U"),
+    "messages": ("ScheduleError", "ops RECV_B, RECV_F, SEND_B, SEND_F: the pipeline"),
     "delays": ("ScheduleError", "stage 0 has delay 1: the pipeline runs delay 0"),
     "forward only": ("ScheduleError", "stage 0 is not trained: evaluate() runs it"),
     "small example": ("DataError", "3 samples cannot be cut into 4 microbatches"),
@@ -192,6 +192,7 @@ PIPELINES: Final = {
     "stages": "ranks 0 and 1 differ in the schedule (digests ",
     "microbatches": "ranks 0 and 1 differ in the schedule (digests ",
     "cut": "ranks 0 and 1 differ in the plan (digests ",
+    "seed": "ranks 0 and 1 differ in the seed (digests 0 and 1)",
     "example": "ranks 0 and 1 differ in the model (digests ",
 }
 

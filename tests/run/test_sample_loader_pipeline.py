@@ -7,33 +7,23 @@ from typing import Any, Final
 
 import pytest
 
-from tests.run.forked import run_forked
+from tests.run import forked
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
 TIMEOUT_S: Final = 5.0  # where somebody waits in vain
-CALM_TIMEOUT_S: Final = 30.0  # where nobody does
 
 
 def answers_of(
-    function: str,
-    folder: Path,
-    *args: Any,
-    num_workers: int,
-    timeout_s: float = CALM_TIMEOUT_S,
+    function: str, folder: Path, *args: Any, num_workers: int, **more: Any
 ) -> list[dict[str, Any]]:
     """What each worker returned."""
-    outcome = run_forked(
-        f"tests.run.sampled:{function}",
-        *args,
-        num_workers=num_workers,
-        folder=folder,
-        timeout_s=timeout_s,
+    entry = f"tests.run.sampled:{function}"
+    return forked.answers_of(
+        entry, *args, num_workers=num_workers, folder=folder, **more
     )
-    assert not outcome.reports, outcome.reports
-    return [outcome.results[rank] for rank in range(num_workers)]
 
 
 def test_first_reads_inputs_and_last_reads_targets(tmp_path: Path) -> None:
@@ -77,8 +67,6 @@ def test_training_goes_on_in_the_middle_of_an_epoch(
 ) -> None:
     """Losses as in one go; the pipeline closes though processes still read ahead."""
     folders = [tmp_path / "broken", tmp_path / "whole"]
-    for folder in folders:
-        folder.mkdir()
     broken = answers_of("broken_off", folders[0], reading_workers, num_workers=2)
     whole = answers_of("in_parts", folders[1], 1, 0, num_workers=2)
     for answer in broken:

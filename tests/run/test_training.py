@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import hocket
 from hocket.run.loss import TOTAL
 from tests.run.comparison import NUM_STEPS, case, difference
+from tests.run.forked import answers_of
 from tests.run.training_loop import (
     Trained,
     data_of,
@@ -66,11 +66,13 @@ JOBS = {
 
 def trained(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> list[Any]:
     """Every worker's answers, by rank and case."""
-    return hocket.launch(
+    return answers_of(
         "tests.run.training:train_all",
-        [cases, str(folder)],
+        cases,
+        str(folder),
         num_workers=num_workers,
-        run_dir=folder,
+        folder=folder,
+        whole_s=200.0,
     )
 
 
@@ -222,11 +224,12 @@ def test_a_gradient_that_is_no_number_changes_no_weight(
     num_workers: int, cases: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """Behind a finite loss; every worker stops, and names the same parameter."""
-    answers = hocket.launch(
+    answers = answers_of(
         "tests.run.training:fragile_all",
-        [cases, str(tmp_path)],
+        cases,
+        str(tmp_path),
         num_workers=num_workers,
-        run_dir=tmp_path,
+        folder=tmp_path,
     )
     for worker in answers:
         for run, answer in zip(cases, worker, strict=True):

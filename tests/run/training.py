@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import HocketError
 from hocket.run.world import World, join_world
+from tests.run.once import captured_once
 from tests.run.optimizers import GRADIENTS, OPTIMIZERS, make_scheduler
 from tests.run.training_loop import data_of, loss_of, model_of
 
@@ -24,13 +26,21 @@ def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case in one job."""
     torch.set_num_threads(1)
     world = join_world()
-    return [_train(world, case, Path(folder) / f"{i}") for i, case in enumerate(cases)]
+    answers = []
+    with captured_once() as shelf:
+        for i, case in enumerate(cases):
+            name = f"{case['model']}, {case.get('precision')}"
+            model = shelf.model(name, partial(model_of, case))
+            answers.append(_train(world, case, Path(folder) / f"{i}", model))
+    return answers
 
 
-def _train(world: World, case: dict[str, Any], stem: Path) -> dict[str, Any]:
+def _train(
+    world: World, case: dict[str, Any], stem: Path, model: nn.Module
+) -> dict[str, Any]:
     data = data_of(case)
     pipeline = hocket.Pipeline(
-        model_of(case),
+        model,
         loss_of(case),
         optimizer=OPTIMIZERS[case.get("optimizer", "adamw")],
         scheduler=make_scheduler if case.get("scheduler") else None,

@@ -25,22 +25,25 @@ class Residual(nn.Module):
         return x + self.dropout(self.down(torch.tanh(self.up(x))))
 
 
-def perceptron(dropout: float = 0.0) -> nn.Module:
+def perceptron(dropout: float = 0.0, width: int = 6) -> nn.Module:
     """A chain of residuals, as an nn.Sequential."""
-    return nn.Sequential(*(Residual(6, dropout) for _ in range(6)), nn.Linear(6, 3))
+    layers = [Residual(width, dropout) for _ in range(6)]
+    return nn.Sequential(*layers, nn.Linear(width, 3))
 
 
 class SmallResNet(nn.Module):
     """Convolutions with BatchNorm, whose statistics depend on the microbatches."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.stem = nn.Conv2d(2, width, 3, padding=1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+            )
             for _ in range(5)
         )
-        self.head = nn.Linear(4, 3)
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         """From images to logits."""
@@ -81,14 +84,16 @@ class TiedTransformer(nn.Module):
     gets a gradient and a buffer.
     """
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(
+        self, dropout: float = 0.0, width: int = 8, num_words: int = 11
+    ) -> None:
         super().__init__()
-        self.embed = nn.Embedding(11, 8)
-        self.layers = nn.ModuleList(Attention(8, dropout) for _ in range(4))
+        self.embed = nn.Embedding(num_words, width)
+        self.layers = nn.ModuleList(Attention(width, dropout) for _ in range(4))
         self.unused = nn.Parameter(torch.ones(3))
         self.register_buffer("scale", torch.tensor(0.5))
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 11, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_words, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(

@@ -14,13 +14,13 @@ from tests.run.zoo import Residual, Specimen, classes
 class Frozen(nn.Module):
     """The beginning is not trained, but its batch norm still counts what it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.stem = nn.Linear(6, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.early = nn.ModuleList(Residual(8, 0.0) for _ in range(4))
-        self.late = nn.ModuleList(Residual(8, 0.0) for _ in range(2))
-        self.head = nn.Linear(8, 3)
+        self.stem = nn.Linear(6, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.early = nn.ModuleList(Residual(width, 0.0) for _ in range(4))
+        self.late = nn.ModuleList(Residual(width, 0.0) for _ in range(2))
+        self.head = nn.Linear(width, 3)
         for part in (self.stem, self.norm, self.early):
             part.requires_grad_(False)
 
@@ -34,12 +34,14 @@ class Frozen(nn.Module):
 class MixedTypes(nn.Module):
     """Embeddings in float32, the middle in bfloat16, the end in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.embed = nn.Embedding(11, 8)
-        self.early = nn.ModuleList(Residual(8, 0.0) for _ in range(2)).bfloat16()
-        self.late = nn.ModuleList(Residual(8, 0.0) for _ in range(2)).double()
-        self.head = nn.Linear(8, 3)
+        self.embed = nn.Embedding(11, width)
+        early = [Residual(width, 0.0) for _ in range(2)]
+        self.early = nn.ModuleList(early).bfloat16()
+        late = [Residual(width, 0.0) for _ in range(2)]
+        self.late = nn.ModuleList(late).double()
+        self.head = nn.Linear(width, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens).mean(1).bfloat16()
@@ -64,13 +66,13 @@ class Nested(nn.Module):
     One parameter is never used, and one only when an argument says so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Residual(6, 0.0) for _ in range(5))
-        self.scale = nn.Parameter(torch.ones(6))
-        self.sometimes = nn.Parameter(torch.ones(6))
+        self.layers = nn.ModuleList(Residual(width, 0.0) for _ in range(5))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.sometimes = nn.Parameter(torch.ones(width))
         self.never = nn.Parameter(torch.ones(2))
-        self.head = nn.Linear(6, 3)
+        self.head = nn.Linear(width, 3)
 
     def forward(
         self,
@@ -94,10 +96,10 @@ class Nested(nn.Module):
 class LooksAtData(nn.Module):
     """Sends each sample the way that its numbers say."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.up = nn.Linear(6, 6)
-        self.down = nn.Linear(6, 6)
+        self.up = nn.Linear(width, width)
+        self.down = nn.Linear(width, width)
 
     def forward(self, x: Tensor, gate: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ways = [self.up if row.sum().item() > 0 else self.down for row in x]
@@ -108,9 +110,9 @@ class LooksAtData(nn.Module):
 class End(nn.Module):
     """Adds a skip from the first submodule, and one from the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.head = nn.Linear(6, 3)
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor, *, skip: Tensor, gates: list[Tensor]) -> Tensor:
         return cast(Tensor, self.head(x + skip + torch.stack(gates).sum(0)[:, None]))
@@ -119,11 +121,11 @@ class End(nn.Module):
 class Branching(nn.Module):
     """Cannot be captured; its own code does nothing but hand tensors on."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.begin = nn.Linear(6, 6)
-        self.blocks = nn.ModuleList(LooksAtData() for _ in range(3))
-        self.end = End()
+        self.begin = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(LooksAtData(width) for _ in range(3))
+        self.end = End(width)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         skip = x = self.begin(x)

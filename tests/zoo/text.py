@@ -29,16 +29,16 @@ NUM_TOKENS = 6
 class Translator(nn.Module):
     """Two LSTMs that read, two that write and look back at what was read."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8, num_words: int = NUM_WORDS) -> None:
         super().__init__()
-        self.embed_source = nn.Embedding(NUM_WORDS, 8, padding_idx=0)
-        self.read = nn.LSTM(8, 4, batch_first=True, bidirectional=True)
-        self.read_again = nn.LSTM(8, 8, batch_first=True)
-        self.embed_target = nn.Embedding(NUM_WORDS, 8)
-        self.write = nn.LSTM(8, 8, batch_first=True)
-        self.attend = nn.Linear(8, 8, bias=False)
-        self.write_again = nn.LSTM(16, 8, batch_first=True)
-        self.head = nn.Linear(8, NUM_WORDS)
+        self.embed_source = nn.Embedding(num_words, width, padding_idx=0)
+        self.read = nn.LSTM(width, width // 2, batch_first=True, bidirectional=True)
+        self.read_again = nn.LSTM(width, width, batch_first=True)
+        self.embed_target = nn.Embedding(num_words, width)
+        self.write = nn.LSTM(width, width, batch_first=True)
+        self.attend = nn.Linear(width, width, bias=False)
+        self.write_again = nn.LSTM(2 * width, width, batch_first=True)
+        self.head = nn.Linear(width, num_words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """From source_BS and what is written before each word, target_BT."""
@@ -143,15 +143,23 @@ def torch_transformer() -> nn.Module:
 class TorchTransformer(nn.Module):
     """nn.Transformer between embeddings and a head."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        width: int = 8,
+        num_words: int = NUM_WORDS,
+        num_tokens: int = NUM_TOKENS,
+    ) -> None:
         super().__init__()
-        self.embed = nn.Embedding(NUM_WORDS, 8)
-        self.transformer = nn.Transformer(8, 2, 1, 2, 16, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(8, NUM_WORDS)
+        self.num_tokens = num_tokens
+        self.embed = nn.Embedding(num_words, width)
+        self.transformer = nn.Transformer(
+            width, 2, 1, 2, 2 * width, dropout=0.0, batch_first=True
+        )
+        self.head = nn.Linear(width, num_words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(
-            NUM_TOKENS, dtype=self.head.weight.dtype
+            self.num_tokens, dtype=self.head.weight.dtype
         )
         x = self.transformer(self.embed(source), self.embed(target), tgt_mask=causal)
         return cast(Tensor, self.head(x))

@@ -28,16 +28,17 @@ class DoubleConvolution(nn.Sequential):
 class UNet(nn.Module):
     """Skips from each size on the way down to the same size on the way up."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 2) -> None:
         super().__init__()
-        self.down1 = DoubleConvolution(1, 4)
-        self.down2 = DoubleConvolution(4, 6)
-        self.middle = DoubleConvolution(6, 8)
-        self.up2 = nn.ConvTranspose2d(8, 6, 2, stride=2)
-        self.join2 = DoubleConvolution(12, 6)
-        self.up1 = nn.ConvTranspose2d(6, 4, 2, stride=2)
-        self.join1 = DoubleConvolution(8, 4)
-        self.out = nn.Conv2d(4, 2, 1)
+        a, b, c = 2 * width, 3 * width, 4 * width
+        self.down1 = DoubleConvolution(1, a)
+        self.down2 = DoubleConvolution(a, b)
+        self.middle = DoubleConvolution(b, c)
+        self.up2 = nn.ConvTranspose2d(c, b, 2, stride=2)
+        self.join2 = DoubleConvolution(2 * b, b)
+        self.up1 = nn.ConvTranspose2d(b, a, 2, stride=2)
+        self.join1 = DoubleConvolution(2 * a, a)
+        self.out = nn.Conv2d(a, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         a = self.down1(x)

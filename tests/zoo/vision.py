@@ -74,14 +74,15 @@ class Detector(nn.Module):
 class ResNeXt(nn.Module):
     """torchvision's blocks with grouped convolutions, in a narrow network."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 2) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(8)
+        a, b, c, d = (factor * width for factor in (4, 8, 12, 16))
+        self.stem = nn.Conv2d(3, a, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(a)
         self.blocks = nn.Sequential(
-            bottleneck(8, 4), bottleneck(16, 6), bottleneck(24, 8)
+            bottleneck(a, b // 4), bottleneck(b, c // 4), bottleneck(c, d // 4)
         )
-        self.head = nn.Linear(32, 3)
+        self.head = nn.Linear(d, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(torch.relu(self.norm(self.stem(x))))
@@ -91,11 +92,11 @@ class ResNeXt(nn.Module):
 class SmallBackbone(nn.Module):
     """Three sizes of features."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: tuple[int, int, int]) -> None:
         super().__init__()
-        self.layer1 = self._layer(3, 6)
-        self.layer2 = self._layer(6, 8)
-        self.layer3 = self._layer(8, 8)
+        self.layer1 = self._layer(3, widths[0])
+        self.layer2 = self._layer(widths[0], widths[1])
+        self.layer3 = self._layer(widths[1], widths[2])
 
     @staticmethod
     def _layer(num_in: int, num_out: int) -> nn.Sequential:
@@ -134,22 +135,24 @@ def mobilenet() -> nn.Module:
     return MobileNetV3(blocks, last_channel=32, num_classes=3, dropout=0.0)
 
 
-def retinanet() -> nn.Module:
+def retinanet(
+    widths: tuple[int, int, int] = (6, 8, 8), out_channels: int = 8, side: int = 32
+) -> nn.Module:
     """torchvision's, on a backbone of three layers."""
     backbone = BackboneWithFPN(
-        SmallBackbone(),
+        SmallBackbone(widths),
         return_layers={"layer1": "0", "layer2": "1", "layer3": "2"},
-        in_channels_list=[6, 8, 8],
-        out_channels=8,
+        in_channels_list=list(widths),
+        out_channels=out_channels,
     )
     sizes = tuple((size, int(size * 1.4)) for size in (8, 12, 16, 20))
     model = RetinaNet(
         backbone,
         num_classes=3,
         anchor_generator=AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes)),
-        min_size=32,
-        max_size=32,
-        fixed_size=(32, 32),
+        min_size=side,
+        max_size=side,
+        fixed_size=(side, side),
     )
     return Detector(model)
 

@@ -10,9 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
 
 from hocket.errors import DataError
+from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.data.squad import Squad, load_squad
+from hocket.run.pipeline import Pipeline
+from hocket.run.sample_loader import SampleLoader
 
 CONTEXT = "The tower, built in 1889 by Gustave Eiffel's firm, stands in Paris."
 
@@ -186,3 +191,50 @@ def test_numbers_that_leave_no_window_are_refused(tmp_path: Path) -> None:
     """A stride wider than the window would leave pieces out."""
     with pytest.raises(DataError, match="leave windows of 13: the stride 14 must be"):
         load_squad(tmp_path, num_tokens=32, num_question_tokens=16, stride=14)
+
+
+def test_a_bert_learns_the_answers(tmp_path: Path) -> None:
+    """By a pipeline: samples are what Hugging Face's model takes, targets what it says.
+
+    Four questions in turn, each about another word of one paragraph.
+    """
+    declare_vision_operators()
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    asked = ("which year", "whose firm", "what was built", "which town")
+    told = ("1889", "Gustave Eiffel", "tower", "Paris")
+    questions = [
+        question(CONTEXT, answer, question=words)
+        for words, answer in zip(asked, told, strict=True)
+    ]
+    write(tmp_path, file_of(CONTEXT, *questions))
+    samples, _ = load_squad(tmp_path, num_tokens=32, num_question_tokens=4, stride=8)
+    config = BertConfig(
+        num_hidden_layers=1,
+        hidden_size=32,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=len(samples.tokenizer.entries),
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    loader = SampleLoader(samples, samples.num_samples, num_batches=40)
+    with Pipeline(
+        BertForQuestionAnswering(config),
+        span_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+        example=loader.example(),
+        num_microbatches=2,
+    ) as pipeline:
+        losses = [result.loss for result in pipeline.train(loader)]
+
+    assert losses[-1] < losses[0] / 4
+
+
+def span_loss(output: Any, span_B2: Tensor) -> Tensor:
+    """Mean cross-entropy of the first piece, and of the last."""
+    begin, end = span_B2.unbind(1)
+    score = functional.cross_entropy
+    return score(output.start_logits, begin) + score(output.end_logits, end)

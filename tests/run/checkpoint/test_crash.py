@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from hocket.run.checkpoint.commit import clean
 from hocket.run.checkpoint.folder import newest, saved
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, save_and_die, struck
 from tests.run.checkpoint.made import files_below, numbers_in, save
+from tests.run.fork_server import fork_server
 
 KEEP = 2
 MAX_CALLS = 200  # far more than a save makes
@@ -40,8 +40,7 @@ def test_killed_at_any_call_the_folder_has_a_whole_checkpoint(
     `latest` names the old one or the new one, never a mixture; and the next run saves
     there as if nothing had been.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.run.checkpoint.faults"])
+    context = fork_server()
     start = tmp_path / "start"
     start.mkdir()
     for step in range(1, num_before + 1):
@@ -137,3 +136,22 @@ def test_a_full_disk_costs_no_older_checkpoint(small_disk: Path) -> None:
     shutil.rmtree(kept[0])
     save(folder, step, keep=None)
     assert numbers_in(saved(folder)[-1]) == {float(step)}
+
+
+def test_a_disk_that_may_not_be_written_to(small_disk: Path) -> None:
+    """The error says so; the older checkpoint stays, and the next one is possible."""
+    folder = small_disk / "run"
+    save(folder, 1)
+    remount(small_disk, "ro")
+    assert "Read-only file system" in error_of(folder, 2)
+    latest = newest(folder)
+    assert latest is not None
+    assert numbers_in(latest) == {1.0}
+    remount(small_disk, "rw")
+    assert error_of(folder, 3) == ""
+    assert [numbers_in(path) for path in saved(folder)] == [{1.0}, {3.0}]
+
+
+def remount(disk: Path, how: str) -> None:
+    """Let it be written to, or not."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)

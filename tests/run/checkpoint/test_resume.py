@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from torch import nn
 import hocket
 from hocket.errors import CheckpointError, DamagedError, DataError
 from hocket.run.checkpoint.folder import saved
+from hocket.run.settings import PrecisionName
 from tests.run.checkpoint.jobs import make_optimizer, make_pipeline, make_scheduler
-from tests.run.zoo import ZOO
+from tests.run.zoo import ZOO, batches, make_model
 
 NUM_STEPS = 5
 
@@ -235,3 +238,69 @@ def test_bad_arguments(tmp_path: Path) -> None:
             pipeline.save(tmp_path, keep=0)
         with pytest.raises(DataError, match="must be JSON"):
             pipeline.save(tmp_path, data={1, 2})  # type: ignore[arg-type]
+
+
+def half_pipeline(precision: PrecisionName) -> hocket.Pipeline:
+    """A perceptron whose loss is too large for the first scales in float16."""
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 100.0 * nn.functional.cross_entropy(output, targets)
+
+    return hocket.Pipeline(
+        make_model("perceptron").float(),
+        loss,
+        optimizer=make_optimizer,
+        example=half_batches()[0],
+        num_microbatches=4,
+        precision=precision,
+    )
+
+
+def half_batches() -> list[Any]:
+    """Batches in float32."""
+    return [(x.float(), y) for x, y in batches("perceptron", 12, 12, 12)]
+
+
+def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
+    """In float16: the same steps are skipped, with the same scale afterwards."""
+    with half_pipeline("float16") as pipeline:
+        pipeline.save(tmp_path, data=0)
+        whole = [pipeline.step(batch) for batch in half_batches()[:3]]
+        pipeline.save(tmp_path, data=3)
+        whole += [pipeline.step(batch) for batch in half_batches()[3:]]
+        scale = pipeline._crew.loss_scale
+    with half_pipeline("float16") as pipeline:
+        assert pipeline.load(tmp_path) == 3
+        rest = [pipeline.step(batch) for batch in half_batches()[3:]]
+        assert pipeline._crew.loss_scale == scale
+    assert [x.losses for x in rest] == [x.losses for x in whole[3:]]
+    assert [x.skipped for x in rest] == [x.skipped for x in whole[3:]]
+    assert any(x.skipped for x in whole)
+    assert not all(x.skipped for x in whole)
+    with (
+        half_pipeline("float32") as pipeline,
+        pytest.raises(CheckpointError, match=r"scaler \(precision\) there, but none"),
+    ):
+        pipeline.load(tmp_path)
+
+
+def test_a_slow_disk_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while nothing can be written; `close` waits for the disk."""
+    can_write, sync = threading.Event(), os.fsync
+
+    def slow_sync(handle: int) -> None:
+        assert can_write.wait(60)
+        sync(handle)
+
+    with small() as pipeline:
+        pipeline.step(drawn_batch())
+        monkeypatch.setattr(os, "fsync", slow_sync)
+        pipeline.save(tmp_path, background=True)
+        steps = [pipeline.step(drawn_batch()).step for _ in range(3)]
+        before = hocket.checkpoint.newest(tmp_path)
+        can_write.set()
+    assert steps == [1, 2, 3]
+    assert before is None
+    assert hocket.checkpoint.newest(tmp_path) == tmp_path / "step-00000001"

@@ -14,7 +14,7 @@ from hocket.run.checkpoint.manifest import Section
 from hocket.run.checkpoint.read import read_tensors
 from hocket.run.checkpoint.verify import verify
 from tests.run.checkpoint.jobs import SAVED_AT
-from tests.run.forked import run_forked
+from tests.run.forked import answers_of, run_forked
 
 JOBS = "tests.run.checkpoint.jobs"
 Other = tuple[int, dict[str, Any]]  # workers, and what else differs
@@ -36,16 +36,9 @@ def job(
     entry: str, num_workers: int, folder: Path, *arguments: Any
 ) -> list[dict[str, Any]]:
     """What each worker returns."""
-    folder.mkdir()
-    outcome = run_forked(
-        f"{JOBS}:{entry}",
-        *arguments,
-        num_workers=num_workers,
-        folder=folder,
-        timeout_s=30.0,
+    return answers_of(
+        f"{JOBS}:{entry}", *arguments, num_workers=num_workers, folder=folder
     )
-    assert set(outcome.codes.values()) == {0}, outcome.output
-    return [outcome.results[rank] for rank in range(num_workers)]
 
 
 def everything(folder: Path) -> dict[tuple[Section, str], Tensor]:

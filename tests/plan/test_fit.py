@@ -1,0 +1,75 @@
+"""Costs found from steps explain those steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.plan.costs import Costs, Link, StageCost
+from hocket.plan.fit import fit
+from hocket.plan.simulate import simulate
+from hocket.schedules import make_schedule
+
+SECONDS = st.floats(1e-3, 4e-3)
+STAGES = st.builds(
+    StageCost,
+    forward_s=SECONDS,
+    input_grad_s=SECONDS,
+    weight_grad_s=SECONDS,
+    output_bytes=st.just(1 << 14),
+    input_grad_bytes=st.just(1 << 14),
+)
+FEW_US = st.floats(0.0, 60e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages"),
+    [("gpipe", 2), ("1f1b", 3), ("interleaved-1f1b", 4), ("looped-bfs", 4)],
+)
+@given(stages=st.lists(STAGES, min_size=4, max_size=4), way_s=FEW_US, own_s=FEW_US)
+def test_a_fitted_simulation_repeats_the_steps(
+    name: str, num_stages: int, stages: list[StageCost], way_s: float, own_s: float
+) -> None:
+    """Whatever ops, lanes and links cost, and whatever was believed before."""
+    num_devices = num_stages // 2 if num_stages == 4 else num_stages
+    schedule = make_schedule(name, num_devices=num_devices, num_microbatches=8)
+    true = Costs(
+        tuple(stages[:num_stages]), link=Link(way_s), handling=Link(own_s), op_s=1e-5
+    )
+    believed = Costs(
+        tuple(replace(cost, forward_s=1.0) for cost in true.stages),
+        link=Link(1e-3),
+        handling=Link(1e-3),
+    )
+    step = simulate(schedule, true)
+    found = fit(believed, [step, step])
+
+    assert simulate(schedule, found).makespan_s == pytest.approx(step.makespan_s)
+    assert found.handling.latency_s == pytest.approx(own_s, abs=1e-9)
+    for cost, one in zip(found.stages, true.stages, strict=True):
+        backward_s = one.input_grad_s + one.weight_grad_s + true.op_s
+        assert cost.forward_s == pytest.approx(one.forward_s + true.op_s)
+        assert cost.input_grad_s + cost.weight_grad_s == pytest.approx(backward_s)
+
+
+def test_halves_of_a_backward_are_told_apart_where_they_ran_apart() -> None:
+    """Otherwise a backward divides as it did before."""
+    whole = make_schedule("1f1b", num_devices=2, num_microbatches=4)
+    true = Costs((StageCost(1.0, 2.0, 1.0),) * 2)
+    believed = Costs((StageCost(1.0, 1.0, 3.0),) * 2)
+
+    (cost, _) = fit(believed, [simulate(whole, true)]).stages
+    assert (cost.input_grad_s, cost.weight_grad_s) == (0.75, 2.25)
+
+
+def test_a_step_of_one_device_tells_nothing_of_messages() -> None:
+    """What was known of them stays."""
+    alone = make_schedule("gpipe", num_devices=1, num_microbatches=4)
+    true = Costs((StageCost(1.0, 2.0, 1.0),))
+    believed = replace(true, link=Link(7.0), handling=Link(5.0))
+
+    found = fit(believed, [simulate(alone, true)])
+    assert (found.link, found.handling) == (Link(7.0), Link(5.0))

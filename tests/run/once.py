@@ -1,0 +1,73 @@
+"""Models that several runs of a job begin with: made once, and captured once.
+
+To capture a model takes longer than to train it for twenty steps, in tests of small
+models by far. What one capture is good for: every cut, every order, every number of
+steps; only the example's form must be the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.model.capture import Captured, capture
+
+
+class Shelf:
+    """Gives each model back as it was when it was made."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, tuple[nn.Module, dict[str, Tensor]]] = {}
+
+    def model(self, name: str, make: Callable[[], nn.Module]) -> nn.Module:
+        """The model of a name, in training, with its first weights and no gradients.
+
+        Args:
+            name: tells models apart.
+            make: makes it, where nobody has yet.
+        """
+        if name not in self._models:
+            model = make()
+            self._models[name] = model, copy.deepcopy(model.state_dict())
+        model, start = self._models[name]
+        model.load_state_dict(start)
+        model.train().zero_grad(set_to_none=True)
+        # Captures stay: nobody need look through them for garbage, in each pipeline.
+        gc.freeze()
+        return model
+
+
+class Once:
+    """Captures a model once for all examples of one form."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[nn.Module, str], Captured] = {}
+
+    def __call__(
+        self, model: nn.Module, args: Any, kwargs: Any = None, **more: Any
+    ) -> Captured:
+        """As `capture`."""
+        form = pytree.tree_map_only(Tensor, _form, (args, kwargs))
+        key = (model, str(form))
+        if key not in self._found:
+            self._found[key] = capture(model, args, kwargs, **more)
+        return self._found[key]
+
+
+@contextmanager
+def captured_once() -> Iterator[Shelf]:
+    """Pipelines that are made meanwhile share captures, of models from the shelf."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hocket.run.build.capture", Once())
+        yield Shelf()
+
+
+def _form(x: Tensor) -> str:
+    return f"{x.dtype}{tuple(x.shape)}"

@@ -1,0 +1,27 @@
+"""Measuring that takes no longer than it must, for tests of something else.
+
+A pipeline looks at each layer for some seconds and at its lane for a third of one, so
+that its prediction is good. Most tests make many pipelines and read no prediction; in
+them everything is measured all the same, but only as often as it takes to have numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+SHORT: Final = {
+    "hocket.model.measure._BUDGET_S": 0.0,
+    "hocket.model.measure._MIN_PASSES": 2,
+    "hocket.run.rehearse._ENOUGH_S": 0.0,
+    "hocket.run.rehearse._MIN_STEPS": 1,
+    "hocket.run.link_costs._NUM_ROUNDS": 2,
+    "hocket.run.link_costs._NUM_WARM": 1,
+}
+
+
+def measure_shortly(patch: pytest.MonkeyPatch) -> None:
+    """Do so in this process, until the patch is undone."""
+    for name, value in SHORT.items():
+        patch.setattr(name, value)
