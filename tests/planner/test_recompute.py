@@ -157,5 +157,4 @@ def test_it_fits_and_nothing_chosen_is_needless(
     )
     for stage in chosen:
         without = with_recompute(costs, program, chosen - {stage})
-        device = program.stages[stage].device
-        assert peaks_of(schedule, without)[device] > memory_bytes
+        assert max(peaks_of(schedule, without)) > memory_bytes

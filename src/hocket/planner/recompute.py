@@ -90,10 +90,13 @@ def stages_to_recompute(
         ]
         best = _best(schedule, costs, chosen, left, memory_bytes)
         if not best:  # only together with others' does this device's peak sink
-            return trained
+            return _one_by_one(schedule, costs, trained, memory_bytes)
         chosen |= best
         peaks = _peaks(schedule, costs, chosen)
-    return _without_needless(schedule, costs, chosen, memory_bytes)
+    fewer = _without_needless(schedule, costs, chosen, memory_bytes)
+    if max(_peaks(schedule, costs, fewer)) <= memory_bytes:
+        return fewer
+    return _one_by_one(schedule, costs, chosen, memory_bytes)
 
 
 def _best(
@@ -136,6 +139,22 @@ def _without_needless(
         peaks = _peaks(schedule, costs, kept - out)
         kept -= {s for s in out if peaks[program.stages[s].device] <= memory_bytes}
     return frozenset(kept)
+
+
+def _one_by_one(
+    schedule: Schedule, costs: Costs, chosen: Collection[int], memory_bytes: int
+) -> frozenset[int]:
+    """Take out the dearest stages without which all devices still fit.
+
+    A stage that recomputes is slower, so that others may hold less meanwhile: here
+    what one stage saves depends on which others recompute.
+    """
+    stage_costs = costs.of(schedule.program)
+    kept = frozenset(chosen)
+    for stage in sorted(kept, key=lambda s: -stage_costs[s].forward_s):
+        if max(_peaks(schedule, costs, kept - {stage})) <= memory_bytes:
+            kept -= {stage}
+    return kept
 
 
 def _check_fits(schedule: Schedule, costs: Costs, memory_bytes: int) -> None:
