@@ -15,6 +15,7 @@ from torch import Tensor
 from hocket.run.batch import call_arguments, count_samples
 from hocket.run.loss import named_losses
 from tests.run.exactness import num_copies
+from tests.run.forked import answers_of
 from tests.run.plain_loop import plain_loop
 from tests.run.zoo import batches, make_model, specimen_of
 
@@ -39,6 +40,20 @@ def case(
 
 
 _oracle = lru_cache(maxsize=2)(plain_loop)
+
+
+def check_runs(cases: Sequence[dict[str, Any]], num_workers: int, folder: Path) -> None:
+    """Train all of them in one job, and compare each with the plain loop."""
+    answers = answers_of(
+        "tests.run.exactness:train_all",
+        cases,
+        str(folder),
+        num_workers=num_workers,
+        folder=folder,
+        whole_s=200.0,
+    )
+    for i, run in enumerate(cases):
+        check_run(run, [worker[i] for worker in answers], folder / f"{i}.st")
 
 
 def check_run(

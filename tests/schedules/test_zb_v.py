@@ -12,28 +12,6 @@ from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 
 
-@pytest.mark.parametrize(
-    ("p", "m", "times", "bubble_s"),
-    [
-        (4, 16, (1.0, 1.0, 1.0), 1.5),
-        (8, 24, (1.0, 1.0, 1.0), 3.5),
-        (4, 16, (1.0, 0.98, 0.5), 1.52),
-    ],
-)
-def test_is_as_others_measured_it(
-    p: int, m: int, times: tuple[float, float, float], bubble_s: float
-) -> None:
-    """torch's order, timed by hand elsewhere."""
-    schedule = make_schedule("zb-v", num_devices=p, num_microbatches=m)
-    forward_s, input_grad_s, weight_grad_s = times
-    costs = Costs.uniform(
-        forward_s=forward_s, input_grad_s=input_grad_s, weight_grad_s=weight_grad_s
-    )
-    timeline = simulate(schedule, costs)
-    assert timeline.makespan_s - m * sum(times) == pytest.approx(bubble_s)
-    assert max(map(timeline.peak_activations, range(p))) == p
-
-
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 8), (4, 7), (8, 24)])
 def test_no_device_waits_between_its_ops(p: int, m: int) -> None:
     """All that is idle is before a device's first op, and after its last."""

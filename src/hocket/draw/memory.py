@@ -25,7 +25,7 @@ def memory_unit(timeline: Timeline) -> Unit:
     """Bytes in the unit that fits, or microbatches' activations."""
     if not knows_bytes(timeline):
         return Unit("", 1.0)
-    return byte_unit(max(curve.peak for curve in timeline.memory))
+    return byte_unit(timeline.most_bytes)
 
 
 def memory_title(timeline: Timeline) -> str:

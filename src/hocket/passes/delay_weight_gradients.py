@@ -56,7 +56,7 @@ def delay_weight_gradients(
     tried = [simulate(order, costs) for order in dict.fromkeys((schedule, prompt))]
     limit = inf if memory_bytes is None else memory_bytes
     tried += _filled(prompt, costs, limit)
-    fitting = [timeline for timeline in tried if _most_bytes(timeline) <= limit]
+    fitting = [timeline for timeline in tried if timeline.most_bytes <= limit]
     if not fitting:
         _refuse(tried, limit)
     return min(fitting, key=lambda timeline: timeline.makespan_s).schedule
@@ -109,14 +109,10 @@ def _lowered(
     ]
 
 
-def _most_bytes(timeline: Timeline) -> float:
-    return max(curve.peak for curve in timeline.memory)
-
-
 def _refuse(tried: Sequence[Timeline], limit: float) -> NoReturn:
     """Say what the order needs at the least."""
-    least = min(tried, key=_most_bytes)
-    needed_bytes = round(_most_bytes(least))
+    least = min(tried, key=lambda timeline: timeline.most_bytes)
+    needed_bytes = round(least.most_bytes)
     device = next(
         device
         for device in range(least.schedule.program.num_devices)

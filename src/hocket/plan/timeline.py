@@ -133,6 +133,11 @@ class Timeline:
             )
         return self.memory[device].peak
 
+    @property
+    def most_bytes(self) -> float:
+        """The same of the device that holds most."""
+        return max(map(self.peak_bytes, range(self.schedule.program.num_devices)))
+
     def link_bytes(self) -> dict[tuple[int, int], int]:
         """Bytes sent from device to device over the whole timeline.
 

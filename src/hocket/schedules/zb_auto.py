@@ -80,7 +80,7 @@ def zb_auto(
         for warmup in choices
     ]
     timelines = [simulate(order, costs) for order in orders]
-    fitting = [timeline for timeline in timelines if _most_bytes(timeline) <= limit]
+    fitting = [timeline for timeline in timelines if timeline.most_bytes <= limit]
     return min(fitting, key=_score).schedule.with_num_steps(shape.num_steps)
 
 
@@ -161,7 +161,7 @@ def _fitting(
     fitting = [min(number, num_microbatches) for number in warmup]
     while True:
         timeline = simulate(_order(program, fitting), costs)
-        if _most_bytes(timeline) <= limit:
+        if timeline.most_bytes <= limit:
             return fitting
         fullest = max(range(program.num_devices), key=timeline.peak_bytes)
         # What lies with a device may be what those before it have sent too early.
@@ -189,13 +189,9 @@ def _made_by_hand(shape: Shape) -> list[Schedule]:
     return [one_f_one_b(shape), zb_h1(shape), zb_h2(shape)]
 
 
-def _most_bytes(timeline: Timeline) -> float:
-    return max(curve.peak for curve in timeline.memory)
-
-
 def _score(timeline: Timeline) -> tuple[float, float]:
     """The step's length; of equals, what the fullest device holds."""
-    return round(timeline.makespan_s, _DIGITS), _most_bytes(timeline)
+    return round(timeline.makespan_s, _DIGITS), timeline.most_bytes
 
 
 ENTRY: Final = Entry(

@@ -11,8 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.run.comparison import case, check_run
-from tests.run.forked import answers_of
+from tests.run.comparison import case, check_runs
 
 # The zero-bubble paper's H1 for two devices and four microbatches.
 H1: Final = """\
@@ -63,15 +62,4 @@ JOBS: Final = {
 @pytest.mark.timeout(240)
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
     """Weights, buffers, losses of each step, and the evaluation."""
-    cases = JOBS[num_workers]
-    answers = answers_of(
-        "tests.run.exactness:train_all",
-        cases,
-        str(tmp_path),
-        num_workers=num_workers,
-        folder=tmp_path,
-        whole_s=200.0,
-    )
-
-    for i, run in enumerate(cases):
-        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")
+    check_runs(JOBS[num_workers], num_workers, tmp_path)
