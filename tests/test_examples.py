@@ -6,13 +6,33 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.toml")])
 PROFILES = ["--set", "run.profile_folder=profiles"]
+PIPELINES: Final = ("train_your_model.py", "train_and_save.py")
+END: Final = "=== end\n"
+IN_TURN: Final = f"""
+import os, runpy, sys
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        runpy.run_path(path, run_name="__main__")
+        if os.environ.get("RANK", "0") == "0":
+            print({END!r}, end="", flush=True)
+"""
+
+
+def pipelines(test: Any) -> Any:
+    """For tests of what one process has run: they are in that, and have its time."""
+    group = pytest.mark.xdist_group("examples of pipelines")
+    return pytest.mark.timeout(240)(group(test))
 
 
 def run(command: list[str], cwd: Path) -> str:
@@ -58,17 +78,69 @@ def test_write_a_schedule(tmp_path: Path) -> None:
     assert "no lane can move" in output
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an example prints.
+
+    Args:
+        alone: in one process.
+        both: after that, in two that torchrun starts; only one of them prints.
+    """
+
+    alone: str
+    both: str
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What came of running all examples of pipelines, in one folder.
+
+    Args:
+        told: by name of the example.
+        saved: checkpoints that were there after the runs in one process.
+    """
+
+    told: Mapping[str, Told]
+    saved: Sequence[str]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Each as a script, one after the other: to start processes takes longer."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    (folder / "in_turn.py").write_text(IN_TURN)
+    scripts = [str(folder / "in_turn.py"), *(str(FOLDER / x) for x in PIPELINES)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = run([sys.executable, *scripts], folder).split(END)
+    saved = sorted(path.name for path in (folder / "run").glob("step-*"))
+    both = run([sys.executable, *torchrun, *scripts], folder).split(END)
+    assert len(alone) == len(both) == len(PIPELINES) + 1
+    told = map(Told, alone, both)
+    return Runs(dict(zip(PIPELINES, told, strict=False)), saved)
+
+
+@pipelines
 def test_train_your_model_is_the_same_on_one_worker_and_under_torchrun(
-    tmp_path: Path,
+    runs: Runs,
 ) -> None:
     """One process, and two that torchrun starts, print the same losses."""
-    script = str(FOLDER / "train_your_model.py")
-    alone = run([sys.executable, script], tmp_path)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    both = run([*torchrun, "--nproc-per-node", "2", script], tmp_path)
+    told = runs.told["train_your_model.py"]
 
-    assert alone.count("epoch") == 3
-    assert both == alone
+    assert told.alone.count("epoch") == 3
+    assert told.both == told.alone
+
+
+@pipelines
+def test_train_and_save_goes_on_where_it_was(runs: Runs) -> None:
+    """Two workers go on from what one has saved, and stop when nothing gets better."""
+    told = runs.told["train_and_save.py"]
+
+    assert told.alone.startswith("step 49: ")
+    assert len(runs.saved) == 2
+    last = int(runs.saved[-1].removeprefix("step-"))
+    assert f"step {last - 1}: " in told.alone
+    if told.both:  # the first may have come to the end
+        assert told.both.startswith(f"step {last + 49}: ")
 
 
 def test_a_recipe_of_own_functions(tmp_path: Path) -> None:
@@ -81,19 +153,3 @@ def test_a_recipe_of_own_functions(tmp_path: Path) -> None:
     assert len(accuracies) == 1
     assert float(accuracies[0]) > 80
     assert list((tmp_path / "mine" / "checkpoints").glob("step-*"))
-
-
-def test_train_and_save_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Two workers go on from what one has saved, and stop when nothing gets better."""
-    script = str(FOLDER / "train_and_save.py")
-    first = run([sys.executable, script], tmp_path)
-    saved = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    second = run([*torchrun, "--nproc-per-node", "2", script], tmp_path)
-
-    assert first.startswith("step 49: ")
-    assert len(saved) == 2
-    last = int(saved[-1].removeprefix("step-"))
-    assert f"step {last - 1}: " in first
-    if second:  # the first may have come to the end
-        assert second.startswith(f"step {last + 49}: ")

@@ -209,10 +209,12 @@ class Killer:
 def test_a_killed_worker_is_replaced_and_the_run_goes_on(free_dir: Path) -> None:
     """From the last checkpoint, by itself; each step is written down once.
 
-    A callback of the user's own kills the main worker, in the middle of its run.
+    A callback of the user's own kills the main worker, in the middle of its run. It is
+    the only one: what a kill does to others is in tests/run/test_restart.py.
     """
     (free_dir / "killer.py").write_text(KILLER)
     more = (
+        "pipeline.num_workers=1",
         "training.max_steps=7",
         "checkpoint.every_steps=2",
         'run.callbacks=["killer:Killer"]',

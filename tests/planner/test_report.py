@@ -10,14 +10,16 @@ from hocket.errors import PlanError
 from hocket.planner.rank import Search, rank
 from hocket.planner.report import to_html
 from hocket.planner.scatter import to_svg
-from tests.planner.toys import MIB, cluster, work
+from tests.planner.toys import MIB, cluster, ranked, work
+
+pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_every_candidate_is_a_point() -> None:
     """Circles are pipelines, squares data parallelism, and one ring is the best."""
-    ranking = rank(work(8), cluster(4), 16, Search(is_exhaustive=True))
+    ranking = ranked(work(8), cluster(4), 16, Search(is_exhaustive=True))
     picture = ElementTree.fromstring(to_svg(ranking))
     circles = [
         x for x in picture.iter(f"{SVG}circle") if x.find(f"{SVG}title") is not None
@@ -74,4 +76,4 @@ def test_the_page_holds_the_choice_and_escapes_names() -> None:
 def test_without_anything_that_fits_there_is_no_page() -> None:
     """The error says what misses least."""
     with pytest.raises(PlanError, match="Nothing fits"):
-        to_html(rank(work(8), cluster(4, memory_bytes=MIB), 16))
+        to_html(ranked(work(8), cluster(2, memory_bytes=MIB), 8, Search()))

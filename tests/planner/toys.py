@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from hocket.plan.hardware import LinkKind
 from hocket.planner.cluster import Cluster
+from hocket.planner.rank import Search, rank
+from hocket.planner.ranking import Ranking
 from hocket.planner.work import LayerCost, Measured, Weights
 
 MIB: Final = 2**20
@@ -38,6 +41,7 @@ def layers(
     )
 
 
+@cache
 def work(
     num_layers: int = 8,
     *,
@@ -80,3 +84,9 @@ def cluster(
         num_nodes,
         "toy device",
     )
+
+
+@cache
+def ranked(job: Measured, devices: Cluster, batch_size: int, search: Search) -> Ranking:
+    """As `rank`; of tests that ask the same, the first one has it worked out."""
+    return rank(job, devices, batch_size, search)

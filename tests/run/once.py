@@ -3,6 +3,8 @@
 To capture a model takes longer than to train it for twenty steps, in tests of small
 models by far. What one capture is good for: every cut, every order, every number of
 steps; only the example's form must be the same.
+
+What is kept ready in a process is there in all workers that are forked from it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from torch import Tensor, nn
@@ -25,6 +27,12 @@ class Shelf:
 
     def __init__(self) -> None:
         self._models: dict[str, tuple[nn.Module, dict[str, Tensor]]] = {}
+
+    def with_more(self) -> Shelf:
+        """Another one, on which there are the same models to begin with."""
+        shelf = Shelf()
+        shelf._models = dict(self._models)
+        return shelf
 
     def model(self, name: str, make: Callable[[], nn.Module]) -> nn.Module:
         """The model of a name, in training, with its first weights and no gradients.
@@ -50,6 +58,12 @@ class Once:
     def __init__(self) -> None:
         self._found: dict[tuple[nn.Module, str], Captured] = {}
 
+    def with_more(self) -> Once:
+        """Another one, which begins with the same captures."""
+        once = Once()
+        once._found = dict(self._found)
+        return once
+
     def __call__(
         self, model: nn.Module, args: Any, kwargs: Any = None, **more: Any
     ) -> Captured:
@@ -61,12 +75,30 @@ class Once:
         return self._found[key]
 
 
+_SHELF: Final = Shelf()
+_ONCE: Final = Once()
+
+
+def keep_ready(
+    name: str, make: Callable[[], nn.Module], args: Any, kwargs: Any
+) -> None:
+    """Capture a model before any worker needs it.
+
+    Args:
+        name: of the model on the shelf.
+        make: makes it.
+        args: of its forward.
+        kwargs: likewise.
+    """
+    _ONCE(_SHELF.model(name, make), args, kwargs)
+
+
 @contextmanager
 def captured_once() -> Iterator[Shelf]:
     """Pipelines that are made meanwhile share captures, of models from the shelf."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hocket.run.build.capture", Once())
-        yield Shelf()
+        patch.setattr("hocket.run.build.capture", _ONCE.with_more())
+        yield _SHELF.with_more()
 
 
 def _form(x: Tensor) -> str:

@@ -2,7 +2,8 @@
 
 A worker would import torch, torch's compiler (its optimizers ask for it), what
 `torch.export` stands on, and hocket: seconds, in each worker of each test. Here it is
-done once; and what is measured in such workers is measured shortly (short.py).
+done once; and what is measured in such workers is measured shortly (short.py). So are
+the models captured that most jobs train, for microbatches of the sizes that they have.
 
 Nothing here may start a thread: a forked process has only the one that forked.
 """
@@ -10,12 +11,11 @@ Nothing here may start a thread: a forked process has only the one that forked.
 from __future__ import annotations
 
 import gc
+from functools import partial
 from importlib import import_module
 from typing import Final
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 MODULES: Final = (
     "hocket.recipes.train",
@@ -25,27 +25,20 @@ MODULES: Final = (
     "tests.run.zoo",
     "torch._dynamo",
 )
-
-
-class _Any(nn.Module):
-    """A model that is no Sequential, so that torch.export captures it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.linear(x)
-        return found
+READY: Final = (("tied", 4), ("tied-dropout", 4), ("resnet", 4), ("resnet", 5))
 
 
 def _prepare() -> None:
     for name in MODULES:
         import_module(name)
-    from hocket.model.capture import capture
+    from hocket.run.batch import call_arguments
+    from tests.run.once import keep_ready
     from tests.run.short import measure_shortly
+    from tests.run.zoo import batches, make_model
 
-    capture(_Any(), (torch.ones(2, 2),))
+    for name, num_samples in READY:
+        [(inputs, _)] = batches(name, 1, num_samples, num_samples)
+        keep_ready(name, partial(make_model, name), *call_arguments(inputs))
     measure_shortly(pytest.MonkeyPatch())
     gc.freeze()  # what is there now is for nobody to look through again
 

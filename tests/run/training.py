@@ -34,7 +34,7 @@ def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     answers = []
     with captured_once() as shelf:
         for i, case in enumerate(cases):
-            name = f"{case['model']}, {case.get('precision')}"
+            name = ", ".join([case["model"], *filter(None, [case.get("precision")])])
             model = shelf.model(name, partial(model_of, case))
             with pytest.MonkeyPatch.context() as patch:
                 if "nobody_knows" in case:

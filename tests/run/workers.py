@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 
 from hocket import env
-from hocket.errors import DataError, NonFiniteError, WaitError, WorkerError
+from hocket.errors import (
+    DataError,
+    NonFiniteError,
+    RunError,
+    WaitError,
+    WorkerError,
+)
 from hocket.run.clock import ping
 from hocket.run.job import Json
 from hocket.run.launch import launch
@@ -56,6 +62,23 @@ def greet(word: str) -> Json:
     world.barrier("end")
     world.close()
     return place
+
+
+def join_again() -> Json:
+    """Join twice, one after the other: what is heard, and what it takes to do so."""
+    heard: list[Json] = []
+    for turn in range(2):
+        world = join_world()
+        total = torch.tensor([1.0 + world.rank])
+        dist.all_reduce(total)
+        heard.append([*world.gather_json([turn, world.rank]), total.item()])
+        try:
+            join_world()
+        except RunError as error:
+            heard.append(str(error))
+        world.barrier("end")
+        world.close()
+    return heard
 
 
 def fail_until(attempt: int) -> Json:

@@ -9,6 +9,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +30,21 @@ from hocket.schedules import SCHEDULES, Shape, make_schedule
 from tests.player import ends_with_messages, seconds_of, times_of
 from tests.strategies import accepted, equal_shares, shapes, shares
 
-every_schedule = pytest.mark.parametrize("name", sorted(SCHEDULES))
+# All tests of one schedule run in one process, which makes each of its orders once.
+every_schedule = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(f"orders of {name}"))
+        for name in sorted(SCHEDULES)
+    ],
+)
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 HALVES: Final = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 GOLDEN_SHAPES: Final = (Shape(2, 4, 1), Shape(4, 8, 1), Shape(2, 4, 2), Shape(4, 8, 2))
 
 
+@cache
 def made(name: str, shape: Shape) -> Schedule:
     """The schedule, by the way that users take."""
     return make_schedule(

@@ -9,6 +9,7 @@ travels to the next one, and on from there:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,33 +30,28 @@ ORDERS: Final[dict[int, dict[str, Any]]] = {
     3: {"schedule": THERE_AND_BACK},
     4: {"schedule": "interleaved-1f1b", "stages_per_device": 2},
 }
-# Few jobs, for each has three processes that load torch, transformers and torchvision.
-JOBS: Final = {
-    "vision": (
-        "densenet",
-        "mobilenetv3",
-        "resnet",
-        "resnext",
-        "retinanet",
-        "unet",
-        "vit",
-        "frozen",
-        "perceptron",
-    ),
-    "text": (
-        "bert",
-        "distilbert",
-        "gpt2",
-        "lstm",
-        "t5",
-        "tied",
-        "transformer",
-        "branching",
-        "mixed-types",
-        "nested",
-    ),
-}
-ALL: Final = tuple(name for names in JOBS.values() for name in names)
+ALL: Final = (
+    "densenet",
+    "mobilenetv3",
+    "resnet",
+    "resnext",
+    "retinanet",
+    "unet",
+    "vit",
+    "frozen",
+    "perceptron",
+    "bert",
+    "distilbert",
+    "gpt2",
+    "lstm",
+    "t5",
+    "tied",
+    "transformer",
+    "branching",
+    "mixed-types",
+    "nested",
+)
+HERE: Final = tuple(x for x in ALL if HAS_TORCHVISION or x not in NEED_TORCHVISION)
 
 
 def case(num_stages: int, names: Sequence[str]) -> dict[str, Any]:
@@ -71,34 +67,37 @@ def case(num_stages: int, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def train(names: Sequence[str], folder: Path) -> dict[tuple[str, int], float]:
-    """Train the architectures in all numbers of stages, and compare.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is left of training all architectures.
 
-    Returns:
-        Of each architecture and number of stages, how far it is off.
+    Args:
+        cases: how each was trained, by number of stages.
+        answers: of each worker, for each architecture and case.
+        folder: of the trained states.
     """
-    cases = [case(num_stages, names) for num_stages in ORDERS]
+
+    cases: Sequence[dict[str, Any]]
+    answers: Sequence[list[list[dict[str, Any]]]]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """One for all: its processes load torch, transformers and torchvision."""
+    folder = tmp_path_factory.mktemp("zoo")
+    cases = [case(num_stages, HERE) for num_stages in ORDERS]
     answers = answers_of(
         "tests.zoo.training:train_all",
-        names,
+        HERE,
         cases,
         str(folder),
         num_workers=2,
         folder=folder,
         timeout_s=60.0,  # one may still import what the other has
-        whole_s=500.0,
+        whole_s=900.0,
     )
-    found = {}
-    for k, name in enumerate(names):
-        for i, num_stages in enumerate(ORDERS):
-            both = [worker[k][i] for worker in answers]
-            assert len(both[0]["boundaries"]) == num_stages - 1
-            run = {**cases[i], "model": name}
-            state = folder / f"{name}-{i}.st"
-            found[name, num_stages] = check_run(run, both, state)
-            trained = both[0]["trained"]
-            assert trained.count(False) == (num_stages - 1) * (name == "frozen")
-    return found
+    return Job(cases, answers, folder)
 
 
 def test_has_enough() -> None:
@@ -108,13 +107,17 @@ def test_has_enough() -> None:
     assert sorted(NAMES) == sorted(ALL)
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.timeout(600)
-def test_equals_the_plain_loop(job: str, tmp_path: Path) -> None:
-    """Weights, buffers, losses of each step, and the evaluation."""
-    names = [x for x in JOBS[job] if HAS_TORCHVISION or x not in NEED_TORCHVISION]
-
-    assert len(train(names, tmp_path)) == len(names) * len(ORDERS)
+@pytest.mark.xdist_group("zoo")
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.timeout(1000)
+def test_equals_the_plain_loop(name: str, job: Job) -> None:
+    """Weights, buffers, losses of each step, and the evaluation, in each cut."""
+    for i, num_stages in enumerate(ORDERS):
+        both = [worker[HERE.index(name)][i] for worker in job.answers]
+        assert len(both[0]["boundaries"]) == num_stages - 1
+        check_run({**job.cases[i], "model": name}, both, job.folder / f"{name}-{i}.st")
+        trained = both[0]["trained"]
+        assert trained.count(False) == (num_stages - 1) * (name == "frozen")
 
 
 @pytest.mark.parametrize("name", NEED_TORCHVISION)

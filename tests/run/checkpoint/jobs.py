@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import hocket
 from hocket.errors import CheckpointError
 from hocket.run.world import World, join_world
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, struck
+from tests.run.once import captured_once
 from tests.run.zoo import ZOO, batches, make_model
 
 NUM_STEPS = 5
@@ -43,29 +45,30 @@ def make_scheduler(
 def make_pipeline(world: World | None, case: dict[str, Any]) -> hocket.Pipeline:
     """The case's pipeline; its weights begin as they do everywhere."""
     name = case["model"]
-    return hocket.Pipeline(
-        make_model(name),
-        ZOO[name].loss,
-        optimizer=make_optimizer,
-        scheduler=make_scheduler,
-        example=data_of(case)[0],
-        schedule=case.get("schedule", "1f1b"),
-        num_microbatches=case.get("num_microbatches", 4),
-        num_replicas=case.get("num_replicas", 1),
-        stages_per_device=case.get("stages_per_device"),
-        correction=case.get("correction", "none"),
-        cut=case.get("cut"),
-        ema_decay=0.9,
-        clip_norm=1.0,
-        seed=case.get("seed", 0),
-        profile_dir=case.get("profiles"),
-        world=world,
-    )
+    with captured_once() as shelf:
+        return hocket.Pipeline(
+            shelf.model(name, partial(make_model, name)),
+            ZOO[name].loss,
+            optimizer=make_optimizer,
+            scheduler=make_scheduler,
+            example=data_of(case)[0],
+            schedule=case.get("schedule", "1f1b"),
+            num_microbatches=case.get("num_microbatches", 4),
+            num_replicas=case.get("num_replicas", 1),
+            stages_per_device=case.get("stages_per_device"),
+            correction=case.get("correction", "none"),
+            cut=case.get("cut"),
+            ema_decay=0.9,
+            clip_norm=1.0,
+            seed=case.get("seed", 0),
+            profile_dir=case.get("profiles"),
+            world=world,
+        )
 
 
 def data_of(case: dict[str, Any]) -> list[Any]:
-    """The batches of the run."""
-    return batches(case["model"], NUM_STEPS, 12, 12)
+    """The batches of the run; their microbatches have a form that is kept ready."""
+    return batches(case["model"], NUM_STEPS, 16, 16)
 
 
 def train_and_save(case: dict[str, Any], folder: str) -> dict[str, Any]:

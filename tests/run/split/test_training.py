@@ -42,8 +42,12 @@ ONE: Final = """\
 d0  0F0 0I0 0F1 0W0 0I1 0W1 0U
 """
 
+# Sizes of batches as in tests/run/test_exactness.py.
 JOBS: Final = {
-    1: [case("resnet", ONE, 2), case("tied", ONE, 2)],
+    1: [
+        case("resnet", ONE, 2, batch_size=7, last=5),
+        case("tied", ONE, 2, batch_size=7, last=5),
+    ],
     2: [
         case("perceptron", H1, 4),
         case("tied", H1, 4),
@@ -52,7 +56,7 @@ JOBS: Final = {
         case("resnet", H1, 4, transport="torch"),
         case("perceptron", LATE, 4, transport="torch"),
         case("dropout", MIXED, 2),
-        case("tied", MIXED, 2),
+        case("tied", MIXED, 2, batch_size=7, last=5),
     ],
     4: [case("tied", REPLICAS, 2, num_replicas=2)],
 }
