@@ -65,6 +65,19 @@ def test_workers_meet_in_a_file(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_workers_may_join_again_and_hear_nothing_of_before(tmp_path: Path) -> None:
+    """Two pipelines one after the other, as after `requires_grad` changed.
+
+    The second met the first one's keys in the store: each worker went on with what was
+    said before, so that they hung, or connected to a port that was closed.
+    """
+    for told in start_two("join_again", run_dir=tmp_path):
+        first, refused, second, _ = told
+        assert first == [[0, 0], [0, 1], 3.0]
+        assert second == [[1, 0], [1, 1], 3.0]
+        assert "in a process group already" in refused
+
+
 def test_restarted_workers_see_nothing_of_those_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,7 +158,7 @@ def train(factor):
 
 def test_launches_functions_of_a_script(tmp_path: Path) -> None:
     """`python train.py` is enough, and nothing but its own output is on the console."""
-    call = "print(launch(train, [10], num_workers=2, run_dir=pathlib.Path('run')))"
+    call = "print(launch(train, [10], num_workers=2, run_dir='run'))"
     done = run_script(tmp_path, f"{SCRIPT}\nif __name__ == '__main__':\n    {call}\n")
     assert (done.stdout, done.stderr) == ("[10, 20]\n", "")
 

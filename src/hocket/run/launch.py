@@ -71,7 +71,7 @@ def launch(
     args: Sequence[Json] = (),
     *,
     num_workers: int,
-    run_dir: Path,
+    run_dir: Path | str,
     timeout_s: float = 60.0,
     max_restarts: int = 0,
 ) -> list[Any]:
@@ -109,6 +109,7 @@ def launch(
         sys_path=[str(Path(path).absolute()) for path in sys.path],
         argv=sys.argv,
     )
+    run_dir = Path(run_dir)
     attempts = _Attempts(new_job_dir(run_dir), num_workers, max_restarts, timeout_s)
     (run_dir / "failure.json").unlink(missing_ok=True)
     write_json(attempts.folder / "job.json", job)

@@ -7,7 +7,8 @@
     nobody          nobody else is there                nothing
 
 Each attempt of a job has its own prefix in the store: a restarted worker that met the
-keys of those before it would wait for processes that are gone (run/meeting.py).
+keys of those before it would wait for processes that are gone (run/meeting.py). So has
+each time that a process joins: a second pipeline must not hear what the first was told.
 """
 
 from __future__ import annotations
@@ -114,11 +115,13 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
             where there are CUDA devices.
 
     Raises:
-        RunError: the environment names half a job, or there are too few devices.
+        RunError: the environment names half a job, there are too few devices, or the
+            process is in a process group already.
         WaitError: somebody did not come.
     """
     timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s
     rank, world_size = _place()
+    _refuse_a_second_group(world_size)
     local_rank = env.LOCAL_RANK.integer()
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = _device(backend, local_rank)
@@ -201,6 +204,17 @@ def _place() -> tuple[int, int]:
     return rank, world_size
 
 
+def _refuse_a_second_group(world_size: int) -> None:
+    if world_size > 1 and dist.is_initialized():
+        raise RunError(
+            "this process is in a process group already: of a pipeline that is still "
+            "open, or the script's own. Close the pipeline (or call `torch.distributed."
+            "destroy_process_group()`) first. Or, for several pipelines at a time, "
+            "join once with `world = hocket.run.world.join_world()`, and give each "
+            "`world=world`"
+        )
+
+
 def _device(backend: str, local_rank: int) -> torch.device:
     if backend == "gloo":
         return torch.device("cpu")
@@ -263,8 +277,9 @@ def _in_time(store: dist.Store) -> dist.Store:
 def _meeting(shared: dist.Store, rank: int, world_size: int) -> Meeting:
     """Find the workers of this attempt, and give it a name and a number."""
     restarts = env.ATTEMPT.integer()
-    if not _store_address():  # the store is new for each attempt
-        return Meeting(str(restarts), restarts)
+    if not _store_address():  # the store is new for each attempt, not for each pipeline
+        times = shared.add(f"{_job_prefix()}/{restarts}/joined/{rank}", 1)
+        return Meeting(f"{restarts}/{times}", restarts)
     store = _in_time(dist.PrefixStore(f"{_job_prefix()}/meeting", shared))
     return meet(store, rank, world_size, restarts, JOIN_TIMEOUT_S)
 
