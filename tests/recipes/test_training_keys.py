@@ -15,6 +15,7 @@ import pytest
 from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import enter_folder
 from hocket.recipes.train import train_recipe
+from hocket.run.step_result import StepResult
 
 SMALL: Final = (
     "model.width=16",
@@ -105,6 +106,35 @@ def test_optimistic_updates_change_no_number(runs: Runs) -> None:
     assert told == expected
     kinds = ["step", "step", "step", "evaluation", "step", "evaluation", "summary"]
     assert [r["kind"] for r in told if r["kind"] in kinds] == kinds
+
+
+@pytest.mark.parametrize(
+    "settings", [("training.optimistic_updates=true",), ("pipeline.schedule=wpipe",)]
+)
+def test_nobody_waits_for_the_norm_of_the_newest_step(
+    settings: tuple[str, ...], runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for when the next result has come: sooner, all would wait for all."""
+    come: list[int] = []
+    asked: list[tuple[int, int]] = []
+
+    class Seen(StepResult):
+        """One that tells when it comes, and when it is asked."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            come.append(self.step)
+
+        @property
+        def grad_norm(self) -> float:
+            asked.append((self.step, come[-1]))
+            return self.judgement.verdict.norm
+
+    monkeypatch.setattr("hocket.run.steps.StepResult", Seen)
+    monkeypatch.setattr("hocket.run.stream.StepResult", Seen)
+    runs("optimizer.learning_rate=0.4", *settings)
+    assert [step for step, _ in asked] == [0, 1, 2, 3]
+    assert all(newest > step for step, newest in asked[:-1]), asked
 
 
 def test_precision_rounds_the_forward(runs: Runs) -> None:
