@@ -7,7 +7,7 @@ from typing import Any
 
 from hocket.plan.costs import Costs
 from hocket.plan.simulate import simulate
-from hocket.recipes.report import predicted_beside
+from hocket.recipes.report import predicted_beside, stage_rows
 from hocket.schedules import make_schedule
 
 
@@ -24,3 +24,15 @@ def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> Non
     beside = predicted_beside(plan, measured)
     assert beside.schedule == measured.schedule
     assert beside.makespan_s == measured.makespan_s
+
+
+def test_a_delayed_stage_is_told_to_be_so() -> None:
+    """Who reads the page sees which layers read old weights."""
+    order = make_schedule("wpipe", num_devices=2, num_microbatches=2)
+    plan: Any = SimpleNamespace(schedule=order, stage_names=("a", "b", "c", "d"))
+    assert [told for _, told in stage_rows(plan)] == [
+        "device 0, from a, delay 1",
+        "device 1, from b, delay 1",
+        "device 0, from c",
+        "device 1, from d",
+    ]

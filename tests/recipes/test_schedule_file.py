@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_takes_both_kinds_of_file(free_dir: Path) -> None:
     assert resolved("order.csv", *more) == "order.csv"
 
 
+def test_takes_an_order_whose_steps_overlap(free_dir: Path) -> None:
+    """It has several steps, as its body has to repeat; without one it is too long."""
+    order = make_schedule("wpipe", num_devices=2, num_microbatches=4, num_steps=4)
+    Path("own.txt").write_text(str(order))
+    Path("long.txt").write_text(str(replace(order, body=(), num_repeats=1)))
+
+    assert resolved("own.txt", "pipeline.correction=error-feedback") == "own.txt"
+    with pytest.raises(RecipeError, match="4 steps, not 1"):
+        resolved("long.txt")
+
+
 def test_looks_at_the_file_before_anything_begins(free_dir: Path) -> None:
     """Its sizes, its cells, and whether it may run at all."""
     ORDER.to_csv("order.csv")
@@ -48,7 +60,7 @@ def test_looks_at_the_file_before_anything_begins(free_dir: Path) -> None:
     for name, reason in reasons.items():
         with pytest.raises(RecipeError, match=f"pipeline.schedule: {reason}"):
             resolved(name)
-    with pytest.raises(RecipeError, match="is for 2 devices, 4 microbatches"):
+    with pytest.raises(RecipeError, match="4 microbatches, not 8"):
         resolved("order.csv", "pipeline.num_microbatches=8")
     with pytest.raises(RecipeError, match="no lane can move"):
         resolved("stuck.txt", "pipeline.num_microbatches=1")

@@ -57,8 +57,12 @@ def test_reductions_of_replicas_are_added(free_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "reason"),
     [
-        ("0F0,0B0\n", ShapeError, "is for 1 devices, 1 microbatches"),
-        ("0F0,0B0\n1F0,1B0\n", ShapeError, "is for 2 devices, 1 microbatches"),
+        ("0F0,0B0\n", ShapeError, "1 microbatches, not 2 (num_microbatches=1 fits"),
+        (
+            "0F0,0B0\n1F0,1B0\n",
+            ShapeError,
+            "2 devices, not 1 (one worker for each), and 1 mi",
+        ),
         ("0F0,0F1,0B0;0B1\n", ParseError, "order.csv, line 1, cell 3: '0B0;0B1' is no"),
         (
             GOOD.replace(",0W1", ""),
@@ -89,3 +93,14 @@ def test_a_file_that_is_not_there(free_dir: Path) -> None:
     """A path is not taken for a name."""
     with pytest.raises(ParseError, match=r"^none\.csv: cannot be read: No such file"):
         pipeline("none.csv")
+
+
+def test_gradients_of_two_steps_are_not_complete_at_once(free_dir: Path) -> None:
+    """A weight has one place for complete gradients: the first must be used first."""
+    Path("order.txt").write_text(
+        "steps 3\nnet model microbatches=2\nstage 0 net=model device=0 delay=2\n"
+        "d0  0F0 0F1 0B0 0B1 |: 0F0@1 0F1@1 0B0@1 0B1@1 0U :| "
+        "0F0@2 0F1@2 0B0@2 0B1@2 0U@1 0U@2"
+    )
+    with pytest.raises(ScheduleError, match="0B1@1, the step's last backward on its"):
+        pipeline("order.txt")

@@ -30,7 +30,12 @@ MicrobatchesOption = Annotated[
 ]
 StepsOption = Annotated[
     int | None,
-    typer.Option("--steps", metavar="N", help="Steps; of a file, as many as it has."),
+    typer.Option(
+        "--steps",
+        metavar="N",
+        help="Steps, by default 1; of a file, as many as it has. Orders without a "
+        "flush are full from 4 on.",
+    ),
 ]
 StagesOption = Annotated[
     int | None,

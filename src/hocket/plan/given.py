@@ -65,18 +65,32 @@ def refuse_other_sizes(
     Raises:
         ShapeError: it is not; tells the sizes of both.
     """
+    num_given = program.nets[0].num_microbatches
     num_steps = program.num_steps if has_body else 1
-    wanted = (num_devices, num_microbatches, num_steps, num_replicas, 1)
-    given = (
-        program.num_devices,
-        program.nets[0].num_microbatches,
-        program.num_steps,
-        program.num_replicas,
-        len(program.nets),
+    sizes = (
+        (program.num_devices, "devices", num_devices, "one worker for each"),
+        (
+            num_given,
+            "microbatches",
+            num_microbatches,
+            f"num_microbatches={num_given} fits it",
+        ),
+        (
+            program.num_steps,
+            "steps",
+            num_steps,
+            "one is enough, or some with a body between |: and :|",
+        ),
+        (program.num_replicas, "replicas", num_replicas, "num_replicas"),
+        (len(program.nets), "nets", 1, "a pipeline has one"),
     )
-    if given != wanted:
-        words = "{} devices, {} microbatches, {} steps, {} replicas and {} nets"
+    others = [
+        f"{given} {name}, not {wanted} ({way})"
+        for given, name, wanted, way in sizes
+        if given != wanted
+    ]
+    if others:
         raise ShapeError(
-            f"the schedule given is for {words.format(*given)}; this pipeline needs "
-            f"{words.format(*wanted)}"
+            "the schedule given has other sizes than this pipeline: "
+            + ", and ".join(others)
         )

@@ -125,6 +125,7 @@ def _order(pipeline: PipelineSettings) -> Schedule:
         num_devices=num_devices,
         num_microbatches=pipeline.num_microbatches,
         num_replicas=num_replicas,
+        has_body=bool(order.body),
     )
     check(order)
     return order

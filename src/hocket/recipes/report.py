@@ -104,10 +104,14 @@ def charts(
 
 
 def stage_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Where each stage begins, and who has it."""
+    """Where each stage begins, who has it, and how old the weights are it reads."""
     stages = plan.schedule.program.stages
     return tuple(
-        (f"stage {number}", f"device {stage.device}, from {name}")
+        (
+            f"stage {number}",
+            f"device {stage.device}, from {name}"
+            + (f", delay {stage.delay}" if stage.delay else ""),
+        )
         for number, (stage, name) in enumerate(
             zip(stages, plan.stage_names, strict=True)
         )

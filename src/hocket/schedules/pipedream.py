@@ -43,7 +43,8 @@ def pipedream(shape: Shape) -> Schedule:
     if shape.num_microbatches != 1:
         raise ShapeError(
             f"pipedream updates after every microbatch, got num_microbatches="
-            f"{shape.num_microbatches}: use 1, or pipedream-2bw, which takes p or more"
+            f"{shape.num_microbatches}: use 1, or pipedream-2bw, which on "
+            f"{shape.num_devices} devices takes {shape.num_devices} or more"
         )
     p = shape.num_devices
     return flush_free(
