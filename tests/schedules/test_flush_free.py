@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hocket.errors import ScheduleError
 from hocket.plan.check import check
 from hocket.plan.costs import Costs
+from hocket.plan.op import Kind
 from hocket.plan.simulate import simulate
 from hocket.plan.timeline import Timeline
 from hocket.schedules import SCHEDULES, Shape, make_schedule
@@ -125,3 +126,87 @@ def test_messages_are_counted(name: str, p: int, more: int) -> None:
     num_borders = SCHEDULES[name].stages_per_device * p - 1
     timeline = played(name, p, m, 0.0)
     assert timeline.traffic.num_transfers == 2 * num_borders * m * NUM_STEPS
+
+
+def ends_of_gradients(timeline: Timeline) -> dict[tuple[int, int], float]:
+    """When the last gradients of a delay and step are there."""
+    stages = timeline.schedule.program.stages
+    found: dict[tuple[int, int], float] = {}
+    for lane, ends in zip(timeline.schedule.lanes, timeline.end_s, strict=True):
+        for op, end_s in zip(lane.ops, ends.tolist(), strict=True):
+            if op.kind is Kind.BACKWARD:
+                key = stages[op.stage].delay, op.step
+                found[key] = max(found.get(key, 0.0), end_s)
+    return found
+
+
+@pytest.mark.parametrize("name", [*TIGHT, "wpipe-overlapped"])
+@few
+@given(p=st.integers(2, 5), more=st.integers(0, 3), share=times, f=times, b=times)
+def test_a_late_update_finds_all_gradients_of_its_group(
+    name: str, p: int, more: int, share: float, f: float, b: float
+) -> None:
+    """Nobody waits for the norm of a group, with messages of up to a quarter of an F.
+
+    As long as there is other work: at the end there is none.
+    """
+    m = max(p, 2 * (p - 1)) + more
+    schedule = make_schedule(
+        name, num_devices=p, num_microbatches=m, num_steps=5, late_updates=True
+    )
+    check(schedule)
+    costs = Costs.uniform(
+        forward_s=f, input_grad_s=b / 2, weight_grad_s=b / 2, message_s=share / 12 * f
+    )
+    timeline = simulate(schedule, costs)
+    known_s = ends_of_gradients(timeline)
+    for lane, starts in zip(schedule.lanes, timeline.start_s, strict=True):
+        for op, start_s in zip(lane.ops, starts.tolist(), strict=True):
+            if op.kind is Kind.UPDATE and op.step < 3:
+                delay = schedule.program.stages[op.stage].delay
+                assert start_s >= known_s[delay, op.step] - 1e-9, op
+
+
+@pytest.mark.parametrize("name", [*TIGHT, "wpipe-overlapped"])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@few
+@given(p=st.integers(1, 6), more=st.integers(0, 3), num_steps=st.integers(1, 6))
+def test_late_updates_change_nothing_else(
+    name: str, num_replicas: int, p: int, more: int, num_steps: int
+) -> None:
+    """The same work in the same order; and the first device, which is last, as before.
+
+    With replicas its updates wait, too.
+    """
+    m = max(p, 2 * (p - 1)) + more
+    shape = {"num_microbatches": m, "num_steps": num_steps}
+    soon, late = (
+        make_schedule(
+            name, num_devices=p, num_replicas=num_replicas, **shape, late_updates=late
+        )
+        for late in (False, True)
+    )
+    check(late)
+    for one, other in zip(soon.lanes, late.lanes, strict=True):
+        assert [op for op in one.ops if op.kind is not Kind.UPDATE] == [
+            op for op in other.ops if op.kind is not Kind.UPDATE
+        ]
+    if num_replicas == 1:
+        assert soon.lanes[0] == late.lanes[0]
+
+
+def test_late_updates_by_eye() -> None:
+    """The last device updates when the first is done; so it does with each step."""
+    schedule = make_schedule(
+        "pipedream-2bw",
+        num_devices=2,
+        num_microbatches=2,
+        num_steps=3,
+        late_updates=True,
+    )
+    first, last = str(schedule).splitlines()[-2:]
+    assert first.endswith(":| 0F1@1 0B0@1 0F0@2 0B1@1 0U@1 0F1@2 0B0@2 0B1@2 0U@2")
+    assert last == (
+        "d1  1F0 1B0 |: 1F1 1B1 1F0@1 1B0@1 1U :| "
+        "1F1@1 1B1@1 1F0@2 1B0@2 1U@1 1F1@2 1B1@2 1U@2"
+    )

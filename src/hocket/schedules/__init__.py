@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hocket.schedules.entry import Entry, Shape
-from hocket.schedules.table import all_schedules, make_schedule
+from hocket.schedules.table import all_schedules, make_schedule, options_of
 
 if TYPE_CHECKING:
     SCHEDULES: Mapping[str, Entry]
 
-__all__ = ["SCHEDULES", "Entry", "Shape", "make_schedule"]
+__all__ = ["SCHEDULES", "Entry", "Shape", "make_schedule", "options_of"]
 
 
 def __getattr__(name: str) -> object:

@@ -8,10 +8,18 @@ behind the last one's, and alternates forwards and backwards from its warm-up on
 
     prologue    │ body, once per step                │ epilogue
     F F ... F   │ F B  F B  F B U  F B  F B  F B U   │ B ... B U
+
+Backwards go through a group of stages like a wave. An update that has to know all
+gradients of its group cannot come before the wave's end, nor need it come before:
+
+    device 2    ... B │ F B  F B  U        each device goes on with the next step until
+    device 1    ...   F B │  F B  U        then, its first gradients beside those that
+    device 0    ...     F B  F B │U        wait
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -24,7 +32,11 @@ from hocket.schedules.one_f_one_b import alternate
 
 
 def flush_free(
-    shape: Shape, delays: Sequence[int], num_warmup: Callable[[int], int]
+    shape: Shape,
+    delays: Sequence[int],
+    num_warmup: Callable[[int], int],
+    *,
+    late_updates: bool = False,
 ) -> Schedule:
     """The order of visits, with each update where its gradients are complete.
 
@@ -35,6 +47,9 @@ def flush_free(
         shape: whose stages go round and round the devices.
         delays: of each stage.
         num_warmup: forwards of a device before its first backward.
+        late_updates: each update comes as many backwards later as the first device is
+            later with its own; with replicas, as late as the new weights are wanted. A
+            delayed stage meanwhile has the gradients of two steps.
     """
     program = Program.chain(
         [stage % shape.num_devices for stage in range(shape.num_stages)],
@@ -45,23 +60,26 @@ def flush_free(
     )
     if not any(delays):  # each step ends before the next begins
         return Schedule(program, _lanes(program, num_warmup))
-    known = _repeating(program, num_warmup)
+    known = _repeating(program, num_warmup, late=late_updates)
     least = known.program.num_steps - known.num_repeats + 1
     if shape.num_steps < least:  # prologue and epilogue leave no room for a body
-        return Schedule(program, _lanes(program, num_warmup))
+        return Schedule(program, _lanes(program, num_warmup, late=late_updates))
     return known.with_num_steps(shape.num_steps)
 
 
-def _repeating(program: Program, num_warmup: Callable[[int], int]) -> Schedule:
+def _repeating(
+    program: Program, num_warmup: Callable[[int], int], *, late: bool
+) -> Schedule:
     """The order of as many steps as it takes to see a body repeat."""
     num_forwards = sum(
         program.num_microbatches_of(stage) for stage in program.stages_on[0]
     )
     most = max(num_warmup(device) for device in range(program.num_devices))
     num_filled = -(-most // num_forwards)  # steps that the warm-up reaches into
-    is_late = program.num_replicas > 1  # an update may stand among the next step's ops
-    some = replace(program, num_steps=num_filled + 2 + is_late)
-    lanes = _lanes(some, num_warmup)
+    # An update may stand among the next step's ops, or even the one's after it.
+    num_late = (program.num_replicas > 1) + late
+    some = replace(program, num_steps=num_filled + 2 + num_late)
+    lanes = _lanes(some, num_warmup, late=late)
     bodies = []
     for lane in lanes:
         begin = _begin(lane.ops)
@@ -69,12 +87,16 @@ def _repeating(program: Program, num_warmup: Callable[[int], int]) -> Schedule:
     return Schedule(some, lanes, tuple(bodies), 2)
 
 
-def _lanes(program: Program, num_warmup: Callable[[int], int]) -> tuple[Lane, ...]:
-    return tuple(
-        Lane(device, 0, tuple(_with_updates(program, _visits(program, device, num))))
-        for device in range(program.num_devices)
-        for num in [num_warmup(device)]
-    )
+def _lanes(
+    program: Program, num_warmup: Callable[[int], int], *, late: bool = False
+) -> tuple[Lane, ...]:
+    lanes = []
+    for device in range(program.num_devices):
+        visits = _visits(program, device, num_warmup(device))
+        wave = num_warmup(0) - num_warmup(device)
+        ops = _with_updates(program, visits, wave, late=late)
+        lanes.append(Lane(device, 0, tuple(ops)))
+    return tuple(lanes)
 
 
 def _visits(program: Program, device: int, num_warmup: int) -> Iterator[Op]:
@@ -96,32 +118,54 @@ def _visits(program: Program, device: int, num_warmup: int) -> Iterator[Op]:
     )
 
 
-def _with_updates(program: Program, ops: Iterable[Op]) -> Iterator[Op]:
-    """R where a step's gradients are complete, and U there or as late as it may be."""
-    waiting: list[Op] = []
+def _with_updates(
+    program: Program, ops: Iterable[Op], wave: int, *, late: bool
+) -> Iterator[Op]:
+    """R where a step's gradients are complete, and U there or as late as it may be.
+
+    Args:
+        program: of all ops.
+        ops: of a device, in order.
+        wave: the backwards from this device's last of a step to the first device's.
+        late: as `late_updates`.
+    """
+    waiting: dict[Op, float] = {}  # for how many backwards
     for op in ops:
-        due = [update for update in waiting if _needs(op, update, program)]
-        waiting = [update for update in waiting if update not in due]
-        yield from due
+        yield from _taken(
+            waiting, [u for u in waiting if _needs(op, u, program, late=late)]
+        )
         yield op
-        last = program.num_microbatches_of(op.stage) - 1
-        if op.kind is Kind.BACKWARD and op.microbatch == last:
+        if op.kind is not Kind.BACKWARD:
+            continue
+        for update in waiting:
+            waiting[update] -= 1
+        if op.microbatch == program.num_microbatches_of(op.stage) - 1:
             update = Op(Kind.UPDATE, op.stage, None, op.step)
-            if program.num_replicas == 1:
-                yield update
-            else:
+            waiting[update] = wave if late else 0
+            if program.num_replicas > 1:
                 yield Op(Kind.REDUCE, op.stage, None, op.step)
-                waiting.append(update)
+                waiting[update] = math.inf
+        yield from _taken(waiting, [u for u, left in waiting.items() if left <= 0])
     yield from waiting
 
 
-def _needs(op: Op, update: Op, program: Program) -> bool:
-    """Whether it reads those weights, or adds to gradients that must be gone."""
+def _taken(waiting: dict[Op, float], updates: Sequence[Op]) -> Sequence[Op]:
+    for update in updates:
+        del waiting[update]
+    return updates
+
+
+def _needs(op: Op, update: Op, program: Program, *, late: bool) -> bool:
+    """Whether it reads those weights, or adds to gradients that must be gone.
+
+    Late ones must be when the next step's gradients are complete.
+    """
     if op.stage != update.stage:
         return False
     if op.kind is Kind.FORWARD:
         return version_read(op.stage, op.step, program) > update.step
-    return op.step > update.step
+    is_last = op.microbatch == program.num_microbatches_of(op.stage) - 1
+    return op.step > update.step and (is_last or not late)
 
 
 def _begin(ops: Sequence[Op]) -> int:

@@ -11,7 +11,7 @@ from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_st
 from hocket.schedules.flush_free import flush_free
 
 
-def pipedream_2bw(shape: Shape) -> Schedule:
+def pipedream_2bw(shape: Shape, *, late_updates: bool = False) -> Schedule:
     """1F1B without a flush: all stages compute with weights that are one update old.
 
     Forward and backward of step `t` read the weights after `max(0, t - 1)` updates:
@@ -35,6 +35,11 @@ def pipedream_2bw(shape: Shape) -> Schedule:
     Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training",
     arXiv:2006.09503, sections 3.1 and 3.2.
 
+    Args:
+        shape: with one stage per device.
+        late_updates: updates wait until all gradients of their group are there, as they
+            must where these are clipped together; nobody else waits.
+
     Raises:
         ShapeError: several stages per device, or fewer microbatches than devices: then
             the weights that a step reads would not be there when it begins.
@@ -45,6 +50,7 @@ def pipedream_2bw(shape: Shape) -> Schedule:
         shape,
         [1] * shape.num_devices,
         lambda device: shape.num_devices - 1 - device,
+        late_updates=late_updates,
     )
 
 

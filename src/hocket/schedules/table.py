@@ -155,6 +155,12 @@ def make_schedule(
     return entry.make(shape, **options)
 
 
+def options_of(name: str) -> tuple[str, ...]:
+    """What a schedule takes beside its shape; nothing if none has this name."""
+    entry = all_schedules().get(name)
+    return () if entry is None else entry.options
+
+
 def _nearest(word: str, known: Iterable[str]) -> str:
     """The known word that was most likely meant, and all of them."""
     names = sorted(known)

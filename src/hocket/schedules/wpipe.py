@@ -12,7 +12,7 @@ from hocket.schedules.flush_free import flush_free
 from hocket.schedules.pipedream_2bw import refuse_too_few
 
 
-def wpipe(shape: Shape) -> Schedule:
+def wpipe(shape: Shape, *, late_updates: bool = False) -> Schedule:
     """Two groups of stages take turns, so that only the first is one update behind.
 
     Device `d` has stage `d` of the front half and stage `d + p` of the back half. The
@@ -45,6 +45,11 @@ def wpipe(shape: Shape) -> Schedule:
     Source: Yang et al., "Group-based Interleaved Pipeline Parallelism for Large-scale
     DNN Training", ICLR'22.
 
+    Args:
+        shape: with two stages per device.
+        late_updates: updates wait until all gradients of their group are there, as they
+            must where these are clipped together; nobody else waits.
+
     Raises:
         ShapeError: other than two stages per device, or fewer microbatches than
             devices.
@@ -52,7 +57,12 @@ def wpipe(shape: Shape) -> Schedule:
     refuse_other_groups("wpipe", shape)
     p, m = shape.num_devices, shape.num_microbatches
     refuse_too_few("wpipe", shape, p)
-    return flush_free(shape, group_delays(shape), lambda device: m + p - 1 - device)
+    return flush_free(
+        shape,
+        group_delays(shape),
+        lambda device: m + p - 1 - device,
+        late_updates=late_updates,
+    )
 
 
 def group_delays(shape: Shape) -> list[int]:

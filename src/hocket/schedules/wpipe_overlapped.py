@@ -11,7 +11,7 @@ from hocket.schedules.pipedream_2bw import refuse_too_few
 from hocket.schedules.wpipe import bubble_s, group_delays, refuse_other_groups
 
 
-def wpipe_overlapped(shape: Shape) -> Schedule:
+def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
     """WPipe with a longer warm-up, in which messages have time to come.
 
     Between the warm-ups of two neighbours there are two forwards and not one, so that
@@ -43,6 +43,11 @@ def wpipe_overlapped(shape: Shape) -> Schedule:
     Source: the order of `wpipe`, with the warm-up of Megatron's interleaved 1F1B
     (Narayanan et al., arXiv:2104.04473, section 2.2.2).
 
+    Args:
+        shape: with two stages per device.
+        late_updates: updates wait until all gradients of their group are there, as they
+            must where these are clipped together; nobody else waits.
+
     Raises:
         ShapeError: other than two stages per device, or fewer microbatches than
             `max(p, 2 (p - 1))`.
@@ -51,7 +56,10 @@ def wpipe_overlapped(shape: Shape) -> Schedule:
     p, m = shape.num_devices, shape.num_microbatches
     refuse_too_few("wpipe-overlapped", shape, max(p, 2 * (p - 1)))
     return flush_free(
-        shape, group_delays(shape), lambda device: m + 2 * (p - 1 - device)
+        shape,
+        group_delays(shape),
+        lambda device: m + 2 * (p - 1 - device),
+        late_updates=late_updates,
     )
 
 
