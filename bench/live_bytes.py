@@ -1,10 +1,11 @@
 """The bytes of tensors that a worker holds while it trains a step, from the allocator.
 
-    found at rest + the most that the step adds
+    a step │ found at rest │ a step: the most that it adds
 
 At rest, between two steps, every tensor is a Python object: all are looked up, and each
 block of memory counts once. What a step adds, the allocator tells
-(`hocket.model.allocations`).
+(`hocket.model.allocations`), if it has given out itself what the step gives back: old
+weights and what corrections keep of them. So a step comes before.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def step_bytes(
     batch: Any,
     users: Iterable[Tensor],
 ) -> StepBytes:
-    """Train one step, and see what it takes. Every worker must call this.
+    """Train one step, and another to see what it takes. Every worker must call this.
 
     Args:
         pipeline: that has trained a step or two, so that optimizers have their state.
@@ -66,7 +67,7 @@ def play_bytes(
     play: Callable[[], object],
     users: Iterable[Tensor],
 ) -> StepBytes:
-    """Train whatever one wants, and see what it takes. Every worker must call this.
+    """Train whatever one wants twice, and see what it takes. Every worker must call.
 
     Args:
         pipeline: as for `step_bytes`.
@@ -74,14 +75,16 @@ def play_bytes(
         play: trains some steps.
         users: as for `step_bytes`.
     """
-    own = _own_tensors(pipeline)
-    uncut = () if model is None else (*model.parameters(), *model.buffers())
-    others = {_address(x): x for x in uncut}
-    elsewhere = sum(_size(x) for at, x in others.items() if at not in own)
-    apart = {*others, *(_address(x) for x in users)} - own
-    rest = sum(_size(x) for at, x in alive().items() if at not in apart)
-    with allocations(torch.device("cpu")) as log, log.span():
+    with allocations(torch.device("cpu")) as log:
         play()
+        own = _own_tensors(pipeline)
+        uncut = () if model is None else (*model.parameters(), *model.buffers())
+        others = {_address(x): x for x in uncut}
+        elsewhere = sum(_size(x) for at, x in others.items() if at not in own)
+        apart = {*others, *(_address(x) for x in users)} - own
+        rest = sum(_size(x) for at, x in alive().items() if at not in apart)
+        with log.span():
+            play()
     return StepBytes(rest, log.peaks[0], elsewhere)
 
 

@@ -74,10 +74,20 @@ def test_what_cannot_be_is_refused_with_a_way_out(
 
 
 def test_measured_here_where_no_hardware_is_named() -> None:
-    """On this machine's CPU, with shared memory between workers."""
+    """On this machine's CPU, with shared memory between workers.
+
+    And with what the recipe's correction takes, of orders with old weights.
+    """
     small = "--batch-size", "16", "--set", "model.num_blocks=2"
-    done = shell("plan", "digits-vit", "-d", "2", *small, "--json")
+    late = "--max-delay", "1", "--set", "pipeline.schedule=wpipe"
+    fed = "--set", "pipeline.correction=error-feedback"
+    done = shell("plan", "digits-vit", "-d", "2", *small, *late, *fed, "--json")
     document = json.loads(done.stdout)
+    assert document["correction"] == "error-feedback"
+    for outcome in document["outcomes"]:
+        kept = [split["correction_bytes"] for split in outcome["memory"]]
+        assert any(kept) == (outcome["delay"] > 0)
+    assert any(outcome["delay"] for outcome in document["outcomes"])
     assert "measured on" in document["how"]
     assert document["cluster"]["link"] == "shared-memory"
     assert document["best"]["samples_per_s"] > 0

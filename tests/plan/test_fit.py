@@ -121,3 +121,16 @@ def test_a_step_of_one_device_tells_nothing_of_messages() -> None:
 
     found = fit(believed, [simulate(alone, true)])
     assert (found.link, found.handling) == (Link(7.0), Link(5.0))
+
+
+def test_only_ops_that_count_tell_how_long_ops_take() -> None:
+    """Those before and behind the body of an order may be faster."""
+    schedule = make_schedule("1f1b", num_devices=1, num_microbatches=4)
+    believed = Costs((StageCost(1.0, 1.0, 1.0),))
+    lasts_s = np.array([9.0, 9.0, 2.0, 4.0, 2.0, 4.0, 9.0, 9.0, 0.0])
+    end_s = np.cumsum(lasts_s)
+    step = observed(schedule, believed, [end_s - lasts_s], [end_s], Origin.MEASURED)
+
+    (cost,) = fit(believed, [step], [slice(2, 6)]).stages
+    assert cost.forward_s == 2.0
+    assert cost.input_grad_s + cost.weight_grad_s == 4.0

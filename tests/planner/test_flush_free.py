@@ -62,6 +62,27 @@ def test_old_weights_are_counted() -> None:
         assert found.delay == 1
 
 
+def test_gradients_that_wait_to_be_clipped_are_counted() -> None:
+    """2BW: where an update waits, the next step's gradients lie beside the last's.
+
+    Until then the weights of the last step are gone: its gradients take their place.
+    The peak is in the update itself, if activations are small.
+    """
+    candidate = Candidate("pipedream-2bw", 4, 1, 1, 8)
+    small = work(8, activation_bytes=0, message_bytes=0, update_s_per_byte=1e-9)
+    soon, late = (
+        Predictor(small, cluster(4), 16, clips=clips).outcome(candidate)
+        for clips in (False, True)
+    )
+    more = [
+        other.total_bytes - one.total_bytes
+        for one, other in zip(soon.memory, late.memory, strict=True)
+    ]
+    work_bytes = 2 * MIB  # of a backward, which no longer is at the peak
+    gradients = soon.memory[3].gradient_bytes
+    assert more == [0, *[gradients - work_bytes] * 3]
+
+
 def test_none_is_chosen_unless_the_user_allows_it() -> None:
     """Though it is the fastest by far, and in the table."""
     asked = Search(("1f1b", "wpipe"), num_devices=(4,), data_parallel=False)

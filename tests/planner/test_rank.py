@@ -16,7 +16,9 @@ from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking
-from tests.planner.toys import MIB, cluster, layers, work
+from tests.planner.toys import MIB, cluster, layers, ranked, work
+
+pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
 
 EVERYTHING = Search(is_exhaustive=True)
 KEEPS = {"recomputes": False}
@@ -37,7 +39,7 @@ def outcome_of(ranking: Ranking, **wanted: object) -> Outcome:
 def test_bubble_of_equal_stages_is_the_papers(name: str, p: int, m: int) -> None:
     """(p - 1) / (m + p - 1), for GPipe and 1F1B, with messages that cost nothing."""
     free = cluster(p, bytes_per_s=float("inf"))
-    ranking = rank(work(8), free, m, replace(EVERYTHING, num_devices=(p,)))
+    ranking = ranked(work(8), free, m, replace(EVERYTHING, num_devices=(p,)))
     found = outcome_of(
         ranking, schedule=name, num_devices=p, num_microbatches=m, recomputes=False
     )
@@ -50,7 +52,7 @@ def test_bubble_of_equal_stages_is_the_papers(name: str, p: int, m: int) -> None
 def test_the_gap_is_what_a_split_backward_could_win(p: int, m: int) -> None:
     """Fill and work is the least: 1F1B drains (p - 1) (I + W) longer than that."""
     free = cluster(p, bytes_per_s=float("inf"))
-    ranking = rank(work(8), free, m, replace(EVERYTHING, num_devices=(p,)))
+    ranking = ranked(work(8), free, m, replace(EVERYTHING, num_devices=(p,)))
     same = {"num_devices": p, "num_microbatches": m, "recomputes": False}
     found = outcome_of(ranking, schedule="1f1b", **same)
     assert found.gap == pytest.approx(2 * (p - 1) / (3 * m + p - 1))
@@ -61,7 +63,7 @@ def test_the_gap_is_what_a_split_backward_could_win(p: int, m: int) -> None:
 
 def test_1f1b_holds_fewer_activations_than_gpipe() -> None:
     """The first stage holds p microbatches, not all m of them; weights are the same."""
-    ranking = rank(work(8), cluster(4), 16, EVERYTHING)
+    ranking = ranked(work(8), cluster(4), 16, EVERYTHING)
     same = {"num_devices": 4, "num_microbatches": 16, "recomputes": False}
     one = outcome_of(ranking, schedule="1f1b", **same)
     all_ = outcome_of(ranking, schedule="gpipe", **same)
@@ -86,7 +88,7 @@ def test_the_parts_of_memory_add_up_to_the_peak() -> None:
     """To what the simulated timeline says, device by device, of every pipeline."""
     job, devices = work(8), cluster(4)
     predictor = Predictor(job, devices, 16)
-    for outcome in rank(job, devices, 16, EVERYTHING).outcomes:
+    for outcome in ranked(job, devices, 16, EVERYTHING).outcomes:
         if outcome.candidate.is_data_parallel:
             continue
         timeline = predictor.timeline(outcome.candidate)
@@ -205,7 +207,7 @@ def test_a_model_too_large_for_a_device_is_trained_in_a_pipeline() -> None:
 
 def test_nothing_fits_says_what_misses_least() -> None:
     """With the number that would be needed, and ways out."""
-    ranking = rank(work(8), cluster(2, memory_bytes=MIB), 8)
+    ranking = ranked(work(8), cluster(2, memory_bytes=MIB), 8, Search())
     assert ranking.best is None
     assert ranking.timeline is None
     least = ranking.too_large[0]
@@ -224,7 +226,7 @@ def test_a_slow_network_keeps_pipelines_inside_nodes_or_across_them() -> None:
 
 def test_a_schedule_that_holds_the_model_twice_is_left_out() -> None:
     """Chimera's stages are not parts of one model: their costs would be wrong."""
-    ranking = rank(work(8), cluster(4), 16, EVERYTHING)
+    ranking = ranked(work(8), cluster(4), 16, EVERYTHING)
     names = {outcome.candidate.schedule for outcome in ranking.outcomes}
     assert "1f1b" in names
     assert "chimera" not in names
@@ -295,7 +297,7 @@ def test_stages_of_tied_weights_hold_them_once_per_device() -> None:
 
 def test_json_has_keys_that_stay() -> None:
     """Whoever reads it finds the same keys in every release of one format."""
-    document = rank(work(8), cluster(4), 16).to_json()
+    document = ranked(work(8), cluster(4), 16, Search()).to_json()
     assert json.loads(json.dumps(document)) == document
     assert set(document) == {
         "format",
@@ -308,6 +310,7 @@ def test_json_has_keys_that_stay() -> None:
         "num_beaten",
         "num_too_long",
         "notes",
+        "correction",
         "best",
         "outcomes",
     }
@@ -343,13 +346,14 @@ def test_json_has_keys_that_stay() -> None:
         "optimizer_bytes",
         "activation_bytes",
         "version_bytes",
+        "correction_bytes",
         "total_bytes",
     }
 
 
 def test_every_kind_of_data_parallelism_is_in_the_table() -> None:
     """Beside the pipelines, whether or not it is among the best; and one device."""
-    text = str(rank(work(8), cluster(4), 16))
+    text = str(ranked(work(8), cluster(4), 16, Search()))
     for name in DATA_PARALLEL:
         assert name in text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.pipeline_settings import PipelineSettings
+from hocket.recipes.pipeline_settings import PipelineSettings, discounted_updates
 from hocket.recipes.resolve import resolve
 
 NO_NUMBERS = ("pipeline.num_workers=", "pipeline.num_replicas=")
@@ -88,11 +88,26 @@ def test_too_few_microbatches_are_told_the_number_that_works() -> None:
             "no effect while max_delay is 0",
         ),
         (("pipeline.correction=lr-discont",), "did you mean 'lr-discount'?"),
+        (
+            ("pipeline.num_discounted_updates=9", "pipeline.schedule=wpipe"),
+            "num_discounted_updates 9 has no effect unless correction is 'lr-discount'",
+        ),
     ],
 )
 def test_what_has_no_effect_is_refused(settings: tuple[str, ...], words: str) -> None:
     """Rather than believed in."""
     assert words in fault(*settings)
+
+
+def test_a_discount_fades_over_a_quarter_of_the_training() -> None:
+    """Or as many updates as the recipe says; other corrections know no such number."""
+    wpipe = "pipeline.schedule=wpipe"
+    discount = (wpipe, "pipeline.correction=lr-discount")
+    assert discounted_updates(pipeline(*discount), 210) == 52
+    assert discounted_updates(pipeline(*discount), 3) == 1
+    said = pipeline(*discount, "pipeline.num_discounted_updates=500")
+    assert discounted_updates(said, 210) == 500
+    assert discounted_updates(pipeline(wpipe), 210) is None
 
 
 def test_auto_may_be_allowed_old_weights() -> None:

@@ -15,15 +15,21 @@ from tests.run.plain_loop import make_optimizer
 from tests.run.zoo import ZOO, batches, make_model
 
 
-@pytest.mark.parametrize("name", ["resnet", "tied-dropout"])
-def test_nothing_is_left_behind(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        *(("resnet", "1f1b"), ("tied-dropout", "1f1b")),
+        *(("resnet", "wpipe"), ("dropout", "pipedream-2bw")),
+    ],
+)
+def test_nothing_is_left_behind(name: str, schedule: str) -> None:
     """No gradient, no statistic of a batch norm, no mode, no random number."""
     model = make_model(name)
     before = copy.deepcopy(model.state_dict())
     (batch,) = batches(name, 1, 8, 8)
     generator = torch.default_generator.get_state()
 
-    with _pipeline(name, model, batch):
+    with _pipeline(name, model, batch, schedule):
         assert torch.equal(torch.default_generator.get_state(), generator)
         assert all(p.grad is None for p in model.parameters())
         for key, value in model.state_dict().items():
@@ -70,11 +76,28 @@ def test_ops_cost_what_they_took_in_the_lane() -> None:
     assert [step.step for step in steps] == [0, 1, 2]
 
 
-def _pipeline(name: str, model: torch.nn.Module, batch: object) -> hocket.Pipeline:
+def test_whoever_switches_to_evaluation_is_switched_back() -> None:
+    """Before each step, also what the steps before have switched already."""
+    model = make_model("dropout")
+    (batch,) = batches("dropout", 1, 8, 8)
+    layers = [*model.children()]
+
+    with _pipeline("dropout", model, batch) as pipeline:
+        for part in (model, layers[1]):
+            pipeline.step(batch)
+            part.eval()
+            pipeline.step(batch)
+            assert all(x.training for layer in layers for x in layer.modules())
+
+
+def _pipeline(
+    name: str, model: torch.nn.Module, batch: object, schedule: str = "1f1b"
+) -> hocket.Pipeline:
     return hocket.Pipeline(
         model,
         ZOO[name].loss,
         optimizer=make_optimizer,
         example=batch,
+        schedule=schedule,
         num_microbatches=4,
     )

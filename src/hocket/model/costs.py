@@ -26,15 +26,18 @@ class UpdateCost:
 
     Args:
         seconds: median.
-        state_bytes: of the optimizer's state after a step.
+        state_bytes: of the optimizer's state after a step, of averages, and of what a
+            correction of old gradients keeps.
         work_bytes: the most at once while it steps, beyond that.
         undo_bytes: what is kept of it while it is in doubt.
+        guess_bytes: of weights that are read in the place of the newest.
     """
 
     seconds: float
     state_bytes: int
     work_bytes: int = 0
     undo_bytes: int = 0
+    guess_bytes: int = 0
 
 
 def stage_costs(
@@ -83,6 +86,7 @@ def stage_costs(
                 weight_grad_work_bytes=weight_grad_work_bytes(layers),
                 update_work_bytes=updates[i].work_bytes,
                 undo_bytes=updates[i].undo_bytes,
+                guess_bytes=updates[i].guess_bytes,
                 replay_bytes=_replay_bytes(module),
                 holds_input=layers[0].held_input_bytes > 0,
                 split_s=max(0.0, sum(layer.split_s for layer in layers)),

@@ -8,6 +8,7 @@ from hocket.model.captured import Captured
 from hocket.model.flops import Finish, count_layers
 from hocket.model.profile import LayerProfile, Profile
 from hocket.plan.hardware import Hardware
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.counted import Counted
 from hocket.planner.work import HeldBytes, LayerCost, Measured, Weights
 
@@ -20,6 +21,7 @@ def counted_work(
     finish: Finish | None = None,
     precision: str = "float32",
     keeps_undo: bool = False,
+    correction: CorrectionCost = NO_CORRECTION,
 ) -> Counted:
     """From FLOPs and bytes, for a device that need not be there.
 
@@ -30,6 +32,7 @@ def counted_work(
         finish: the loss; see `count_layers`.
         precision: of matrix multiplications.
         keeps_undo: whether updates of pipelines may have to be undone.
+        correction: of old gradients, where an order has such.
 
     Raises:
         PlanError: the device has no such precision.
@@ -42,7 +45,7 @@ def counted_work(
         precision=precision,
     )
     only = captured.example.num_samples if captured.fixed_batch else None
-    return Counted(name_of(captured), layers, hardware, precision, only)
+    return Counted(name_of(captured), layers, hardware, precision, only, correction)
 
 
 def measured_work(
@@ -52,6 +55,7 @@ def measured_work(
     *,
     update_s_per_byte: float,
     keeps_undo: bool = False,
+    correction: CorrectionCost = NO_CORRECTION,
 ) -> Measured:
     """From one or two profiles.
 
@@ -61,6 +65,7 @@ def measured_work(
         state_bytes: of the optimizer, by parameter.
         update_s_per_byte: of weights, gradients and state.
         keeps_undo: whether updates of pipelines may have to be undone.
+        correction: of old gradients, where an order has such.
     """
     sizes = sorted(profiles)
     weights = layer_weights(captured, state_bytes, keeps_undo=keeps_undo)
@@ -79,6 +84,7 @@ def measured_work(
         update_s_per_byte,
         profiles[sizes[0]].conditions["device_name"],
         only,
+        correction,
     )
 
 

@@ -43,7 +43,7 @@ class StageCost:
             left, and gradients of outputs beside; so it may be more than F left.
         weight_bytes: one version of the weights.
         gradient_bytes: the gradient buffer, and the size of a reduction.
-        optimizer_bytes: the optimizer's state.
+        optimizer_bytes: the optimizer's state, and what else updates keep for the next.
         forward_work_bytes: the most at once in a forward that keeps nothing.
         backward_work_bytes: the most at once in B, beyond what F kept.
         input_grad_work_bytes: likewise in I.
@@ -51,6 +51,8 @@ class StageCost:
         update_work_bytes: likewise in U.
         undo_bytes: what U keeps where it may have to be undone, until the next step has
             played what it can ahead (plan/ahead.py).
+        guess_bytes: of a version of the weights that ops read instead of the newest,
+            where a correction of their age foresees others; 0 where they are read.
         replay_bytes: what a stage that recomputes keeps beside its input, so that its
             forward runs the same again: the buffers that it changes.
         recomputes: whether it does.
@@ -77,6 +79,7 @@ class StageCost:
     weight_grad_work_bytes: int = 0
     update_work_bytes: int = 0
     undo_bytes: int = 0
+    guess_bytes: int = 0
     replay_bytes: int = 0
     recomputes: bool = False
     holds_input: bool = True
@@ -325,6 +328,7 @@ def _split(share: StageCost, num_stages: int) -> StageCost:
         weight_grad_work_bytes=share.weight_grad_work_bytes // num_stages,
         update_work_bytes=share.update_work_bytes // num_stages,
         undo_bytes=share.undo_bytes // num_stages,
+        guess_bytes=share.guess_bytes // num_stages,
         replay_bytes=share.replay_bytes // num_stages,
         recomputes=share.recomputes,
         holds_input=share.holds_input,

@@ -32,7 +32,9 @@ _MANY: Final = 0.1  # of all gaps
 _USUAL: Final = 0.95  # of all gaps; the longest are another program's doing
 
 
-def fit(costs: Costs, steps: Sequence[Timeline]) -> Costs:
+def fit(
+    costs: Costs, steps: Sequence[Timeline], counted: Sequence[slice] | None = None
+) -> Costs:
     """The costs, corrected by what was measured.
 
     Seconds of ops are the mean over a step's ops of one kind and stage, of the median
@@ -42,12 +44,14 @@ def fit(costs: Costs, steps: Sequence[Timeline]) -> Costs:
     Args:
         costs: found in another way, complete.
         steps: measured, all of one schedule.
+        counted: of each lane, the ops whose seconds count, among them all kinds of all
+            stages; all of them when not given.
     """
     work = prepare(steps[0].schedule, costs)
     start_s = np.stack([np.concatenate(step.start_s) for step in steps])
     end_s = np.stack([np.concatenate(step.end_s) for step in steps])
     spent_s = end_s - start_s
-    rows = _rows(work)
+    rows = _rows(work, counted or [slice(None)] * len(work.schedule.lanes))
     means: dict[int, dict[Kind, float]] = {}
     for (stage, kind), of in rows.items():
         mean_s = float(np.median(spent_s[:, of].mean(1)))
@@ -67,12 +71,15 @@ def fit(costs: Costs, steps: Sequence[Timeline]) -> Costs:
     )
 
 
-def _rows(work: Work) -> dict[tuple[int, Kind], Ints]:
-    """The ops of each stage and kind."""
+def _rows(work: Work, counted: Sequence[slice]) -> dict[tuple[int, Kind], Ints]:
+    """The ops of each stage and kind that count."""
     rows: dict[tuple[int, Kind], list[int]] = {}
-    ops = (op for lane in work.schedule.lanes for op in lane.ops)
-    for row, op in enumerate(ops):
-        rows.setdefault((op.stage, op.kind), []).append(row)
+    first = 0
+    for lane, of in zip(work.schedule.lanes, counted, strict=True):
+        for i in range(len(lane.ops))[of]:
+            op = lane.ops[i]
+            rows.setdefault((op.stage, op.kind), []).append(first + i)
+        first += len(lane.ops)
     return {key: np.array(of) for key, of in rows.items()}
 
 

@@ -29,11 +29,12 @@ class PeakBytes:
         weight_bytes: of the weights, one version, and buffers.
         gradient_bytes: of the weights' gradients; none if the peak comes before the
             step's first backward has ended.
-        optimizer_bytes: of the optimizer's state.
+        optimizer_bytes: of the optimizer's state, of averages, and of what a correction
+            of old gradients keeps.
         activation_bytes: what forwards left for their backwards, and what the op at
             work holds.
         message_bytes: what was received, or is to be read on the same device; and,
-            where there are delays, older versions of the weights.
+            where there are delays, older versions of the weights, and guesses of them.
         undo_bytes: what updates keep that may have to be undone.
     """
 

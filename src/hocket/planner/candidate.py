@@ -63,11 +63,13 @@ class MemorySplit:
     Args:
         weight_bytes: one version of the weights.
         gradient_bytes: of them.
-        optimizer_bytes: the optimizer's state.
+        optimizer_bytes: the optimizer's state, without what follows last.
         activation_bytes: all that comes and goes: activations, messages, what
             operators and reductions hold while they run, and what updates that may be
             undone keep.
-        version_bytes: of weights before the newest, where stages read old ones.
+        version_bytes: of weights before the newest, where stages read old ones, and of
+            guesses that are read in place of the newest.
+        correction_bytes: what a correction of old gradients keeps beside.
     """
 
     weight_bytes: int
@@ -75,6 +77,12 @@ class MemorySplit:
     optimizer_bytes: int
     activation_bytes: int
     version_bytes: int = 0
+    correction_bytes: int = 0
+
+    @property
+    def update_bytes(self) -> int:
+        """What updates keep for later ones."""
+        return self.optimizer_bytes + self.correction_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -82,7 +90,7 @@ class MemorySplit:
         return (
             self.weight_bytes
             + self.gradient_bytes
-            + self.optimizer_bytes
+            + self.update_bytes
             + self.activation_bytes
             + self.version_bytes
         )
@@ -106,7 +114,7 @@ class Outcome:
         bound_s: no order of the same work on the same devices is faster, with every
             backward split.
         delay: the most updates by which a stage's weights are behind; 0 is exact.
-        num_versions: of the weights of each stage.
+        num_versions: of the weights of each stage, guesses among them.
     """
 
     candidate: Candidate

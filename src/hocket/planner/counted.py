@@ -15,6 +15,7 @@ import numpy as np
 
 from hocket.plan.arrays import Floats
 from hocket.plan.hardware import Hardware
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.work import Affine, LayerCost, Weights
 
 
@@ -92,6 +93,7 @@ class Counted:
         hardware: that would compute them.
         precision: of its matrix multiplications.
         only_samples: as in `Work`.
+        correction: likewise.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Counted:
     hardware: Hardware
     precision: str
     only_samples: int | None = None
+    correction: CorrectionCost = NO_CORRECTION
 
     @property
     def how(self) -> str:

@@ -23,6 +23,7 @@ from hocket.plan.timeline import Timeline
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.quick_bound import Placement, StageSums
 from hocket.planner.search.bound import bound_s
 from hocket.planner.stages import stage_costs
@@ -35,7 +36,7 @@ from hocket.planner.trial import (
     nearest,
 )
 from hocket.planner.work import LayerCost, Work
-from hocket.schedules import SCHEDULES, make_schedule
+from hocket.schedules import SCHEDULES, make_schedule, options_of
 
 _FULL_STEPS: Final = 3
 _MORE_STEPS: Final = 2
@@ -49,6 +50,8 @@ class Predictor:
         cluster: on what.
         batch_size: samples per step, over all replicas.
         played: what was tried out on these devices.
+        clips: whether updates without a flush have to know all gradients of their
+            group.
     """
 
     def __init__(
@@ -57,12 +60,15 @@ class Predictor:
         cluster: Cluster,
         batch_size: int,
         played: Played = NOTHING_PLAYED,
+        *,
+        clips: bool = False,
     ) -> None:
         """Begin with nothing worked out."""
         self.work = work
         self.cluster = cluster
         self.batch_size = batch_size
         self.played = played
+        self.clips = clips
         self._layers: dict[int, tuple[LayerCost, ...]] = {}
         self._balancers: dict[int, Balancer] = {}
         self._stages: dict[tuple[int, int, int, bool], StageSums] = {}
@@ -72,7 +78,9 @@ class Predictor:
 
     def with_batch(self, batch_size: int) -> Predictor:
         """The same for other batches; keeps all that does not depend on them."""
-        other = Predictor(self.work, self.cluster, batch_size, self.played)
+        other = Predictor(
+            self.work, self.cluster, batch_size, self.played, clips=self.clips
+        )
         other._layers, other._balancers = self._layers, self._balancers
         other._stages, other._placements = self._stages, self._placements
         other._last_order = self._last_order
@@ -169,7 +177,9 @@ class Predictor:
     def _order_of(self, candidate: Candidate) -> Schedule:
         """Of a schedule that is the same whatever the costs; the last one is kept."""
         if self._last_order is None or self._last_order[0] != candidate:
-            made = _made(candidate, {}, self._num_steps(candidate))
+            is_late = self.clips and "late_updates" in options_of(candidate.schedule)
+            options = {"late_updates": True} if is_late else {}
+            made = _made(candidate, options, self._num_steps(candidate))
             self._last_order = candidate, merge_where_nobody_waits(made)
         return self._last_order[1]
 
@@ -184,7 +194,7 @@ class Predictor:
         """Of its stages and links."""
         cluster = self.cluster
         shape = candidate.num_devices, candidate.num_replicas
-        stages = self._stages_of(candidate).costs
+        stages = self._corrected(candidate)
         reduce_link = cluster.reduce_link(*shape)
         if cluster.shares_cores:
             stages = tuple(
@@ -254,8 +264,8 @@ class Predictor:
 
     def _outcome(self, candidate: Candidate, timeline: Timeline) -> Outcome:
         program = timeline.schedule.program
-        costs = self._stages_of(candidate).costs
-        placement = self._placement_of(candidate)
+        costs = self._corrected(candidate)
+        placement, correction = self._placement_of(candidate), self.work.correction
         step_s = self._step_s(candidate, timeline)
         num_samples = candidate.samples_of_microbatch(self.batch_size)
         gradient_bytes = sum(cost.gradient_bytes for cost in costs)
@@ -266,14 +276,14 @@ class Predictor:
             step_s,
             self.batch_size / step_s,
             _bubble(program, costs, step_s),
-            _memory(timeline, costs, placement.num_versions),
+            _memory(timeline, costs, placement, correction),
             self.cluster.memory_bytes,
             int(traffic.num_bytes[is_message].sum()) // program.num_steps,
             gradient_bytes if candidate.num_replicas > 1 else 0,
             self.boundaries(num_samples, candidate.num_stages),
             self._least_of(candidate, program),
             placement.delay,
-            placement.num_versions,
+            placement.versions_with(correction),
         )
 
     def _step_s(self, candidate: Candidate, timeline: Timeline) -> float:
@@ -295,6 +305,14 @@ class Predictor:
             costs = self.stage_costs(num_samples, p, boundaries, recomputes=recomputes)
             self._stages[key] = StageSums(costs)
         return self._stages[key]
+
+    def _corrected(self, candidate: Candidate) -> tuple[StageCost, ...]:
+        """Its stages' costs, with what a correction takes where they are delayed."""
+        stages, correction = self._stages_of(candidate).costs, self.work.correction
+        if correction == NO_CORRECTION:
+            return stages
+        delays = self._placement_of(candidate).delays
+        return tuple(map(correction.added_to, stages, delays))
 
     def _least_of(self, candidate: Candidate, program: Program) -> float:
         """No order of the same work is faster: one bound for all schedules of it."""
@@ -385,15 +403,25 @@ def _bubble(program: Program, costs: tuple[StageCost, ...], step_s: float) -> fl
 
 
 def _memory(
-    timeline: Timeline, costs: tuple[StageCost, ...], num_versions: tuple[int, ...]
+    timeline: Timeline,
+    costs: tuple[StageCost, ...],
+    placement: Placement,
+    correction: CorrectionCost,
 ) -> tuple[MemorySplit, ...]:
     splits = []
+    num_versions, delays = placement.versions_with(correction), placement.delays
     for device, stages in enumerate(timeline.schedule.program.stages_on):
         weights = sum(costs[stage].weight_bytes for stage in stages)
         gradients = sum(costs[stage].gradient_bytes for stage in stages)
         states = sum(costs[stage].optimizer_bytes for stage in stages)
         rest = round(timeline.peak_bytes(device)) - weights - gradients - states
-        old = sum(costs[s].weight_bytes * (num_versions[s] - 1) for s in stages)
+        old = sum(
+            (costs[s].guess_bytes or costs[s].weight_bytes) * (num_versions[s] - 1)
+            for s in stages
+        )
         old = min(old, rest)  # not all of them need be there at the peak
-        splits.append(MemorySplit(weights, gradients, states, rest - old, old))
+        kept = sum(correction.kept_bytes(costs[s], delays[s]) for s in stages)
+        splits.append(
+            MemorySplit(weights, gradients, states - kept, rest - old, old, kept)
+        )
     return tuple(splits)

@@ -22,6 +22,7 @@ from hocket.plan.check import check
 from hocket.plan.costs import StageCost
 from hocket.plan.op import Kind
 from hocket.plan.schedule import Schedule
+from hocket.planner.correction_cost import CorrectionCost, guesses_alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +33,39 @@ class Placement:
         devices: of each stage.
         splits: whether it splits any backward.
         num_versions: of each stage's weights.
-        delay: the most updates by which a stage's weights are behind.
+        delays: by how many updates each stage's weights are behind.
+        num_guesses: of each stage's weights, where such are read in their place.
     """
 
     devices: tuple[int, ...]
     splits: bool
     num_versions: tuple[int, ...]
-    delay: int
+    delays: tuple[int, ...]
+    num_guesses: tuple[int, ...]
+
+    @property
+    def delay(self) -> int:
+        """The most updates by which a stage's weights are behind."""
+        return max(self.delays)
 
     @classmethod
     def of(cls, schedule: Schedule) -> Placement:
         """Look it up in its ops."""
         kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
         devices = tuple(stage.device for stage in schedule.program.stages)
-        delay = max(stage.delay for stage in schedule.program.stages)
-        versions = check(schedule).num_versions if delay else (1,) * len(devices)
-        return cls(devices, Kind.BACKWARD_INPUT in kinds, versions, delay)
+        delays = tuple(stage.delay for stage in schedule.program.stages)
+        splits = Kind.BACKWARD_INPUT in kinds
+        if not any(delays):
+            return cls(devices, splits, (1,) * len(devices), delays, delays)
+        versions = check(schedule).num_versions
+        return cls(devices, splits, versions, delays, guesses_alive(schedule))
+
+    def versions_with(self, correction: CorrectionCost) -> tuple[int, ...]:
+        """Of each stage's weights, guesses among them where a correction makes such."""
+        if not correction.guesses:
+            return self.num_versions
+        stages = zip(self.num_versions, self.delays, self.num_guesses, strict=True)
+        return tuple(1 + guesses if delay else num for num, delay, guesses in stages)
 
 
 class StageSums:

@@ -58,6 +58,8 @@ class Search:
         is_exhaustive: simulate also what cannot be among them.
         max_delay: by how many updates the weights of the choice may be behind; orders
             in which they are further behind are looked at only if they are named.
+        clips: whether updates without a flush have to know all gradients of their
+            group, and so come later.
     """
 
     schedules: tuple[str, ...] | None = None
@@ -69,6 +71,7 @@ class Search:
     num_best: int = 30
     is_exhaustive: bool = False
     max_delay: int = 0
+    clips: bool = False
 
 
 def rank(
@@ -92,7 +95,7 @@ def rank(
             that is no schedule.
     """
     search = Search() if search is None else search
-    predictor = Predictor(work, cluster, batch_size, played)
+    predictor = Predictor(work, cluster, batch_size, played, clips=search.clips)
     _check_names(search)
     found = _Found(search.num_best)
     most_delay = search.max_delay if search.schedules is None else inf
@@ -118,6 +121,7 @@ def rank(
         tuple(layer.name for layer in predictor.layers(1)),
         notes=tuple(_notes(predictor, found.outcomes)),
         max_delay=search.max_delay,
+        correction=work.correction.name,
     )
     best = ranking.best
     if best is None:

@@ -36,6 +36,7 @@ class Ranking:
         timeline: one step of the best.
         notes: what else one should know, a sentence each.
         max_delay: by how many updates the weights of the choice may be behind.
+        correction: of old gradients, what it takes being counted; or "none".
     """
 
     model: str
@@ -49,6 +50,7 @@ class Ranking:
     timeline: Timeline | None = None
     notes: tuple[str, ...] = field(default=())
     max_delay: int = 0
+    correction: str = "none"
 
     def __str__(self) -> str:
         """The table, the choice and its picture, as plain text."""
@@ -159,6 +161,7 @@ class Ranking:
             "num_beaten": self.num_beaten,
             "num_too_long": self.num_too_long,
             "notes": list(self.notes),
+            "correction": self.correction,
             "best": None if best is None else self._outcome_json(best),
             "outcomes": [self._outcome_json(outcome) for outcome in self.outcomes],
         }

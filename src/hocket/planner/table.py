@@ -174,7 +174,7 @@ def cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
     yield unit.number(outcome.peak_bytes)
     yield unit.number(split.weight_bytes + split.version_bytes)
     yield unit.number(split.gradient_bytes)
-    yield unit.number(split.optimizer_bytes)
+    yield unit.number(split.update_bytes)
     yield unit.number(split.activation_bytes)
     yield byte_size(outcome.message_bytes)
 
@@ -199,12 +199,14 @@ def _late_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
 def late_columns(ranking: Ranking) -> tuple[str, ...]:
     """The names of what is told of orders with old weights, with the unit of memory."""
     unit = _unit(ranking).name
+    is_corrected = ranking.correction != "none"
     return (
         "delay",
         "versions of each stage",
         f"newest {unit}",
         f"older {unit}",
         "copies",
+        *((f"{ranking.correction} {unit}",) if is_corrected else ()),
     )
 
 
@@ -217,6 +219,8 @@ def late(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
     yield unit.number(split.version_bytes)
     copies = 1 + split.version_bytes / split.weight_bytes if split.weight_bytes else 1
     yield f"{copies:.2f}"
+    if ranking.correction != "none":
+        yield unit.number(split.correction_bytes)
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Protocol
 
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -132,6 +134,10 @@ class Work(Protocol):
     def update_s_per_byte(self) -> float:
         """Seconds of the optimizer's step per byte of weights, gradients and state."""
 
+    @property
+    def correction(self) -> CorrectionCost:
+        """Of old gradients, where an order has such."""
+
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
         """The layers' costs for microbatches of this size."""
 
@@ -167,6 +173,7 @@ class Measured:
         update_s_per_byte: measured.
         device_name: where.
         only_samples: as in `Work`.
+        correction: likewise.
     """
 
     name: str
@@ -175,6 +182,7 @@ class Measured:
     update_s_per_byte: float
     device_name: str
     only_samples: int | None = None
+    correction: CorrectionCost = NO_CORRECTION
 
     @property
     def how(self) -> str:

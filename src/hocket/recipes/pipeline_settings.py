@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,6 +29,8 @@ class PipelineSettings(Settings):
             the planner chooses: 1 lets "auto" take orders that never flush.
         correction: what updates do about gradients of old weights, where the schedule
             has such (`hocket.run.correction`).
+        num_discounted_updates: over which a correction "lr-discount" fades; a quarter
+            of the training where it is not said.
         num_microbatches: that each replica cuts its part of the batch into.
         stages_per_device: for schedules that give a device several stages; their own
             choice where it is not said.
@@ -49,6 +51,7 @@ class PipelineSettings(Settings):
     correction: Literal[
         "none", "error-feedback", "weight-prediction", "lr-discount"
     ] = "none"
+    num_discounted_updates: Count | None = None
     num_microbatches: Count = 8
     stages_per_device: Count | None = None
     cut: Annotated[tuple[str, ...], Field(strict=False)] | None = None
@@ -118,6 +121,15 @@ class PipelineSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _discount_is_asked_for(self) -> PipelineSettings:
+        if self.num_discounted_updates and self.correction != "lr-discount":
+            raise ValueError(
+                f"num_discounted_updates {self.num_discounted_updates} has no effect "
+                "unless correction is 'lr-discount'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _memory_is_asked_for(self) -> PipelineSettings:
         if self.memory_bytes and "auto" not in (self.recompute, self.schedule):
             raise ValueError(
@@ -125,6 +137,23 @@ class PipelineSettings(Settings):
                 "schedule is 'auto'"
             )
         return self
+
+
+def discounted_updates(settings: PipelineSettings, num_steps: int) -> int | None:
+    """Over how many updates a discount of the learning rate fades, where there is one.
+
+    Args:
+        settings: the recipe's.
+        num_steps: that it trains in all.
+    """
+    if settings.correction != "lr-discount":
+        return None
+    return settings.num_discounted_updates or max(1, num_steps // _PART_DISCOUNTED)
+
+
+# Rates are high in the first part of a training, with or without a warm-up, and this is
+# what a delay takes its toll of; what comes later should be learned at the full rate.
+_PART_DISCOUNTED: Final = 4
 
 
 def _layout(text: str) -> WorkerLayout:

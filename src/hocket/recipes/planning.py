@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,9 @@ def plan_recipe(resolved: Resolved, wish: Wish, world: World | None = None) -> R
         precision=wish.precision or training.precision,
         memory_bytes=None if gib is None else int(gib * 2**30),
         optimistic_updates=training.optimistic_updates,
+        correction=resolved.recipe.pipeline.correction if wish.max_delay else "none",
         hardware_file=None if file is None else Path(file),
-        search=wish.search,
+        search=replace(wish.search, clips=training.clip_norm is not None),
         world=world,
     )
 

@@ -28,6 +28,7 @@ from hocket.recipes.loop import Loop
 from hocket.recipes.metrics_log import JSON_NAME, MetricsLog
 from hocket.recipes.model_settings import GptSettings
 from hocket.recipes.optimizer import make_optimizer, make_scheduler
+from hocket.recipes.pipeline_settings import discounted_updates
 from hocket.recipes.progress import make_progress, plan_line, tell
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.records import EvaluationRecord, Watcher
@@ -247,6 +248,7 @@ def make_pipeline(
         ema_decay=training.ema_decay,
         optimistic_updates=training.optimistic_updates,
         correction=settings.correction,
+        num_discounted_updates=discounted_updates(settings, course.num_steps),
         recompute=settings.recompute,
         memory_bytes=settings.memory_bytes,
         compile=settings.compile,

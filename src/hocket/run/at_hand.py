@@ -27,6 +27,7 @@ from hocket.model.profile import Profile, mean_profile
 from hocket.model.work import measured_work
 from hocket.plan.costs import Link
 from hocket.plan.op import Kind
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import Played, Trial
 from hocket.planner.work import Work
 from hocket.run.batch import Microbatch
@@ -55,6 +56,7 @@ class Wanted:
         batch_size: samples per step.
         num_devices: to plan for.
         stages_per_device: that are looked at.
+        correction: what the settings' correction of old gradients takes.
     """
 
     captured: Captured
@@ -65,6 +67,7 @@ class Wanted:
     batch_size: int
     num_devices: int
     stages_per_device: Sequence[int]
+    correction: CorrectionCost = NO_CORRECTION
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -142,6 +145,7 @@ def measure_at_hand(wanted: Wanted, world: World) -> AtHand:
         wanted.states,
         update_s_per_byte=median(world.gather_json(rate, "update")),
         keeps_undo=wanted.settings.optimistic_updates,
+        correction=wanted.correction,
     )
     played = Played()
     if wanted.loss is not None and device.type == "cpu":

@@ -201,14 +201,13 @@ def estimate(request: Request, program: Program, place: Place) -> Estimate:
     boundaries = _boundaries(known, program, request.cut_names)
     modules = cut(known.captured, boundaries)
     messages = measure_messages(world, place.transport)
-    own = program.stages_on[place.layout.device]
     costs = stage_costs(
         known.profile,
         boundaries,
         modules,
         link=messages.link,
         handling=messages.handling,
-        updates=measure_updates(modules, own, request.settings, world),
+        updates=measure_updates(modules, program, request.settings, place),
     )
     costs = replace(costs, accumulates=request.settings.accumulate > 1)
     return Estimate(known, boundaries, modules, costs)
@@ -248,7 +247,7 @@ def build_plan(
         costs = rehearse(
             costs,
             captured,
-            alone,
+            order,
             modules,
             request.loss,
             request.example,

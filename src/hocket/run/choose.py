@@ -21,6 +21,7 @@ from hocket.planner.candidate import Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
 from hocket.run.build import Request, Study, study
+from hocket.run.correction.cost import correction_cost
 from hocket.run.device_memory import memory_bytes
 from hocket.run.layout import Layout
 from hocket.run.order import make_order
@@ -103,6 +104,7 @@ def _best(
         states,
         update_s_per_byte=0.0,  # the same whatever the order
         keeps_undo=request.settings.optimistic_updates and not is_alone,
+        correction=correction_cost(request.settings, trained),
     )
     try:
         ranking = rank(work, cluster, batch_size, search)
@@ -149,6 +151,7 @@ def _search(
         recompute=_RECOMPUTE[request.recompute],
         data_parallel=False,
         max_delay=request.max_delay,
+        clips=request.settings.clip_norm is not None,
     )
 
 

@@ -22,6 +22,8 @@ from hocket.planner.ranking import Ranking
 from hocket.planner.work import Work
 from hocket.run.at_hand import Wanted, measure_at_hand, resized
 from hocket.run.batch import call_arguments, count_samples
+from hocket.run.correction.correction import CorrectionName
+from hocket.run.correction.cost import correction_cost
 from hocket.run.device_memory import host_bytes
 from hocket.run.loss import TOTAL, LossFunction, losses_of
 from hocket.run.precision import Precision
@@ -52,6 +54,7 @@ def plan(
     precision: str = "float32",
     memory_bytes: int | None = None,
     optimistic_updates: bool = False,
+    correction: CorrectionName = "none",
     hardware_file: str | Path | None = None,
     search: Search | None = None,
     world: World | None = None,
@@ -80,6 +83,8 @@ def plan(
             the device's.
         optimistic_updates: as for `Pipeline`: whether updates keep what it takes to
             undo them.
+        correction: as for `Pipeline`: what it keeps on stages with old weights counts,
+            where `search` looks at such.
         hardware_file: a TOML file with more devices and links, or other numbers.
         search: which candidates are looked at.
         world: the job of this process, all of whose workers call this: as many as
@@ -95,7 +100,10 @@ def plan(
             has another number of workers, or its links are named.
         CaptureError: the model cannot be captured.
         DataError: the batch is no pair, or its tensors disagree.
+        RecipeError: there is no such correction.
     """
+    search = Search() if search is None else search
+    _check_correction(correction, search)
     catalogue = load_catalogue(None if hardware_file is None else Path(hardware_file))
     device = None if hardware is None else catalogue.device(hardware)
     if device is not None:
@@ -107,9 +115,13 @@ def plan(
     args, kwargs = call_arguments(batch[0])
     num_samples = count_samples(batch)
     captured = capture(model, args, kwargs)
-    states = _state_bytes(captured, optimizer)
+    trained = _trained(captured)
+    states = optimizer_bytes(trained, lambda named: optimizer(Parameters(named)))
     size = num_samples if batch_size is None else batch_size
-    search = Search() if search is None else search
+    settings = Settings(
+        optimizer, optimistic_updates=optimistic_updates, correction=correction
+    )
+    corrected = correction_cost(settings, trained)
     if device is not None:
         finish = None if loss is None else _finish(loss, batch[1], num_samples)
         work: Work = counted_work(
@@ -119,21 +131,19 @@ def plan(
             finish=finish,
             precision=precision,
             keeps_undo=optimistic_updates,
+            correction=corrected,
         )
         return rank(work, cluster, size, search)
     wanted = Wanted(
         captured,
         batch[1],
         loss,
-        Settings(
-            optimizer,
-            precision=_measurable(precision),
-            optimistic_updates=optimistic_updates,
-        ),
+        replace(settings, precision=_measurable(precision)),
         states,
         size,
         num_devices,
         search.stages_per_device,
+        corrected,
     )
     workers = world_of_one(_own_device()) if world is None else world
     found = measure_at_hand(wanted, workers)
@@ -148,6 +158,19 @@ def _measurable(precision: str) -> Precision:
             "or measure with float32, bfloat16 or float16"
         )
     return precision_of(precision)
+
+
+def _check_correction(correction: str, search: Search) -> None:
+    """Refuse one where no weights are old.
+
+    Raises:
+        PlanError: no order with a delay is looked at.
+    """
+    if correction != "none" and not search.max_delay and search.schedules is None:
+        raise PlanError(
+            f"correction {correction!r} has no effect while max_delay is 0: no order "
+            "with old weights is looked at; allow them with search=Search(max_delay=1)"
+        )
 
 
 def _own_device() -> torch.device:
@@ -214,10 +237,8 @@ def _link(catalogue: Catalogue, name: str | None, own: tuple[str, ...]) -> LinkK
     return catalogue.link(found)
 
 
-def _state_bytes(captured: Captured, optimizer: OptimizerFactory) -> dict[str, int]:
-    tensors = captured.state.tensors.items()
-    trained = {name: x for name, x in tensors if x.requires_grad}
-    return optimizer_bytes(trained, lambda named: optimizer(Parameters(named)))
+def _trained(captured: Captured) -> dict[str, Tensor]:
+    return {name: x for name, x in captured.state.tensors.items() if x.requires_grad}
 
 
 def _finish(

@@ -9,6 +9,14 @@ with real messages, up to the point where gradients would be reduced:
     lane 1          1F0 1B0 1F1 1B1 1F2 1B2 ...  │ U
                                                  └─ not this
 
+Of an order without flushes they play as many steps as it takes to see its body once,
+all with the same weights. What ops take in the body counts, for there the ops of two
+steps and of several stages take turns, and find in the caches what they find in
+training. To begin and to end, ops of one stage follow each other, and are faster.
+
+    0F0 0F1 0F2 0F3 │ 2F0 2B0 ... 0F0@1 0B0 ... │ 2F0@1 2B0@1 ... 0B0@1 0B1@1 ...
+                    └ the body: counts         ─┘
+
 Nothing is left behind: no gradient, no statistic of a batch norm, no random number, no
 note that a module takes of itself.
 """
@@ -22,10 +30,12 @@ from typing import Final
 from hocket.model.capture import Captured
 from hocket.model.measure import as_it_was
 from hocket.model.stage import StageModule
+from hocket.passes.steps_as_one import steps_as_one
 from hocket.plan.costs import Costs
 from hocket.plan.fit import fit
 from hocket.plan.op import Kind
-from hocket.plan.schedule import Lane, Schedule
+from hocket.plan.program import Program
+from hocket.plan.schedule import Schedule
 from hocket.plan.timeline import Timeline
 from hocket.run.batch import Microbatch
 from hocket.run.hooks import Hooks
@@ -38,11 +48,11 @@ from hocket.run.same_batch import Step
 from hocket.run.stage import StageRunner
 from hocket.run.timeline import gather_timeline
 from hocket.run.work import Work
-from hocket.run.worker import Worker
+from hocket.run.worker import Record, Worker
 from hocket.run.world import World
 
-_MIN_STEPS: Final = 3
-_ENOUGH_S: Final = 0.3  # no further step once this has been spent
+_MIN_STEPS: Final = 3  # and one more, to warm up
+_ENOUGH_S: Final = 0.3  # no further round once this has been spent
 
 
 def rehearse(
@@ -64,7 +74,7 @@ def rehearse(
         costs: as added up from single layers; how a backward divides into I and W is
             kept where the order does not take it apart.
         captured: the model.
-        schedule: one step.
+        schedule: one step; or several that overlap, with a body to repeat.
         modules: all stages.
         loss: as for the pipeline.
         microbatch: played as each of them.
@@ -73,13 +83,16 @@ def rehearse(
         precision: what forwards and losses compute in.
     """
     world, device = place.world, place.layout.device
+    if schedule.body:
+        least = schedule.program.num_steps - schedule.num_repeats + 1
+        schedule = schedule.with_num_steps(least)
     order = _without_ends(schedule)
     with as_it_was(captured, world.device):
         for module in modules:
             module.train()
         runners = _runners(costs, order, modules, loss, world, device, precision)
         watch = MemoryWatch(schedule, costs, world, device)
-        worker = Worker(
+        worker = _Player(
             order,
             device,
             runners,
@@ -89,40 +102,56 @@ def rehearse(
             Hooks(on_error=watch.on_error),
             prefix="rehearsal ",
         )
-        work = _work(microbatch, order.program.num_microbatches_of(0))
-        _, *steps = _played(worker, runners, work, order, costs, place)
-    return fit(costs, steps)
+        works = _works(microbatch, order.program)
+        _, *rounds = _played(worker, runners, works, steps_as_one(order), costs, place)
+    return fit(costs, rounds, _in_body(schedule))
+
+
+class _Player(Worker):
+    """Plays all steps of an order, also those that overlap, and ends none of them."""
+
+    def play_all(self, works: Sequence[Work]) -> Record:
+        """Play each step with its own work."""
+        for work in works:
+            self._mail.begin(work.step, overlaps=len(works) > 1)
+        self._play((turn, works[turn.op.step]) for turn in self._turns[True])
+        self._mail.flush()
+        return Record(*self._watch.read())
 
 
 def _played(
-    worker: Worker,
+    worker: _Player,
     runners: Mapping[int, StageRunner],
-    work: Work,
+    works: Sequence[Work],
     order: Schedule,
     costs: Costs,
     place: Place,
 ) -> list[Timeline]:
-    """Steps, the first of them to warm up; every worker gets the same timelines."""
-    steps: list[Timeline] = []
+    """Rounds, the first of them to warm up; every worker gets the same timelines."""
+    rounds: list[Timeline] = []
     spent_s = 0.0
-    while len(steps) <= _MIN_STEPS or spent_s < _ENOUGH_S:
+    least = max(1, _MIN_STEPS // len(works))
+    while len(rounds) <= least or spent_s < _ENOUGH_S:
         place.world.barrier("rehearsal")
-        record = worker.play(work)
+        record = worker.play_all(works)
         for runner in runners.values():
             runner.losses.read()
             for parameter in runner.parameters.values():
                 parameter.grad = None
-        step = gather_timeline(order, costs, record, place.world, place.layout)
-        steps.append(step)
-        spent_s += step.makespan_s
-    return steps
+        played = gather_timeline(order, costs, record, place.world, place.layout)
+        rounds.append(played)
+        spent_s += played.makespan_s
+    return rounds
 
 
-def _work(microbatch: Microbatch, num: int) -> Work:
-    """A step of the same microbatch, many times."""
-    parts = (microbatch,) * num
+def _works(microbatch: Microbatch, program: Program) -> list[Work]:
+    """Of each step the same microbatch, many times."""
+    parts = (microbatch,) * program.num_microbatches_of(0)
     sizes = tuple(part.num_samples for part in parts)
-    return Work(Step(0, 0, sum(sizes), sizes), parts)
+    return [
+        Work(Step(number, 0, sum(sizes), sizes), parts)
+        for number in range(program.num_steps)
+    ]
 
 
 def _runners(
@@ -151,13 +180,21 @@ def _runners(
 
 def _without_ends(schedule: Schedule) -> Schedule:
     """Nothing is reduced or updated here."""
-    ends = {Kind.REDUCE, Kind.UPDATE}
     lanes = tuple(
-        Lane(
-            lane.device,
-            lane.stream,
-            tuple(op for op in lane.ops if op.kind not in ends),
-        )
+        replace(lane, ops=tuple(op for op in lane.ops if op.kind not in _ENDS))
         for lane in schedule.lanes
     )
-    return replace(schedule, lanes=lanes)
+    return replace(schedule, lanes=lanes, body=(), num_repeats=0)
+
+
+def _in_body(schedule: Schedule) -> list[slice]:
+    """Of each lane, which ops count, where nothing is reduced or updated."""
+    if not schedule.body:
+        return [slice(None)] * len(schedule.lanes)
+    return [
+        slice(*(sum(op.kind not in _ENDS for op in lane.ops[:end]) for end in ends))
+        for lane, ends in zip(schedule.lanes, schedule.body, strict=True)
+    ]
+
+
+_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})

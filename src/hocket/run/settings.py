@@ -55,6 +55,8 @@ class Settings:
         optimistic_updates: whether a stage updates before the gradients of all others
             are known, and again where that was wrong.
         correction: what is done about the age of gradients, on stages of a delay.
+        num_discounted_updates: over which a correction "lr-discount" fades; 1000 when
+            not given.
 
     Raises:
         RecipeError: a value that makes no sense; tells all of them.
@@ -68,6 +70,7 @@ class Settings:
     ema_decay: float | None = None
     optimistic_updates: bool = False
     correction: CorrectionName = "none"
+    num_discounted_updates: int | None = None
 
     def __post_init__(self) -> None:
         faults = "; ".join(self._faults())
@@ -90,6 +93,22 @@ class Settings:
         if self.correction not in get_args(CorrectionName):
             names = ", ".join(get_args(CorrectionName))
             yield f"correction is {self.correction!r}: it may be {names}"
+        yield from self._discount_faults()
+
+    def _discount_faults(self) -> Iterator[str]:
+        number = self.num_discounted_updates
+        if number is None:
+            return
+        if self.correction != "lr-discount":
+            yield (
+                f"num_discounted_updates {number} has no effect with correction "
+                f"{self.correction!r}: it is for 'lr-discount'"
+            )
+        if number < 1:
+            yield (
+                f"num_discounted_updates is {number}: the discount fades over 1 update "
+                "or more"
+            )
 
     @property
     def text(self) -> str:
@@ -97,7 +116,8 @@ class Settings:
         return (
             f"clip_norm {self.clip_norm}, accumulate {self.accumulate}, precision "
             f"{self.precision.value}, ema_decay {self.ema_decay}, optimistic_updates "
-            f"{self.optimistic_updates}, correction {self.correction}"
+            f"{self.optimistic_updates}, correction {self.correction}, "
+            f"num_discounted_updates {self.num_discounted_updates}"
         )
 
     def make_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:

@@ -127,14 +127,13 @@ def _played(subject: Subject, world: World, num_samples: int, p: int, v: int) ->
     with contextlib.ExitStack() as stack:
         place = _place(world, p, order, stack)
         messages = measure_messages(world, place.transport)
-        own = order.program.stages_on[place.layout.device]
         costs = stage_costs(
             profile,
             boundaries,
             modules,
             link=messages.link,
             handling=messages.handling,
-            updates=measure_updates(modules, own, subject.settings, world),
+            updates=measure_updates(modules, order.program, subject.settings, place),
         )
         costs = rehearse(
             costs,

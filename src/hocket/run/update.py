@@ -84,7 +84,11 @@ class Updater:
         if self.optimizer is not None:
             self.scheduler = settings.make_scheduler(self.optimizer)
             self.correction = make_correction(
-                settings.correction, self._trained, self.optimizer, delay
+                settings.correction,
+                self._trained,
+                self.optimizer,
+                delay,
+                num_discounted_updates=settings.num_discounted_updates,
             )
         self._decay = settings.ema_decay
         self.ema: dict[str, Tensor] | None = None

@@ -1,9 +1,18 @@
-"""Measure what an update takes, on copies of the weights."""
+"""Measure what an update takes, on copies of the weights.
+
+An update is all that a lane does when gradients are complete: look at them, clip them,
+copy weights that are still read, and step. Of a delayed stage, with all that the
+correction of its gradients does and keeps:
+
+    update   update   update ...   the first `delay` fill what a correction keeps
+    │ as often again │ median      seconds; the last one: bytes
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import reduce
 from statistics import median
 
 import torch
@@ -15,8 +24,12 @@ from hocket.model.allocations import allocations
 from hocket.model.clock import clock_of
 from hocket.model.costs import UpdateCost
 from hocket.model.stage import StageModule
+from hocket.plan.program import Program
+from hocket.run.gradients import Gradients
+from hocket.run.place import Place
 from hocket.run.settings import Settings
 from hocket.run.update import Updater
+from hocket.run.versions import Versions
 from hocket.run.world import World
 
 _NUM_STEPS = 5
@@ -25,7 +38,7 @@ _GRADIENT = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
 
 
 def measure_updates(
-    modules: Sequence[StageModule], own: Sequence[int], settings: Settings, world: World
+    modules: Sequence[StageModule], program: Program, settings: Settings, place: Place
 ) -> list[UpdateCost]:
     """The cost of each stage's update, measured by whoever holds it.
 
@@ -33,20 +46,19 @@ def measure_updates(
 
     Args:
         modules: all stages.
-        own: the stages of this worker.
+        program: says where they live, and how old the weights are that they read.
         settings: as for the pipeline; the optimizer is made once more per stage, on
             copies.
-        world: to tell the others.
+        place: this worker's.
 
     Raises:
         RecipeError: an optimizer cannot be stepped as pipelines do it.
     """
-    measured = {}
-    for stage in own:
-        cost = _measure(modules[stage].to(world.device), settings, world)
-        measured[str(stage)] = [
-            *(cost.seconds, cost.state_bytes, cost.work_bytes, cost.undo_bytes)
-        ]
+    world, measured = place.world, {}
+    for stage in program.stages_on[place.layout.device]:
+        module, delay = modules[stage].to(world.device), program.stages[stage].delay
+        cost = _measure(module, settings, world, delay)
+        measured[str(stage)] = [*astuple(cost)]
     costs = [UpdateCost(0.0, 0)] * len(modules)
     for part in world.gather_json(measured, "update costs"):
         assert isinstance(part, dict)
@@ -55,7 +67,9 @@ def measure_updates(
     return costs
 
 
-def _measure(module: StageModule, settings: Settings, world: World) -> UpdateCost:
+def _measure(
+    module: StageModule, settings: Settings, world: World, delay: int
+) -> UpdateCost:
     device = world.device
     doubts = settings.optimistic_updates and world.world_size > 1
     copies = {
@@ -63,27 +77,69 @@ def _measure(module: StageModule, settings: Settings, world: World) -> UpdateCos
         for name, p in module.named_parameters()
         if p.requires_grad
     }
-    updater = Updater(copies, replace(settings, scheduler=None))
+    settings = replace(settings, scheduler=None)
+    updater = Updater(copies, settings, delay=delay)
     if updater.optimizer is None:
         return UpdateCost(0.0, 0)
+    judged = _gradients(copies, device)
+    keeps = delay and settings.correction != "weight-prediction"
+    versions = Versions(nn.ParameterList(copies.values()), delay) if keeps else None
     clock = clock_of(device)
-    seconds, undo_bytes = [], 0
-    for _ in range(_NUM_STEPS):
+    seconds, undo_bytes, guess_bytes = [], 0, 0
+    for step in range(delay + _NUM_STEPS):
         _give_gradients(copies.values())
+        if versions is not None:
+            versions.complete(step)
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
         if doubts:
             updater.doubt()
         begin = clock()
+        verdict = judged.verdict_of(judged.own_norms())
+        if settings.clip_norm is not None:
+            judged.clip(verdict, settings.clip_norm)
+        if versions is not None:
+            versions.before_update()
         _update(updater)
+        guess = updater.predicted() or {}  # once for each update, as a forward asks
         seconds.append(clock() - begin)
+        if versions is not None:
+            versions.after_update()
         undo_bytes = updater.undo_bytes
+        guess_bytes = sum(x.nbytes for x in guess.values())
         updater.confirm()
+    return UpdateCost(
+        median(seconds[delay + 1 :]),
+        _state_bytes(updater),
+        _work_bytes(copies, settings, device, delay, doubts=doubts),
+        undo_bytes,
+        guess_bytes,
+    )
+
+
+def _gradients(
+    parameters: Mapping[str, nn.Parameter], device: torch.device
+) -> Gradients:
+    """To look at all of them, as if nobody else had others."""
+    types = {parameter.dtype for parameter in parameters.values()}
+    return Gradients(
+        tuple(parameters),
+        parameters,
+        frozenset(parameters),
+        None,
+        device=device,
+        dtype=reduce(torch.promote_types, types),
+    )
+
+
+def _state_bytes(updater: Updater) -> int:
+    """Of all that an update leaves for later ones."""
+    assert updater.optimizer is not None
     state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
     state += (updater.ema or {}).values()
-    num_bytes = sum(x.nbytes for x in state if isinstance(x, Tensor))
-    work_bytes = _work_bytes(copies, settings, device, doubts=doubts)
-    return UpdateCost(median(seconds[1:]), num_bytes, work_bytes, undo_bytes)
+    if updater.correction is not None:
+        state += pytree.tree_leaves(updater.correction.state_dict()["kept"])
+    return sum(x.nbytes for x in state if isinstance(x, Tensor))
 
 
 def _update(updater: Updater) -> None:
@@ -103,20 +159,21 @@ def _work_bytes(
     copies: Mapping[str, nn.Parameter],
     settings: Settings,
     device: torch.device,
+    delay: int,
     *,
     doubts: bool,
 ) -> int:
-    """The most that an update takes for itself; the first one makes the state."""
+    """The most that an update takes for itself; earlier ones make what is kept."""
     with allocations(device) as log:
-        updater = Updater(dict(copies), replace(settings, scheduler=None))
-        for _ in range(2):
+        updater = Updater(dict(copies), settings, delay=delay)
+        for _ in range(delay + 2):
             _give_gradients(copies.values())
             if doubts:
                 updater.doubt()
             with log.span():
                 updater.update()
             updater.confirm()
-    return log.peaks[1]
+    return log.peaks[-1]
 
 
 def _give_gradients(parameters: Iterable[nn.Parameter]) -> None:

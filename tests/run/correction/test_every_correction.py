@@ -193,4 +193,8 @@ def test_an_unknown_word_is_refused() -> None:
 def test_workers_compare_the_word() -> None:
     """Each tells the others what it was told."""
     texts = {Settings(descent(LR), correction=name).text for name in NAMES}
-    assert len(texts) == len(NAMES)
+    discounts = {
+        Settings(descent(LR), correction="lr-discount", num_discounted_updates=n).text
+        for n in (5, 6)
+    }
+    assert len(texts | discounts) == len(NAMES) + 2

@@ -28,6 +28,16 @@ def test_rates_grow_to_what_was_asked_for(delay: int) -> None:
     assert train(settings, delay, 20).weights == pytest.approx(w, rel=1e-12)
 
 
+def test_it_fades_over_as_many_updates_as_are_asked_for() -> None:
+    """`lr / (1 + d) ** (1 - t / n)`, and `lr` from update `n` on."""
+    settings = Settings(descent(LR), correction="lr-discount", num_discounted_updates=4)
+    w = [1.0]
+    for t in range(9):
+        rate = LR / 3 ** max(0.0, 1 - t / 4)
+        w.append(w[t] - rate * w[max(0, t - 2)])
+    assert train(settings, 2, 9).weights == pytest.approx(w, rel=1e-12)
+
+
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
 def test_it_fades_to_nothing(lr: Any) -> None:
     """From update 1000 on the rate is the one given, bit for bit."""

@@ -16,30 +16,39 @@ from torch import Tensor
 from hocket.errors import RecipeError
 from hocket.run.correction.correction import Correction, CorrectionState
 
-NUM_DISCOUNTED: Final = 1000  # updates, over which the discount fades
+# How long training will be is not known here: this is far beyond the beginning of any,
+# where curvature changes fast, and little of all but the shortest.
+NUM_DISCOUNTED: Final = 1000
 
 
 @final
 class LrDiscount(Correction):
-    """Divide the learning rates by `(1 + delay) ** (1 - t / 1000)` at update `t`.
+    """Divide the learning rates by `(1 + delay) ** (1 - t / n)` at update `t`.
 
-    From update 1000 on they are what the optimizer and its schedule say. Nothing else
+    From update `n` on they are what the optimizer and its schedule say. Nothing else
     sees the discounted rates: they are put back before the schedule steps. Keeps one
     number.
 
     Source: after Yang et al., "PipeMare", arXiv:1910.05124, technique 1, known here
-    from descriptions: `lr / tau ** (1 - min(t / T, 1))`. Ours are `1 + delay` for
-    `tau`, which would not discount a delay of 1, and a fixed `T`: one word is enough.
+    from descriptions: `lr / tau ** (1 - min(t / n, 1))`, with an `n` that follows from
+    the first part of training, before the rate falls. Ours is `1 + delay` for `tau`,
+    which would not discount a delay of 1.
 
     Args:
         optimizer: whose groups have a rate `lr`.
         delay: in updates, above 0.
+        num_updates: `n`, over which the discount fades; 1 or more.
 
     Raises:
         RecipeError: a group has none.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, delay: int) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        delay: int,
+        num_updates: int = NUM_DISCOUNTED,
+    ) -> None:
         for group in optimizer.param_groups:
             if not isinstance(group.get("lr"), int | float | Tensor):
                 raise RecipeError(
@@ -49,11 +58,12 @@ class LrDiscount(Correction):
                 )
         self._optimizer = optimizer
         self._delay = delay
+        self._num_discounted = num_updates
         self._num_updates = 0
 
     def step(self, step: Callable[[], object]) -> None:
         """Update with smaller rates."""
-        left = 1.0 - min(self._num_updates / NUM_DISCOUNTED, 1.0)
+        left = 1.0 - min(self._num_updates / self._num_discounted, 1.0)
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for group in groups:

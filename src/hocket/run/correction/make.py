@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.run.correction.correction import Correction, CorrectionName
 from hocket.run.correction.error_feedback import ErrorFeedback
-from hocket.run.correction.lr_discount import LrDiscount
+from hocket.run.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
 from hocket.run.correction.weight_prediction import WeightPrediction
 
 
@@ -19,6 +19,8 @@ def make_correction(
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     delay: int,
+    *,
+    num_discounted_updates: int | None = None,
 ) -> Correction | None:
     """What stands around a stage's updates; nothing where none of its weights is old.
 
@@ -27,6 +29,8 @@ def make_correction(
         parameters: that the stage trains, by the uncut model's names.
         optimizer: theirs.
         delay: the stage's, in updates.
+        num_discounted_updates: over which a discount fades; as many as are usual when
+            not given.
 
     Raises:
         RecipeError: the optimizer has no learning rate to discount.
@@ -41,6 +45,7 @@ def make_correction(
         case "weight-prediction":
             return WeightPrediction(parameters, optimizer, delay)
         case "lr-discount":
-            return LrDiscount(optimizer, delay)
+            num_updates = num_discounted_updates or NUM_DISCOUNTED
+            return LrDiscount(optimizer, delay, num_updates)
         case _:
             assert_never(name)

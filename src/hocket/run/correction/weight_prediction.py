@@ -111,6 +111,11 @@ class WeightPrediction(Correction):
         return weights.clone()
 
 
+def foresees(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's state says where it is going, and nothing need be kept."""
+    return _ahead_of(optimizer) is not None
+
+
 def _ahead_of(optimizer: Optimizer) -> _Ahead | None:
     """How to look ahead by the optimizer's state, where that says it all.
 

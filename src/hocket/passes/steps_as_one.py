@@ -1,0 +1,42 @@
+"""See an order of several steps as one of a single, larger step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.plan.op import Op
+from hocket.plan.schedule import Schedule
+
+
+def steps_as_one(schedule: Schedule) -> Schedule:
+    r"""The same ops in the same order, as if all microbatches were those of one step.
+
+    An order of one step stays as it is.
+
+    >>> two = Schedule.parse("d0  0F0 0F1 0F0@1 0B0 0B1 0F1@1 0B0@1 0B1@1")
+    >>> print(steps_as_one(two))
+    d0  0F0 0F1 0F2 0B0 0B1 0F3 0B2 0B3
+
+    Args:
+        schedule: without what ends a step (R, U), for it would end before its end.
+    """
+    program = schedule.program
+    num_steps, num = program.num_steps, program.num_microbatches_of(0)
+    if num_steps == 1:
+        return schedule
+    nets = tuple(
+        replace(net, num_microbatches=net.num_microbatches * num_steps)
+        for net in program.nets
+    )
+    stages = tuple(replace(stage, delay=0) for stage in program.stages)
+    lanes = tuple(
+        replace(lane, ops=tuple(_moved(op, num) for op in lane.ops))
+        for lane in schedule.lanes
+    )
+    return Schedule(replace(program, nets=nets, stages=stages, num_steps=1), lanes)
+
+
+def _moved(op: Op, num_microbatches: int) -> Op:
+    assert op.microbatch is not None, f"{op} ends a step"
+    number = op.microbatch + op.step * num_microbatches
+    return replace(op, microbatch=number, step=0)

@@ -1,0 +1,99 @@
+"""What a correction of old gradients takes on a delayed stage, in copies of weights.
+
+                      kept from update to update   while one runs   read by forwards
+    error-feedback    a copy for each of `delay`   1 more
+    weight-prediction none, or 1                   none, or 1 more  a version of its own
+
+The versions of the weights that stages of a delay need anyway come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from hocket.plan.costs import StageCost
+from hocket.plan.dataflow import version_read
+from hocket.plan.op import BACKWARDS, Kind
+from hocket.plan.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionCost:
+    """Bytes of one correction; a stage without a delay has none of them.
+
+    Args:
+        name: of the correction.
+        kept_per_delay: copies of the trained weights for each update of the delay.
+        kept: copies beside those.
+        at_work: copies more while an update runs.
+        guesses: whether forwards read a version of its own in place of the newest.
+    """
+
+    name: str = "none"
+    kept_per_delay: int = 0
+    kept: int = 0
+    at_work: int = 0
+    guesses: bool = False
+
+    def kept_bytes(self, stage: StageCost, delay: int) -> int:
+        """What a stage keeps from update to update.
+
+        Args:
+            stage: for the bytes of what it trains.
+            delay: of the stage, in updates.
+        """
+        num_copies = self.kept_per_delay * delay + self.kept if delay else 0
+        return num_copies * stage.gradient_bytes
+
+    def added_to(self, stage: StageCost, delay: int) -> StageCost:
+        """The stage's cost with the correction.
+
+        Args:
+            stage: without it.
+            delay: of the stage, in updates.
+        """
+        if not delay:
+            return stage
+        trained_bytes = stage.gradient_bytes
+        return replace(
+            stage,
+            optimizer_bytes=stage.optimizer_bytes + self.kept_bytes(stage, delay),
+            update_work_bytes=stage.update_work_bytes + self.at_work * trained_bytes,
+            guess_bytes=trained_bytes if self.guesses else 0,
+        )
+
+
+NO_CORRECTION: Final = CorrectionCost()
+
+
+def guesses_alive(schedule: Schedule) -> tuple[int, ...]:
+    """Of each stage, the most versions alive at once beside the one that it updates.
+
+    Where forwards read guesses: one lives from the first op that reads it, or the
+    update of the weights that it stands for, to the last op that reads it.
+    """
+    program = schedule.program
+    found = []
+    for number, stage in enumerate(program.stages):
+        ops = [
+            op
+            for lane in schedule.lanes
+            for op in lane.ops
+            if op.stage == number and lane.device == stage.device
+        ]
+        lives: dict[int, tuple[int, int]] = {}
+        for i, op in enumerate(ops):
+            if op.kind in _READERS:
+                version = version_read(number, op.step, program)
+                lives[version] = lives.get(version, (i, i))[0], i
+            elif op.kind is Kind.UPDATE:
+                lives.setdefault(op.step, (i, i))
+        spans = lives.values()
+        found.append(
+            max(sum(begin <= i <= end for begin, end in spans) for i, _ in spans)
+        )
+    return tuple(found)
+
+
+_READERS: Final = BACKWARDS | {Kind.FORWARD}
