@@ -81,6 +81,7 @@ class Pool:
         """Begin empty."""
         self._device = device
         self._shelves: dict[Schema, _Shelf] = {}
+        self._last: tuple[Schema, _Shelf] | None = None  # that was asked for
         self._returns = count()
         self._num_due = 0
         self._num_free = 0
@@ -134,11 +135,14 @@ class Pool:
         self._num_free = self._free_bytes = 0
 
     def _shelf(self, schema: Schema) -> _Shelf:
+        if self._last is not None and self._last[0] is schema:
+            return self._last[1]
         shelf = self._shelves.get(schema)
         if shelf is None:
             num_bytes = buffer_bytes(schema)
             shelf = _Shelf(num_bytes if num_bytes >= SMALL_BYTES else 0)
             self._shelves[schema] = shelf
+        self._last = schema, shelf
         return shelf
 
     def _is_over(self, shelf: _Shelf) -> bool:

@@ -105,6 +105,8 @@ class Mail:
     ) -> None:
         self._store = store
         self._timeout_s = timeout_s
+        # Equal ones are one object, so that whoever looks one up finds it at once.
+        self._known: dict[Schema, Schema] = {}
         self._out: dict[tuple[Kind, int], _Outgoing] = {}
         self._in: dict[tuple[Kind, int], _Incoming] = {}
         program, first_ops = schedule.program, lanes_ahead(schedule)
@@ -210,7 +212,7 @@ class Mail:
                 Role.SENDER,
                 self._timeout_s,
             )
-            outgoing.schemas[size] = schema
+            schema = outgoing.schemas[size] = self._known.setdefault(schema, schema)
         outgoing.sender.send(_tag(schema, step, microbatch), values, schema)
 
     def receive(
@@ -262,7 +264,7 @@ class Mail:
         while (step, microbatch) in incoming.coming:
             first, number = incoming.coming[0]
             size = first.sizes[number]
-            incoming.schemas[size] = agree(
+            schema = agree(
                 self._store,
                 incoming.channel,
                 str(size),
@@ -270,6 +272,7 @@ class Mail:
                 Role.RECEIVER,
                 self._timeout_s,
             )
+            incoming.schemas[size] = self._known.setdefault(schema, schema)
             self._expect(incoming)
 
     def _expect(self, incoming: _Incoming) -> None:

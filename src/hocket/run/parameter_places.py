@@ -1,4 +1,4 @@
-"""Put other tensors in the places of a stage's parameters, for one forward."""
+"""Put other tensors in the places of a stage's parameters."""
 
 from __future__ import annotations
 
@@ -22,20 +22,27 @@ class ParameterPlaces:
     def __init__(self, module: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
         names = {id(parameter): name for name, parameter in trained.items()}
         self._slots = [
-            (part._parameters, key, names[id(parameter)])
+            (part._parameters, key, names[id(parameter)], parameter)
             for part in module.modules()
             for key, parameter in part._parameters.items()
             if id(parameter) in names
         ]
 
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Let the module compute with these tensors, by name, until `empty`."""
+        for slots, key, name, _ in self._slots:
+            slots[key] = tensors[name]  # type: ignore[assignment]  # one like it
+
+    def empty(self) -> None:
+        """Have the parameters back."""
+        for slots, key, _, parameter in self._slots:
+            slots[key] = parameter
+
     @contextmanager
     def filled(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the module compute with these tensors, by name."""
-        kept = [(slots, key, slots[key]) for slots, key, _ in self._slots]
-        for slots, key, name in self._slots:
-            slots[key] = tensors[name]  # type: ignore[assignment]  # one like it
+        """Let the module compute with these tensors for a while."""
         try:
+            self.fill(tensors)
             yield
         finally:
-            for slots, key, parameter in kept:
-                slots[key] = parameter
+            self.empty()

@@ -75,7 +75,8 @@ class SharedMemoryReceiver(Receiver):
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
         """See `Receiver.expect`."""
-        self._expected.extend((tag, schema) for tag in tags)
+        for tag in tags:
+            self._expected.append((tag, schema))
         self._pool.expect(schema, len(tags))
 
     def ready(self, tag: int) -> bool:
@@ -109,7 +110,7 @@ class SharedMemoryReceiver(Receiver):
         """Take messages in their order; those that are not asked for are put aside."""
         link = self._link or self._wait_for_sender(tag)
         while True:
-            if not self._noticed:
+            if not self._noticed and not self._notice():
                 self._patience.wait(link, self._notice, tag, "did not send it")
             came, buffer = self._take(link, tag)
             if came == tag:

@@ -55,6 +55,7 @@ class SharedMemorySender(Sender):
         self._free: list[int] = []  # the last one freed is used first: it is in caches
         self._filled: deque[int] = deque()  # in the order of sending and of taking
         self._announced: set[Schema] = set()
+        self._last: Schema | None = None  # that was sent
         store.set(process_key(channel), str(os.getpid()))
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
@@ -64,8 +65,9 @@ class SharedMemorySender(Sender):
         if len(self._filled) >= self._ask_at and not self._has_room():
             fault = f"takes no more messages, and {len(self._filled)} wait for it"
             self._patience.wait(link, self._has_room, tag, fault)
-        if schema not in self._announced:
+        if schema is not self._last and schema not in self._announced:
             self._announce(link, tag, schema)
+        self._last = schema
         assert self._slots is not None, "announced"
         slot = self._free.pop()
         places = self._slots.buffer(slot, schema).views

@@ -34,12 +34,16 @@ class Slots:
         self._num_slots = num_slots
         self._memory = memory
         self._buffers: dict[Schema, list[Buffer]] = {}
+        self._last: tuple[Schema | None, list[Buffer]] = None, []
 
     def buffer(self, slot: int, schema: Schema) -> Buffer:
         """One slot's memory, as a message of a schema of at most `slot_bytes`."""
-        buffers = self._buffers.get(schema)
-        if buffers is None:
-            buffers = self._buffers[schema] = self._make(schema)
+        last, buffers = self._last
+        if schema is not last:  # most follow one of their own kind
+            if schema not in self._buffers:
+                self._buffers[schema] = self._make(schema)
+            buffers = self._buffers[schema]
+            self._last = schema, buffers
         return buffers[slot]
 
     def _make(self, schema: Schema) -> list[Buffer]:

@@ -119,6 +119,10 @@ class StageRunner:
         self._splitter: Splitter | None = None  # until a backward is taken apart
         self._checks_loss = checks_loss  # until one was looked at
         self._is_tried = False
+        self._mode: bool | None = (
+            None  # that it was switched to, and its modules are in
+        )
+        self._parts: list[tuple[nn.Module, bool]] = []
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -126,8 +130,14 @@ class StageRunner:
         return dict(self.module.named_parameters())
 
     def train(self, mode: bool) -> None:
-        """Switch dropout, batch norm and the like."""
+        """Switch dropout, batch norm and the like, where somebody switched them."""
+        if mode is self._mode and all(
+            part.training is was for part, was in self._parts
+        ):
+            return
         self.module.train(mode)
+        self._mode = mode
+        self._parts = [(part, part.training) for part in self.module.modules()]
 
     def forward(
         self,
