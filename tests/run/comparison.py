@@ -103,12 +103,12 @@ def check_run(
             for name, loss in losses.items():
                 told = worker["history"][step][name]
                 assert told == pytest.approx(loss, rel=1e-9), f"{run}: {step}"
-    _check_copies(run, answers)
-    _check_evaluation(run, expected, answers)
+    check_alike(run, answers)
+    check_evaluation(run, expected, answers)
     return far[worst]
 
 
-def _check_copies(run: dict[str, Any], answers: Sequence[dict[str, Any]]) -> None:
+def check_alike(run: dict[str, Any], answers: Sequence[dict[str, Any]]) -> None:
     """Replicas, and stages that share a weight, hold it bit for bit alike."""
     first: dict[str, int] = {}
     for worker in answers:
@@ -123,7 +123,7 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
 
 
-def _check_evaluation(
+def check_evaluation(
     run: dict[str, Any], state: dict[str, Tensor], answers: Sequence[dict[str, Any]]
 ) -> None:
     """The pipeline's evaluation equals the trained model's own, by samples."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -92,13 +92,16 @@ def _without_flushes(made: Callable[..., Told]) -> dict[str, Told]:
         "float16 and wpipe": made(schedule="wpipe", precision="float16"),
         "optimistic and wpipe": made(schedule="wpipe", optimistic_updates=True),
         "compile and wpipe": made(schedule="wpipe", compile=True),
+        "correction and 1f1b": made(schedule="1f1b", correction="error-feedback"),
+        "max_delay and 1f1b": made(schedule="1f1b", max_delay=1),
         "clip and two stages": made(
             schedule=replace(v, program=one_delay), clip_norm=1.0
         ),
-        "tied and wpipe": made(
+        "tied and a late one": made(
             model=tied.double(),
-            schedule="wpipe",
-            cut=["2", "4", "6"],
+            schedule=Schedule.parse(LATER_BEHIND),
+            num_microbatches=1,
+            cut=["4"],
             profile_dir=None,
         ),
         "hook and wpipe": made(model=_hooked(), schedule="wpipe", profile_dir=None),
@@ -107,6 +110,18 @@ def _without_flushes(made: Callable[..., Told]) -> dict[str, Told]:
             schedule="wpipe-overlapped", num_microbatches=1
         ),
     }
+
+
+LATER_BEHIND: Final = """\
+steps 3
+replicas 1
+net model microbatches=1
+stage 0 net=model device=0
+stage 1 net=model device=1 delay=1
+flow 0>1
+d0  |: 0F0 0B0 0U :| 0F0@1 0B0@1 0U@1 0F0@2 0B0@2 0U@2
+d1  1F0 1B0 |: 1F0@1 1U 1B0@1 :| 1F0@2 1U@1 1B0@2 1U@2
+"""
 
 
 def _hooked() -> nn.Module:

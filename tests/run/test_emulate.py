@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import ModelError, ShapeError
+from hocket.errors import ShapeError
 from tests.run.plain_loop import make_optimizer, plain_loop
 from tests.run.zoo import ZOO, batches, make_model
 
@@ -119,6 +119,42 @@ def test_a_tied_weight_has_one_age_and_all_of_its_gradient(delay: int) -> None:
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("delays", [(1, 0), (0, 1), (3, 1), (1, 2, 0)])
+def test_a_tied_weight_has_the_largest_delay_of_its_stages(
+    delays: tuple[int, ...],
+) -> None:
+    """Written out for `y = a * b * a * x`: `a` is as old in all of its stages.
+
+    `b`, which stands beside it in the second stage, has that stage's age.
+    """
+    shared = Scale(1.5)
+    model = nn.Sequential(shared, Scale(-0.5), shared)
+    data = [(torch.tensor([[x]]).double(), torch.ones(1, 1).double()) for x in range(6)]
+    cut_at = ["1", "2"][: len(delays) - 1]
+    losses = hocket.emulate(model, half_square, sgd, delays, data, cut_at=cut_at)
+    a, b = [1.5], [-0.5]
+    oldest = max(delays[0], delays[-1])
+    for t, (x, _) in enumerate(data):
+        old_a, old_b = a[max(0, t - oldest)], b[max(0, t - delays[1])]
+        rest = old_a * old_b * old_a * x.item() - 1.0
+        assert losses[t]["loss"] == pytest.approx(rest**2 / 2, rel=1e-12)
+        a.append(a[t] - LR * rest * 2 * old_a * old_b * x.item())
+        b.append(b[t] - LR * rest * old_a**2 * x.item())
+    found = [parameter.item() for parameter in model.parameters()]
+    assert found == pytest.approx([a[-1], b[-1]], rel=1e-12)
+
+
+def test_a_tied_weight_is_clipped_with_the_stage_that_updates_it() -> None:
+    """The first of those that have it the longest, and by all of its gradient."""
+    shared = Scale(1.5)
+    model = nn.Sequential(shared, Scale(-0.5), shared)
+    data = [(torch.full((1, 1), 2.0).double(), torch.ones(1, 1).double())]
+    hocket.emulate(model, half_square, sgd, [1, 0], data, cut_at=["1"], clip_norm=0.5)
+    moved = [p.item() - w for p, w in zip(model.parameters(), (1.5, -0.5), strict=True)]
+    # Both gradients are larger, and each is alone in its group: scaled to 0.5.
+    assert moved == pytest.approx([-LR * 0.5, LR * 0.5], rel=1e-5)
+
+
 def test_batch_norms_see_every_batch_once() -> None:
     """Statistics have one version, the newest, whatever weights a stage reads."""
     torch.manual_seed(0)
@@ -134,13 +170,10 @@ def test_batch_norms_see_every_batch_once() -> None:
 
 
 def test_what_cannot_be_is_refused_with_a_way_out() -> None:
-    """Other numbers of delays; one below 0; a weight that would be updated twice."""
+    """Other numbers of delays; one below 0."""
     data = [(torch.ones(2, 1).double(), torch.ones(2, 1).double())]
     model = two_scales()
     with pytest.raises(ShapeError, match="2 delays for 1 stages: give one each"):
         hocket.emulate(model, half_square, sgd, [0, 1], data)
     with pytest.raises(ShapeError, match="each must be at least 0"):
         hocket.emulate(model, half_square, sgd, [0, -1], data, cut_at=["1"])
-    tied = nn.Sequential(model[0], nn.Tanh(), model[0])
-    with pytest.raises(ModelError, match="but their delays differ"):
-        hocket.emulate(tied, half_square, sgd, [1, 0], data, cut_at=["2"])

@@ -6,18 +6,30 @@ BatchNorm and dropout; on 1 to 4 workers, and with replicas; with a smaller last
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
 import hocket
+from hocket.run.batch import count_samples
 from hocket.schedules import make_schedule
-from tests.run.comparison import TOLERANCE, difference
-from tests.run.flush_free import data_of, optimizer_of, warm_up
+from tests.run.comparison import TOLERANCE, check_alike, check_evaluation, difference
+from tests.run.flush_free import (
+    FRAGILE_CUT,
+    POISONED,
+    data_of,
+    make_fragile_stages,
+    optimizer_of,
+    warm_up,
+)
 from tests.run.forked import answers_of
+from tests.run.training import fragile_batches
 from tests.run.zoo import make_model, specimen_of
 
 
@@ -34,9 +46,11 @@ def case(
     }
 
 
-def given(p: int, m: int) -> str:
+def given(name: str, p: int, m: int, *, late: bool = False) -> str:
     """An order as text, as users may write one down."""
-    order = make_schedule("wpipe", num_devices=p, num_microbatches=m, num_steps=6)
+    order = make_schedule(
+        name, num_devices=p, num_microbatches=m, num_steps=6, late_updates=late
+    )
     return str(order)
 
 
@@ -45,6 +59,7 @@ JOBS = {
         case("perceptron", "pipedream-2bw", 3),
         case("dropout", "wpipe", 2, recompute="all"),
         case("resnet", "wpipe-overlapped", 2, optimizer="sgd"),
+        case("tied", "wpipe", 2),
     ],
     2: [
         case("perceptron", "pipedream-2bw", 2),
@@ -59,29 +74,53 @@ JOBS = {
         case("perceptron", "wpipe", 3, drain_every=3),
         case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 9)),
         case("perceptron", "wpipe", 2, by_step=True, num_steps=6),
-        case("perceptron", given(2, 3), 3),
+        case("perceptron", given("wpipe", 2, 3), 3),
+        case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
         case("perceptron", "wpipe", 2, correction="error-feedback"),
-        case("perceptron", "wpipe", 2, correction="weight-prediction"),
+        case("perceptron", "wpipe", 2, correction="weight-prediction", drain_every=3),
         case("dropout", "pipedream-2bw", 2, correction="lr-discount"),
         case("tied", "pipedream-2bw", 4),
         case("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
+        case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
+        case("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd", drain_every=3),
+        case("tied", "pipedream", 1, batch_size=6, recompute="all"),
+        case("tied", "wpipe", 2, correction="weight-prediction", transport="torch"),
     ],
     3: [
         case("perceptron", "pipedream-2bw", 4, scheduler=True),
         case("dropout", "wpipe", 3),
         case("perceptron", "pipedream", 1, batch_size=6),
+        case("dropout", "pipedream-2bw", 3, clip_norm=0.05, drain_every=7),
     ],
     4: [
         case("perceptron", "wpipe", 2, num_replicas=2),
         case("dropout", "pipedream-2bw", 3, num_replicas=2, optimizer="sgd"),
         case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05),
+        case("perceptron", "pipedream-2bw", 3, num_replicas=2, clip_norm=0.05),
         case("deep", "wpipe", 4),
         case("tied", "pipedream-2bw", 2, num_replicas=2),
+        case("tied", "wpipe", 2, num_replicas=2),
     ],
 }
 
 
 MANY = {
+    2: [
+        case("gpt2", "wpipe", 2),
+        case("gpt2", "wpipe-overlapped", 3, optimizer="sgd", clip_norm=0.05),
+        case("t5", "wpipe", 2, correction="error-feedback"),
+    ],
+    3: [
+        case("tied", "pipedream", 1, batch_size=6, optimizer="sgd"),
+        case("tied", "pipedream", 1, batch_size=6, correction="weight-prediction"),
+        case("tied", "wpipe", 4, correction="error-feedback"),
+    ],
+    4: [
+        case("tied", "pipedream", 1, batch_size=6),
+        case("tied", "wpipe", 4, optimizer="sgd"),
+        case("tied-dropout", "wpipe-overlapped", 6, clip_norm=0.05),
+        case("tied", "wpipe-overlapped", 4, num_replicas=2, clip_norm=0.05),
+    ],
     6: [case("perceptron", "wpipe", 3, num_replicas=2, scheduler=True)],
     8: [
         case("deep", "wpipe", 4, num_replicas=2),
@@ -125,29 +164,46 @@ def _check_all(
 def _check(
     run: dict[str, Any], told: list[dict[str, Any]], state: dict[str, Tensor]
 ) -> None:
-    expected, history = _emulated(run, told[0])
+    expected, history, norms = _emulated(run, told[0])
     assert sorted(state) == sorted(expected)
     far = {name: difference(state[name], value) for name, value in expected.items()}
     worst = max(far, key=far.__getitem__)
     assert far[worst] <= TOLERANCE, f"{run}: {worst} is off by {far[worst]:.1e}"
+    sizes = [count_samples(batch) for batch in data_of(run)]
     for worker in told:
         assert worker["steps"] == list(range(run["num_steps"]))
+        assert worker["sizes"] == sizes
         assert worker["losses"] == told[0]["losses"]
         assert worker["norms"] == told[0]["norms"]
         for name in history[0]:
             losses = [named[name] for named in worker["losses"]]
             assert losses == pytest.approx([x[name] for x in history], rel=1e-9), run
+    if "clip_norm" not in run:  # the emulator's optimizers see clipped gradients
+        assert told[0]["norms"] == pytest.approx(norms, rel=1e-9), run
+    check_alike(run, told)
+    check_evaluation({"batch_size": 14, "last": 9, **run}, expected, told)
     _check_copies(run, told)
 
 
 def _emulated(
     run: dict[str, Any], told: dict[str, Any]
-) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+) -> tuple[dict[str, Tensor], list[dict[str, float]], list[float]]:
+    """Weights and buffers; of each step the losses, and the norm of all gradients."""
     model = make_model(run["model"])
+    squares: list[list[float]] = []  # of each stage that has an optimizer, by step
+
+    def noting(parameters: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = optimizer_of(run.get("optimizer", "adamw"))(
+            parameters
+        )
+        squares.append(own := [])
+        optimizer.register_step_pre_hook(lambda *_: own.append(_square(parameters)))
+        return optimizer
+
     history = hocket.emulate(
         model,
         specimen_of(run["model"]).loss,
-        optimizer_of(run.get("optimizer", "adamw")),
+        noting,
         told["delays"],
         data_of(run),
         num_microbatches=run["num_microbatches"] * run.get("num_replicas", 1),
@@ -156,19 +212,37 @@ def _emulated(
         clip_norm=run.get("clip_norm"),
         correction=run.get("correction", "none"),
     )
-    return model.state_dict(), history
+    norms = [sum(stages) ** 0.5 for stages in zip(*squares, strict=True)]
+    return model.state_dict(), history, norms
+
+
+def _square(parameters: Any) -> float:
+    """Of the norm of all gradients."""
+    return sum(p.grad.square().sum().item() for p in parameters if p.grad is not None)
 
 
 def _check_copies(run: dict[str, Any], told: list[dict[str, Any]]) -> None:
-    """A stage of delay d holds d copies more, and no other holds any."""
+    """A stage of delay d holds d copies more, and no other holds any.
+
+    Of a weight that stages share, as many as the largest delay of these; stages of one
+    device hold it together.
+    """
     if run.get("correction") == "weight-prediction":
         return  # the newest is one, too
-    delays = iter(told[0]["delays"])
-    num_devices = len(told) // run.get("num_replicas", 1)
-    found = [told[device]["old_copies"] for device in range(num_devices)]
-    for i in range(len(found[0])):
-        for device in range(num_devices):
-            assert found[device][i] == pytest.approx(next(delays)), run
+    sizes = {n: p.nbytes for n, p in make_model(run["model"]).named_parameters()}
+    devices = told[: len(told) // run.get("num_replicas", 1)]
+    per_device = len(devices[0]["held"])
+    stages = [(device, i) for i in range(per_device) for device in devices]
+    most: dict[str, int] = {}
+    for delay, (device, i) in zip(told[0]["delays"], stages, strict=True):
+        for name in device["held"][i]:
+            most[name] = max(delay, most.get(name, 0))
+    for device, i in stages:
+        held = device["held"][i]
+        counted = set(held).difference(*device["held"][:i])
+        expected = sum(most[name] * sizes[name] for name in counted)
+        own = sum(sizes[name] for name in held)
+        assert device["old_copies"][i] == pytest.approx(expected / own), run
 
 
 def test_wpipe_holds_one_and_a_half_copies() -> None:
@@ -183,12 +257,29 @@ def test_wpipe_holds_one_and_a_half_copies() -> None:
 
 def test_a_gradient_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     """Its worker names it before it updates; the other one hears of that and ends."""
-    (told,) = answers_of("tests.run.flush_free:fragile", num_workers=1, folder=tmp_path)
-    kind, message, moved = told
+    told, other = answers_of(
+        "tests.run.flush_free:fragile", num_workers=2, folder=tmp_path
+    )
+    kind, message, weights = told
     assert kind == "NonFiniteError"
     assert (
         "gradients are not: the first at fault on this worker is that of 0.weight"
-        in (message)
+        in message
     )
-    assert "step 3" in message
-    assert moved == [False, True]  # not the stage at fault; the other one has been
+    assert f"step {POISONED}" in message
+    assert other[0] == "WaitError"
+    assert "rank 0 is gone" in other[1]
+
+    model = make_fragile_stages()
+    hocket.emulate(
+        model,
+        F.cross_entropy,
+        partial(torch.optim.SGD, lr=0.1),
+        [1, 1, 0, 0],
+        fragile_batches(8, POISONED)[:POISONED],
+        num_microbatches=2,
+        cut_at=FRAGILE_CUT,
+    )
+    expected = model.get_parameter("0.weight").detach()  # of the steps before
+    found = torch.tensor(weights, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

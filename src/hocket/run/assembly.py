@@ -42,7 +42,7 @@ from hocket.run.place import Place
 from hocket.run.repeating import warn_of_repeating_bubble
 from hocket.run.ring import Ring
 from hocket.run.settings import Settings
-from hocket.run.stream_check import refuse_settings
+from hocket.run.stream_check import refuse_settings, refuse_without_effect
 from hocket.run.timed_order import is_timed, timed_order
 from hocket.run.transport import NUM_BUFFERS, Transport
 from hocket.run.transports import TransportName, buffers_of, make_transport
@@ -164,6 +164,7 @@ def _assembled(
             request, world, layout, m, stages_per_device
         )
     store = _own_store(world)
+    clips = wishes.settings.clip_norm is not None
     if is_timed(schedule, request, stages_per_device):
         apart = dist.PrefixStore("before the order", store)
         with closing(_transport(wishes, world, apart, ring, timeout_s)) as carrier:
@@ -172,9 +173,11 @@ def _assembled(
                 str(schedule), request, place, m, stages_per_device
             )
     else:
-        order = make_order(schedule, layout, m, stages_per_device)
+        order = make_order(schedule, layout, m, stages_per_device, clips=clips)
+    if wishes.schedule != "auto":  # which may choose one without old weights
+        refuse_without_effect(wishes.settings, order, wishes.max_delay)
     refuse_settings(wishes.settings, order, compiles=wishes.compiles)
-    num_buffers = buffers_of(order)
+    num_buffers = buffers_of(order, clips=clips)
     carrier = _transport(wishes, world, store, ring, timeout_s, num_buffers)
     stack.callback(carrier.close)
     name = "" if isinstance(schedule, Schedule) else str(schedule)

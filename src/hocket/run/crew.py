@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from hocket.errors import RecipeError
 from hocket.run.judgement import Judgement
+from hocket.run.loans.loans import Loans
 from hocket.run.precision import LossScale
 from hocket.run.results import Results
 from hocket.run.same_trained import SameTrained
@@ -138,10 +139,29 @@ class StreamCrew(Crew):
     Args:
         ends: what happens in a step besides its ops.
         worker: plays the lane.
+        loans: the weights that stages of different delays share.
     """
 
     ends: StreamEnds
     worker: StreamWorker
+    loans: Loans
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """See `Crew.averaged`; also of what another worker updates."""
+        with super().averaged(), self.loans.averaged():
+            yield
+
+    def go_on_from(self, number: int) -> None:
+        """The next step is of this number, after another state was loaded.
+
+        Raises:
+            WaitError: another worker did not come.
+        """
+        for runner in self.runners.values():
+            if runner.versions is not None:
+                runner.versions.go_on_from(number)
+        self.loans.go_on_from(number)
 
     def play(
         self,

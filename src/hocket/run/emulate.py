@@ -11,6 +11,9 @@ gradient is applied to the newest:
 Old weights are leaves of their own, which `torch.func.functional_call` puts in the
 place of the stage's: what autograd saved of them stays valid, whatever is updated.
 
+A weight that stages share has the largest of their delays, in all of them. The first
+stage of that delay updates it, with the gradients of all.
+
 A correction may put other values into them (weight prediction), or change the updates:
 both are the updater's, and the old weights know nothing of it.
 """
@@ -27,9 +30,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from hocket.errors import ModelError, ShapeError
+from hocket.errors import ShapeError
 from hocket.model.capture import capture
-from hocket.model.cut import boundaries_from_names, cut, shared_parameters
+from hocket.model.cut import boundaries_from_names, cut
 from hocket.model.no_checkpointing import around_old_weights
 from hocket.model.stage import StageModule
 from hocket.run.batch import Microbatch, call_arguments, split_batch
@@ -54,6 +57,7 @@ def emulate(
     scheduler: SchedulerFactory | None = None,
     clip_norm: float | None = None,
     correction: CorrectionName = "none",
+    num_discounted_updates: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, float]]:
     """Train a model in this process as if its stages read weights that are old.
@@ -72,6 +76,7 @@ def emulate(
         clip_norm: the most that the gradients of all stages of one delay may measure
             together: such a group is updated at one time.
         correction: as for `Pipeline`: what is done about the age of gradients.
+        num_discounted_updates: as for `Pipeline`: over which "lr-discount" fades.
         seed: as for `Pipeline`: of the random numbers in forwards.
 
     Returns:
@@ -80,11 +85,17 @@ def emulate(
     Raises:
         RecipeError: there is no such correction, or the optimizer does not go with it.
         ShapeError: there are not as many delays as stages, or one is below 0.
-        ModelError: the model cannot be cut so, or stages of different delays share a
-            parameter; or a forward that reads old weights begins a checkpoint.
+        ModelError: the model cannot be cut so; or a forward that reads old weights
+            begins a checkpoint.
         DataError: as for `Pipeline.step`.
     """
-    settings = Settings(optimizer, scheduler, clip_norm, correction=correction)
+    settings = Settings(
+        optimizer,
+        scheduler,
+        clip_norm,
+        correction=correction,
+        num_discounted_updates=num_discounted_updates,
+    )
     history: list[dict[str, float]] = []
     stages: list[_Stage] = []
     spec: pytree.TreeSpec | None = None
@@ -100,69 +111,70 @@ def emulate(
 
 
 @dataclass(slots=True)
+class _Weight:
+    """A trained parameter, and what stages may still read in its place.
+
+    Args:
+        parameter: the newest.
+        delay: in updates.
+        old: what it was before each of the last `delay` updates, or what was predicted
+            in its place, the oldest first; leaves.
+    """
+
+    parameter: nn.Parameter
+    delay: int
+    old: deque[Tensor] = field(default_factory=deque)
+
+    def take_gradient(self) -> None:
+        """What the old one got is the newest one's to be updated with."""
+        if self.old:
+            self.parameter.grad, self.old[0].grad = self.old[0].grad, None
+
+    def keep(self, predicted: Tensor | None) -> None:
+        """Keep what it is, before any is updated, and forget what is too old."""
+        if not self.delay:
+            return
+        value = self.parameter if predicted is None else predicted
+        self.old.append(value.detach().clone().requires_grad_())
+        if len(self.old) > self.delay:
+            self.old.popleft()
+
+
+@dataclass(slots=True)
 class _Stage:
-    """One stage, and the weights that it may still read.
+    """One stage.
 
     Args:
         module: with the newest weights.
         delay: in updates.
-        updater: of its own parameters.
-        old: what the weights were before each of the last `delay` updates, or what was
-            predicted in their place, the oldest first; leaves.
+        weights: that it trains, by name; stages that share one have the same.
+        updater: of the parameters that it updates.
     """
 
     module: StageModule
     delay: int
+    weights: Mapping[str, _Weight]
     updater: Updater
-    old: deque[dict[str, Tensor]] = field(default_factory=deque)
 
     def __call__(self, *values: Tensor) -> Any:
         """Compute it with the weights that its delay promises."""
-        if not self.old:
-            return self.module(*values)
         # Each place once: torch puts back what it found, and in a place that it fills
         # twice (a module with two names) it finds the second time what it put there.
-        leaves = {place: self.old[0][name] for place, name in self._places()}
-        with around_old_weights(self.delay):
+        leaves = {
+            place: weight.old[0] for place, weight in self._places() if weight.old
+        }
+        if not leaves:
+            return self.module(*values)
+        with around_old_weights(max(x.delay for x in self.weights.values())):
             return functional_call(self.module, leaves, values, tie_weights=False)
 
-    def _places(self) -> Iterator[tuple[str, str]]:
-        """Where each trained parameter stands in any module, and its own name."""
-        named = {id(p): name for name, p in self.module.named_parameters()}
+    def _places(self) -> Iterator[tuple[str, _Weight]]:
+        """Where each trained parameter stands in any module."""
+        weights = {id(x.parameter): x for x in self.weights.values()}
         for path, module in self.module.named_modules():
             for key, parameter in module.named_parameters(recurse=False):
-                if parameter.requires_grad:
-                    yield f"{path}.{key}" if path else key, named[id(parameter)]
-
-    def take_gradients(self) -> None:
-        """What the old weights got is the newest ones' to be updated with."""
-        if not self.old:
-            return
-        newest = dict(self.module.named_parameters())
-        for name, leaf in self.old[0].items():
-            parameter = newest[name]
-            if parameter.grad is None:
-                parameter.grad = leaf.grad
-            elif leaf.grad is not None:  # another stage of this delay has it too
-                parameter.grad = parameter.grad + leaf.grad
-            leaf.grad = None
-
-    def keep(self, predicted: Mapping[str, Tensor]) -> None:
-        """Keep what the weights are, before any stage is updated."""
-        if self.delay:
-            self.old.append(
-                {
-                    name: predicted.get(name, p).detach().clone().requires_grad_()
-                    for name, p in self.module.named_parameters()
-                    if p.requires_grad
-                }
-            )
-
-    def update(self) -> None:
-        """Step, and forget the weights that are too old."""
-        self.updater.update()
-        if len(self.old) > self.delay:
-            self.old.popleft()
+                if id(parameter) in weights:
+                    yield f"{path}.{key}" if path else key, weights[id(parameter)]
 
 
 def _stages(
@@ -183,21 +195,31 @@ def _stages(
     args, kwargs = pytree.tree_unflatten(first.leaves, spec)
     captured = capture(model, args, kwargs, cut=cut_at)
     modules = cut(captured, boundaries_from_names(captured, cut_at))
-    for name, users in shared_parameters(modules).items():
-        if len({delays[stage] for stage in users}) > 1:
-            raise ModelError(
-                f"stages {', '.join(map(str, users))} share {name}, but their delays "
-                "differ: it would be updated at two times; cut the model elsewhere, or "
-                "give them one delay"
-            )
-    owned: set[str] = set()
+    owners = _owners(modules, delays)
+    weights = {
+        name: _Weight(parameter, delays[owners[name]])
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
     stages = []
-    for module, delay in zip(modules, delays, strict=True):
+    for i, (module, delay) in enumerate(zip(modules, delays, strict=True)):
         module.train()
-        own = {name: p for name, p in module.named_parameters() if name not in owned}
-        owned |= own.keys()
-        stages.append(_Stage(module, delay, Updater(own, settings, delay=delay)))
+        held = dict(module.named_parameters())
+        own = {name: p for name, p in held.items() if owners[name] == i}
+        read = {name: weights[name] for name in held if name in weights}
+        stages.append(_Stage(module, delay, read, Updater(own, settings, delay=delay)))
     return stages
+
+
+def _owners(modules: Sequence[StageModule], delays: Sequence[int]) -> dict[str, int]:
+    """Which stage updates each weight: the first of those that have it the longest."""
+    owners: dict[str, int] = {}
+    for i, module in enumerate(modules):
+        for name, _ in module.named_parameters():
+            if name not in owners or delays[i] > delays[owners[name]]:
+                owners[name] = i
+    return owners
 
 
 def _step(
@@ -233,8 +255,9 @@ def _forward(
 
 
 def _update(stages: Sequence[_Stage], clip_norm: float | None) -> None:
-    for stage in stages:
-        stage.take_gradients()
+    weights = {name: w for stage in stages for name, w in stage.weights.items()}
+    for weight in weights.values():
+        weight.take_gradient()
     if clip_norm is not None:
         for delay in {stage.delay for stage in stages}:
             group = [s.updater for s in stages if s.delay == delay]
@@ -245,7 +268,7 @@ def _update(stages: Sequence[_Stage], clip_norm: float | None) -> None:
     predicted: dict[str, Tensor] = {}
     for stage in stages:
         predicted |= stage.updater.predicted() or {}
+    for name, weight in weights.items():
+        weight.keep(predicted.get(name))
     for stage in stages:
-        stage.keep(predicted)
-    for stage in stages:
-        stage.update()
+        stage.updater.update()

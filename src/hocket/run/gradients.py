@@ -82,6 +82,11 @@ class Gradients:
         self._none = torch.tensor(_NONE, dtype=dtype, device=device)
         self._norms = torch.zeros(0)
 
+    @property
+    def is_told_in_any_order(self) -> bool:
+        """Whether each worker may tell several such groups in an order of its own."""
+        return self._all_workers is None or self._all_workers.is_told_in_any_order
+
     def tell(self, step: int, norms: Tensor | None = None) -> None:
         """Tell all others; every worker must call this, with its gradients complete.
 
@@ -110,11 +115,13 @@ class Gradients:
 
     def verdict_of(self, norms: Tensor) -> Verdict:
         """What follows from norms that nobody else adds to."""
-        found = norms[norms != _NONE].to(self._type)
-        total = torch.linalg.vector_norm(found).item()
+        values = norms.tolist()
+        # To pick some costs several times as much as the rest.
+        found = norms[norms != _NONE] if _NONE in values else norms
+        total = torch.linalg.vector_norm(found.to(self._type)).item()
         if math.isfinite(total):
             return Verdict(total)
-        return Verdict(total, self._first_at_fault(norms.tolist()))
+        return Verdict(total, self._first_at_fault(values))
 
     def clip(self, verdict: Verdict, max_norm: float) -> None:
         """Scale all gradients so that together they measure no more than `max_norm`."""

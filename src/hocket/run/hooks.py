@@ -14,8 +14,8 @@ def _nothing(work: Work) -> None:
     """What a hook does when nobody set it."""
 
 
-def _no_update(stage: int, work: Work) -> None:
-    """What `before_update` does where updates are looked at together."""
+def _nothing_of(stage: int, work: Work) -> None:
+    """What hooks of one stage do where updates are looked at together."""
 
 
 def _yes() -> bool:
@@ -45,7 +45,11 @@ class Hooks:
         after_losses: when the last stage's last forward of a batch has run.
         before_updates: when the lane comes to its first update; whether the step's
             updates are to be made.
-        before_update: where updates are not looked at together: when the lane comes to
+        after_backwards: where updates are not looked at together: when a stage's last
+            backward of a step has run.
+        after_gradients: likewise, when a stage's gradients are complete, over all
+            replicas; or not at all, where its update comes first.
+        before_update: likewise, when the lane comes to
             that of a stage.
         on_output: evaluation: called with each microbatch and the model's output.
         on_error: when an op has failed, with its step; may raise a better error.
@@ -56,7 +60,9 @@ class Hooks:
 
     after_losses: Callable[[Work], None] = _nothing
     before_updates: Callable[[], bool] = _yes
-    before_update: Callable[[int, Work], None] = _no_update
+    after_backwards: Callable[[int, Work], None] = _nothing_of
+    after_gradients: Callable[[int, Work], None] = _nothing_of
+    before_update: Callable[[int, Work], None] = _nothing_of
     on_output: Callable[[Microbatch, object], None] | None = None
     on_error: Callable[[Op, int, Exception], None] = _ignore
     in_doubt: Callable[[], bool] = _no

@@ -17,6 +17,8 @@ from hocket.run.crew import StepCrew, StreamCrew
 from hocket.run.gradients import Gradients
 from hocket.run.group import Group
 from hocket.run.hooks import Hooks
+from hocket.run.loans.loan import Loan, find_loans
+from hocket.run.loans.make import give_versions
 from hocket.run.loss import LossFunction
 from hocket.run.mail import Mail
 from hocket.run.no_memory import MemoryWatch
@@ -41,7 +43,6 @@ from hocket.run.stream_worker import StreamWorker
 from hocket.run.sum_of_all import SumOfAll
 from hocket.run.undo_check import check_undo
 from hocket.run.update import Updater
-from hocket.run.versions import Versions
 from hocket.run.worker import Worker
 
 
@@ -69,8 +70,9 @@ def make_crew(
     runners = _make_runners(plan, modules, loss, settings, place, seed=seed)
     replicas = place.with_replicas()
     shared = shared_parameters(modules)
+    loans = find_loans(_trained(shared, modules), schedule) if schedule.body else []
     if schedule.body:
-        refuse_shared(shared, schedule)
+        refuse_shared(loans, schedule)
         for stage, module in enumerate(modules):  # alike on all workers
             if schedule.program.stages[stage].delay:
                 refuse_hooks(stage, dict(module.named_parameters()))
@@ -78,7 +80,7 @@ def make_crew(
     groups = tie_groups(ties, layout, place.timeout_s, place.ring.wait)
     equal_start(runners, layout, replicas, ties, groups)
     alone = one_step(schedule)
-    owned = owned_parameters(runners, alone, layout.device)
+    owned = owned_parameters(runners, alone, layout.device, loans)
     updaters = {
         stage: Updater(
             own,
@@ -89,8 +91,10 @@ def make_crew(
         for stage, own in owned.items()
     }
     stage_of = _stage_of(model, modules)
+    lent = {loan.name for loan in loans}
+    ties = [tie for tie in ties if tie.name not in lent]  # these are equal by now
     known = _Known(
-        plan, modules, settings, place, mail, runners, updaters, stage_of, ties
+        plan, modules, settings, place, mail, runners, updaters, stage_of, ties, loans
     )
     if schedule.body:
         sums = {
@@ -114,6 +118,7 @@ class _Known:
     updaters: dict[int, Updater]
     stage_of: dict[str, int]
     ties: Sequence[Tie]
+    loans: Sequence[Loan]
 
     def counted(self) -> set[str]:
         """The weights whose gradients this device tells of: one of their holders."""
@@ -218,11 +223,10 @@ def _stream_crew(
     place, schedule = known.place, known.plan.schedule
     world, layout = place.world, place.layout
     predicts = known.settings.correction == "weight-prediction"
-    for stage, runner in known.runners.items():
-        delay = schedule.program.stages[stage].delay
-        if delay:
-            predict = known.updaters[stage].predicted if predicts else None
-            runner.versions = Versions(runner.module, delay, predict)
+    predict = {stage: x.predicted for stage, x in known.updaters.items() if predicts}
+    loans = give_versions(
+        known.runners, schedule.program, known.loans, predict, layout, place.transport
+    )
     results = place.results(schedule, replicas)
     names = known.counted()
     everyone = known.gradients(place.with_everyone(), names, known.updaters)
@@ -241,6 +245,8 @@ def _stream_crew(
     )
     hooks = Hooks(
         ends.after_losses,
+        after_backwards=ends.after_backwards,
+        after_gradients=ends.after_gradients,
         before_update=ends.before_update,
         on_error=known.watch().on_error,
     )
@@ -252,6 +258,7 @@ def _stream_crew(
         known.mail,
         place.ring,
         hooks,
+        loans,
     )
     return StreamCrew(
         known.runners,
@@ -263,6 +270,7 @@ def _stream_crew(
         world.device,
         ends,
         worker,
+        loans,
     )
 
 
@@ -343,6 +351,17 @@ def _make_scale(precision: Precision, device: torch.device) -> LossScale | None:
     if precision is not Precision.FLOAT16:
         return None
     return LossScale(torch.amp.GradScaler(device.type), device)
+
+
+def _trained(
+    shared: Mapping[str, Sequence[int]], modules: Sequence[StageModule]
+) -> dict[str, Sequence[int]]:
+    """Those of the shared weights that are trained."""
+    return {
+        name: stages
+        for name, stages in shared.items()
+        if dict(modules[stages[0]].named_parameters())[name].requires_grad
+    }
 
 
 def _stage_of(model: nn.Module, modules: Sequence[StageModule]) -> dict[str, int]:

@@ -15,10 +15,10 @@ from hocket.errors import ScheduleError
 from hocket.passes.merge_backward import merge_where_nobody_waits
 from hocket.passes.updates_last import updates_last
 from hocket.plan.given import is_path, read_schedule, refuse_other_sizes
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Schedule
+from hocket.plan.op import Kind, Op
+from hocket.plan.schedule import Lane, Schedule
 from hocket.run.layout import Layout
-from hocket.schedules import make_schedule
+from hocket.schedules import make_schedule, options_of
 
 RUNS = frozenset(
     {
@@ -37,6 +37,8 @@ def make_order(
     layout: Layout,
     num_microbatches: int,
     stages_per_device: int | None,
+    *,
+    clips: bool = False,
     **options: Any,
 ) -> Schedule:
     """The order of this pipeline's work.
@@ -48,6 +50,8 @@ def make_order(
         layout: how many devices and replicas there are.
         num_microbatches: in each replica.
         stages_per_device: where the schedule lets one choose.
+        clips: whether updates have to know all gradients of their group; those of a
+            name that can have them late then come so late that nobody waits.
         options: what else a schedule of this name takes.
 
     Raises:
@@ -57,6 +61,8 @@ def make_order(
         ParseError: the file cannot be read.
     """
     if isinstance(schedule, str) and not is_path(schedule):
+        if clips and "late_updates" in options_of(schedule):
+            options = {"late_updates": True, **options}
         order = _made(schedule, layout, num_microbatches, stages_per_device, options)
     else:
         order = _given(schedule, layout, num_microbatches)
@@ -143,7 +149,10 @@ def _stage_faults(order: Schedule) -> Iterator[str]:
 
 
 def _overlapping(order: Schedule) -> Iterator[str]:
-    """Steps of one stage must not mix: its gradients are of one step at a time."""
+    """Steps of one stage must not mix: its gradients are of one step at a time.
+
+    Those of the next step may begin while complete ones wait for their update.
+    """
     halves = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
     for lane in order.lanes:
         if any(op.kind in halves for op in lane.ops):
@@ -157,3 +166,24 @@ def _overlapping(order: Schedule) -> Iterator[str]:
             newest[op.kind, op.stage] = max(last, op.step)
             if op.step < last:
                 yield f"{op} comes behind one of step {last}: a stage goes step by step"
+        yield from _both_complete(order, lane)
+
+
+def _both_complete(order: Schedule, lane: Lane) -> Iterator[str]:
+    """Where gradients are complete while those of the step before are still there."""
+    num_left: dict[tuple[int, int], int] = {}
+    updated: set[tuple[int, int]] = set()
+    for op in lane.ops:
+        key = op.stage, op.step
+        if op.kind is Kind.UPDATE:
+            updated.add(key)
+        if op.kind is not Kind.BACKWARD:
+            continue
+        each = order.program.num_microbatches_of(op.stage)
+        num_left[key] = num_left.get(key, each) - 1
+        if not num_left[key] and op.step and (op.stage, op.step - 1) not in updated:
+            update = Op(Kind.UPDATE, op.stage, None, op.step - 1)
+            yield (
+                f"{op}, the step's last backward on its stage, comes before {update}: "
+                "two steps' gradients would be complete at once"
+            )

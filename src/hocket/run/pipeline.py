@@ -62,8 +62,9 @@ class Pipeline:
             `named()`, for groups by name.
         example: a batch `(inputs, targets)` as the loader will give them. The inputs
             are a tensor, a tuple of positional or a dict of keyword arguments.
-        schedule: the name of a registered schedule; or a Schedule of one step, or the
-            path of a file with one (PyTorch's CSV, *.csv, or text, *.txt); or "auto",
+        schedule: the name of a registered schedule; or a Schedule of one step (of
+            several with a body, where steps overlap), or the path of a file with one
+            (PyTorch's CSV, *.csv, or text, *.txt); or "auto",
             the fastest that fits the memory, as a profile predicts it. "zb-auto" is
             made for what is measured here.
         max_delay: by how many updates the weights may be old that stages read where
@@ -90,6 +91,8 @@ class Pipeline:
             state and gradients are held twice for a while.
         correction: what is done about old weights, where the schedule has stages read
             them: "none", "error-feedback", "weight-prediction" or "lr-discount".
+        num_discounted_updates: over which "lr-discount" fades; 1000 when not given. A
+            quarter of the training is a good number, where its length is known.
         recompute: which stages keep only their input between forward and backward,
             and run the forward once more in the backward: "none", "all", or "auto",
             the fewest that let every device fit its memory. Results stay the same.
@@ -145,6 +148,7 @@ class Pipeline:
         ema_decay: float | None = None,
         optimistic_updates: bool = False,
         correction: CorrectionName = "none",
+        num_discounted_updates: int | None = None,
         recompute: RecomputeName = "none",
         compile: bool = False,  # noqa: A002 (torch's name for it)
         memory_bytes: int | None = None,
@@ -163,6 +167,7 @@ class Pipeline:
             ema_decay,
             optimistic_updates,
             correction,
+            num_discounted_updates,
         )
         self._stack = contextlib.ExitStack()
         if world is None:
@@ -377,8 +382,8 @@ class Pipeline:
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous
             )
-        self._step = loaded.step
-        self._driver.go_on_from(loaded.step)
+            self._step = loaded.step
+            self._driver.go_on_from(loaded.step)
         return loaded.data
 
     def close(self) -> None:

@@ -59,6 +59,10 @@ class Reducer:
             work = self._group.all_reduce(flat, self._what)
             self._buckets.append(_Bucket(parameters, flat, work))
 
+    def is_done(self) -> bool:
+        """Whether `finish` would return at once, as far as can be told here."""
+        return all(bucket.work.is_completed() for bucket in self._buckets)
+
     def finish(self) -> None:
         """Wait until the sums are there, and put them in place.
 

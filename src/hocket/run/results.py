@@ -6,8 +6,7 @@ They are ready when the last forward has run, long before the step's end:
                               │         │
                               └─▶ over the replicas
                                 tell: to all devices at once, for those that end
-                                their lanes before this one does (where updates
-                                are optimistic)
+                                their lanes before this one does
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch import Tensor
 from hocket.errors import ModelError
 from hocket.run.group import Group
 from hocket.run.rendezvous import learn
-from hocket.run.schema import message_tag, schema_of
+from hocket.run.schema import Schema, TensorSpec, message_tag
 from hocket.run.transport import Channel, Receiver, Sender, Transport
 
 _KEY = "loss names"
@@ -57,6 +56,7 @@ class Results:
         self._store = store
         self._timeout_s = timeout_s
         self._names: list[str] = []
+        self._schema: Schema | None = None  # of a message, once the names are known
         self._sums: dict[int, Tensor] = {}  # of each step, until they are told
         self._works: dict[int, dist.Work] = {}
         self._named: dict[int, dict[str, float]] = {}  # until they are asked for
@@ -109,6 +109,10 @@ class Results:
         if self._group is not None:
             self._works[step] = self._group.all_reduce(sums, _WHAT)
 
+    def is_known(self, step: int) -> bool:
+        """On the last stage, after `begin`: whether `tell` would wait for nobody."""
+        return self._group is None or bool(self._works[step].is_completed())
+
     def tell(self, step: int) -> None:
         """On the last stage, after `begin`: tell all others, before `finish` would.
 
@@ -118,8 +122,8 @@ class Results:
         sums = self._sums.pop(step)
         if self._group is not None:
             self._group.wait(self._works.pop(step), _WHAT)
-        schema = schema_of((sums,))
         for sender in self._senders:
+            schema = self._made_schema()
             sender.send(message_tag(schema, step, 0), (sums,), schema)
         self._named[step] = dict(zip(self._names, sums.tolist(), strict=True))
 
@@ -131,13 +135,18 @@ class Results:
             self.tell(step)
         return self._named.pop(step)
 
+    def _made_schema(self) -> Schema:
+        if self._schema is None:
+            self._schema = Schema((TensorSpec((len(self._names),), "float64"),))
+        return self._schema
+
     def _receive(self, step: int) -> dict[str, float]:
         assert self._receiver is not None
         if not self._names:
             what = "the names of the losses"
             told = learn(self._store, self._channel, _KEY, what, self._timeout_s)
             self._names = json.loads(told)
-        schema = schema_of((torch.empty(len(self._names), dtype=torch.float64),))
+        schema = self._made_schema()
         tag = message_tag(schema, step, 0)
         self._receiver.expect([tag], schema)
         (sums,) = self._receiver.receive(tag)

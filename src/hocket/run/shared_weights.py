@@ -5,11 +5,14 @@ the stage that updates last steps it. Stages on different devices hold a copy ea
 
     stage 0, device 0   wte ──┐ gradients are added up over both before either
     stage 3, device 1   wte ──┘ updates, so that the copies stay equal
+
+Where stages of different delays share a weight, one of them updates it for all
+(`hocket.run.loans`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -18,6 +21,7 @@ from hocket.plan.op import Kind
 from hocket.plan.schedule import Schedule
 from hocket.run.group import Group, join_groups
 from hocket.run.layout import Layout
+from hocket.run.loans.loan import Loan
 from hocket.run.reduce import Reducer
 from hocket.run.stage import StageRunner
 from hocket.run.transport import OnWait
@@ -70,13 +74,18 @@ def tie_groups(
 
 
 def owned_parameters(
-    runners: Mapping[int, StageRunner], schedule: Schedule, device: int
+    runners: Mapping[int, StageRunner],
+    schedule: Schedule,
+    device: int,
+    loans: Iterable[Loan] = (),
 ) -> dict[int, dict[str, nn.Parameter]]:
     """Which of the device's stages steps which weight: each exactly one.
 
     A weight that several stages of the device hold belongs to the one that updates
-    last, when all of them have added their gradients.
+    last, when all of them have added their gradients. A weight that is lent belongs to
+    the one that lends it, and to no stage of any other device.
     """
+    lenders = {loan.name: loan.stages[0] for loan in loans}
     order = [
         op.stage
         for i in schedule.lanes_of(device)
@@ -87,7 +96,7 @@ def owned_parameters(
     taken: set[int] = set()
     for stage in reversed(order):
         for name, parameter in runners[stage].parameters.items():
-            if id(parameter) not in taken:
+            if id(parameter) not in taken and lenders.get(name, stage) == stage:
                 taken.add(id(parameter))
                 owned[stage][name] = parameter
     return owned

@@ -84,7 +84,7 @@ class Stream:
         self._works: dict[int, Work] = {}  # begun, and not over
         self._open: _Segment | None = None
         self._last: _Segment | None = None
-        self._results: deque[StepResult] = deque()
+        self._results: deque[StepResult] = deque()  # of the loop that goes on
 
     @property
     def is_settled(self) -> bool:
@@ -102,16 +102,20 @@ class Stream:
                 are ended before their results are handed out.
         """
         self.settle()
-        self._results.clear()  # of a loop that was left
+        own = self._results = deque()  # another loop may be half way through its own
         for (work,) in steps:
+            self._results = own
             self._waiting.append(work)
             with self._guard():
                 self._go_on()
             if drains(work.step.number):
                 self.settle()
-            yield from self._taken()
+            while own:
+                yield own.popleft()
+        self._results = own
         self.settle()
-        yield from self._taken()
+        while own:
+            yield own.popleft()
 
     def step(self, works: list[Work]) -> StepResult:
         """One step, and all before it, to its end."""
@@ -129,9 +133,7 @@ class Stream:
 
     def go_on_from(self, number: int) -> None:
         """The next step is of this number, after another state was loaded."""
-        for runner in self._crew.runners.values():
-            if runner.versions is not None:
-                runner.versions.go_on_from(number)
+        self._crew.go_on_from(number)
 
     def last(self) -> tuple[Schedule, Record]:
         """What was played between the last two drains: its order, the lane's times.
@@ -151,10 +153,6 @@ class Stream:
         starts = np.concatenate([record.start_s for record in segment.records])
         ends = np.concatenate([record.end_s for record in segment.records])
         return self._order_of(segment.num_ended), Record(starts, ends)
-
-    def _taken(self) -> Iterator[StepResult]:
-        while self._results:
-            yield self._results.popleft()
 
     def _go_on(self) -> None:
         """Play all that can be played whether or not more batches come."""

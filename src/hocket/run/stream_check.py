@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
 from hocket.errors import ModelError, RecipeError
+from hocket.plan.op import BACKWARDS
 from hocket.plan.schedule import Schedule
+from hocket.run.loans.loan import Loan
 from hocket.run.precision import Precision
 from hocket.run.settings import Settings
 
 
+def refuse_without_effect(
+    settings: Settings, schedule: Schedule, max_delay: int
+) -> None:
+    """See that what is said of old weights has an effect on an order.
+
+    Args:
+        settings: how to train.
+        schedule: the order that was asked for, and not chosen.
+        max_delay: of the choice.
+
+    Raises:
+        RecipeError: it has none.
+    """
+    if max_delay:
+        raise RecipeError(
+            f"max_delay={max_delay} has no effect on a schedule that is asked for by "
+            'name: it says how old weights may be where schedule="auto" chooses. '
+            "Leave it out, or let the schedule be chosen"
+        )
+    if settings.correction == "none":
+        return
+    if any(stage.delay for stage in schedule.program.stages):
+        return
+    raise RecipeError(
+        f"correction {settings.correction!r} has no effect: no stage of this order "
+        'computes with old weights. Leave it out, or take an order such as "wpipe" on '
+        "two devices or more"
+    )
+
+
 def refuse_settings(settings: Settings, schedule: Schedule, *, compiles: bool) -> None:
-    """See that settings go with an order; all go with one that has no body.
+    """See that settings go with an order; most go with one that has no body.
 
     Args:
         settings: how to train.
@@ -39,33 +71,48 @@ def refuse_settings(settings: Settings, schedule: Schedule, *, compiles: bool) -
         )
 
 
-def refuse_shared(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> None:
-    """See that stages which share a weight can be updated together.
-
-    Stages of one delay on different devices can: their workers meet at the update.
+def refuse_shared(loans: Iterable[Loan], schedule: Schedule) -> None:
+    """See that the first of the stages that share a weight can update it for all.
 
     Args:
-        shared: the stages that hold each shared weight.
-        schedule: says their delays, and where they live.
+        loans: the weights of stages that cannot update them together.
+        schedule: says their delays, and in which order their backwards come.
 
     Raises:
-        ModelError: some cannot; names them, and the weight.
+        ModelError: it cannot; names the stages, the weight and their delays.
     """
-    for name, numbers in shared.items():
-        stages = [schedule.program.stages[number] for number in numbers]
-        delays = {stage.delay for stage in stages}
-        devices = {stage.device for stage in stages}
-        if len(delays) == 1 and len(devices) == len(stages):
-            continue
-        why = f"device {stages[0].device} updates one after the other"
-        if len(delays) > 1:
-            why = f"their delays are {', '.join(map(str, sorted(delays)))}"
-        raise ModelError(
-            f"stages {', '.join(map(str, numbers))} share {name}, but {why}: it would "
-            "be updated at two times. Untie the weight, cut the model so that one "
-            'stage holds it, or take another order: "pipedream-2bw", where all delays '
-            'are 1, or one that ends each step before the next begins, such as "1f1b"'
+    for loan in loans:
+        if why := _why_not_lent(loan, schedule):
+            raise ModelError(
+                f"stages {', '.join(map(str, loan.stages))} share {loan.name}, but "
+                f"{why}. Untie the weight, cut the model so that one stage holds it, "
+                'or take another order: "wpipe" or "pipedream", where the first stages '
+                'have the largest delay, "pipedream-2bw", where all are 1, or one that '
+                'ends each step before the next begins, such as "1f1b"'
+            )
+
+
+def _why_not_lent(loan: Loan, schedule: Schedule) -> str:
+    first = loan.stages[0]
+    stages = schedule.program.stages
+    if not 0 < stages[first].delay == loan.delay:
+        delays = ", ".join(str(stages[stage].delay) for stage in loan.stages)
+        return (
+            f"their delays are {delays}: to update it for all, stage {first}, the "
+            "first of them, must have the largest, and that must be above 0"
         )
+    for number in schedule.lanes_of(stages[first].device):
+        newest = dict.fromkeys(loan.stages, 0)
+        for op in schedule.lanes[number].ops:
+            if op.kind not in BACKWARDS or op.stage not in newest:
+                continue
+            newest[op.stage] = op.step
+            if op.step < max(newest.values()):
+                return (
+                    f"device {stages[first].device} has {op} behind backwards of step "
+                    f"{max(newest.values())}: the gradients of two steps would mix"
+                )
+    return ""
 
 
 def refuse_hooks(stage: int, parameters: Mapping[str, nn.Parameter]) -> None:

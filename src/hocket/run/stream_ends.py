@@ -9,15 +9,18 @@ Whether gradients are finite is seen where they are, before the update. How larg
 them are together is told when a step is over, and asked for one step later, when nobody
 has to wait for it any more.
 
-To clip, the stages of one delay are a group: their gradients are complete at about one
-time. Their workers wait for each other at the group's update, and scale by the norm of
-the group: what `hocket.emulate` does.
+To clip, the stages of one delay are a group, scaled by the norm of all its gradients:
+what `hocket.emulate` does. Each worker tells its part when its own gradients are
+complete, and learns the sum at the update, which the order has later for its sake:
+
+lane 0    ...     F B F B │U      tell, learn
+lane 1    ... B │ F B F B  U      tell at │, and go on; learn at U
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -39,10 +42,14 @@ class _Step:
     Args:
         shares: of its microbatches.
         norms: of the gradients on this worker, as far as they were complete.
+        told: the stages whose norms their groups were told.
+        has_told_losses: whether this worker has; of the last stage's.
     """
 
     shares: dict[int, float]
     norms: Tensor | None = None
+    told: set[int] = field(default_factory=set)
+    has_told_losses: bool = False
 
 
 class StreamEnds:
@@ -105,8 +112,33 @@ class StreamEnds:
         shares = self._steps[number].shares
         self._results.begin(number, self._last.losses.read(), shares)
 
+    def after_backwards(self, stage: int, work: Work) -> None:
+        """When a stage has done all of a step but its update.
+
+        The others may end the step before this worker updates.
+        """
+        number = work.step.number
+        if stage == self._last_stage and self._results.is_known(number):
+            self._results.tell(number)
+            self._steps[number].has_told_losses = True
+
+    def after_gradients(self, stage: int, work: Work) -> None:
+        """When all gradients of a stage are there, over all replicas: tell early.
+
+        Not where weights are shared: then the other holders would have to be waited
+        for. Their update looks at them. Nor where all must tell in one order: when a
+        reduction ends is not the same everywhere.
+
+        Raises:
+            NonFiniteError: one of them is not finite; this worker's own.
+        """
+        if self._clip_norm is None or self._ties[stage]:
+            return
+        if self._replicas is None or self._groups[stage].is_told_in_any_order:
+            self._look_at(stage, work.step.number)
+
     def before_update(self, stage: int, work: Work) -> None:
-        """When all gradients of a stage are there.
+        """When the lane comes to the update of a stage.
 
         Raises:
             NonFiniteError: one of them is not finite; this worker's own.
@@ -116,13 +148,13 @@ class StreamEnds:
         number = work.step.number
         if self._replicas is not None:
             self._replicas.finish(number)
-        if stage == self._last_stage:
+        step = self._steps[number]
+        if stage == self._last_stage and not step.has_told_losses:
             self._results.tell(number)
-        add_up_ties(self._ties[stage])
-        self._judge(stage, number)
+        if stage not in step.told:
+            self._look_at(stage, number)
         if self._clip_norm is not None:
             group = self._groups[stage]
-            group.tell(number)
             group.clip(group.learn(), self._clip_norm)
 
     def end(self, number: int) -> tuple[dict[str, float], Judgement]:
@@ -145,7 +177,16 @@ class StreamEnds:
         """When the pipeline ends: nobody will hear from the other workers any more."""
         self._judgement.give_up()
 
-    def _judge(self, stage: int, number: int) -> None:
+    def _look_at(self, stage: int, number: int) -> None:
+        """See that complete gradients are finite, and tell their group how large."""
+        add_up_ties(self._ties[stage])
+        norms = self._judged(stage, number)
+        if self._clip_norm is not None:
+            self._groups[stage].tell(number, norms.clone() if self._counts else None)
+            self._steps[number].told.add(stage)
+
+    def _judged(self, stage: int, number: int) -> Tensor:
+        """The norms of a stage's gradients, which are finite."""
         own = self._own[stage]
         norms = own.own_norms()
         verdict = own.verdict_of(norms)
@@ -157,8 +198,8 @@ class StreamEnds:
                 f"{self._stage_of[name]}; this stage was not updated from it, others "
                 "may have been from their own gradients"
             )
-        if not self._counts:
-            return
-        step = self._steps[number]
-        # Where another stage has no gradient, it says so; a row is told by one stage.
-        step.norms = norms if step.norms is None else step.norms + norms
+        if self._counts:
+            step = self._steps[number]
+            # Where another stage has no gradient, it says so; a row is told by one.
+            step.norms = norms if step.norms is None else step.norms + norms
+        return norms

@@ -10,7 +10,7 @@ for which version a step reads does not depend on what else is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -24,13 +24,14 @@ from hocket.plan.op import ASYNCHRONOUS, Op
 from hocket.plan.portions import portions
 from hocket.plan.schedule import Schedule
 from hocket.run.hooks import Hooks
+from hocket.run.loans.loans import Loans
 from hocket.run.mail import Mail
 from hocket.run.ring import Ring
 from hocket.run.stage import StageRunner
 from hocket.run.stopwatch import Stopwatch, make_stopwatch
 from hocket.run.update import Updater
 from hocket.run.work import Work
-from hocket.run.worker import Record, Turn, Worker
+from hocket.run.worker import Record, StageOfLane, Turn, Worker
 
 
 class Portion(Enum):
@@ -68,6 +69,7 @@ class StreamWorker(Worker):
         mail: to and from the other devices.
         ring: told of each op.
         hooks: what else happens at some points of the lane.
+        loans: the weights that stages of different delays share.
 
     Attributes:
         num_steps: that an opening begins.
@@ -83,7 +85,9 @@ class StreamWorker(Worker):
         mail: Mail,
         ring: Ring,
         hooks: Hooks,
+        loans: Loans,
     ) -> None:
+        self._loans = loans
         super().__init__(
             one_step(schedule), device, runners, updaters, mail, ring, hooks
         )
@@ -99,6 +103,8 @@ class StreamWorker(Worker):
             Portion.ALONE: _Played(self._turns[True], self._watch, self._computes),
         }
         self._reducing: dict[int, int] = {}  # stage: where its reduction began
+        self._unfinished: dict[int, Work] = {}  # stage: the step whose sum is under way
+        self._num_left: dict[tuple[int, int], int] = {}  # backwards of a stage and step
 
     def play_portion(
         self,
@@ -124,15 +130,28 @@ class StreamWorker(Worker):
             self._ring.begin("begin", work.step.number)
             self._mail.begin(work.step, overlaps=True)
             self._ring.end()
-        for turn in ready.turns:
-            work = works[first + turn.op.step]
-            self._play((turn,), work)
+        try:
+            self._play(self._with_works(ready.turns, first, works))
+        finally:
+            for stage in self._stages.values():
+                if stage.runner.versions is not None:
+                    stage.runner.versions.take_out()
         if portion is not Portion.AGAIN:
             self._mail.flush()
+        if portion in (Portion.CLOSING, Portion.ALONE):
+            self._loans.settle()
         for i in self._reducing.values():  # they go on, but here the record ends
             self._watch.end(i)
         self._reducing.clear()
         return Record(*self._watch.read())
+
+    def _with_works(
+        self, turns: Iterable[Turn], first: int, works: Mapping[int, Work]
+    ) -> Iterator[tuple[Turn, Work]]:
+        for turn in turns:
+            yield turn, works[first + turn.op.step]
+            if self._unfinished:
+                self._look_after_sums()
 
     def busy_in(self, portion: Portion, record: Record) -> float:
         """How long the lane itself worked in what `play_portion` gave."""
@@ -144,18 +163,71 @@ class StreamWorker(Worker):
         computes = np.array([op.kind not in ASYNCHRONOUS for op in ops], dtype=bool)
         return _Played(turns, make_stopwatch(len(ops), place), computes)
 
+    def _forward(
+        self,
+        i: int,
+        stage: StageOfLane,
+        index: int,
+        work: Work,
+        *,
+        splits: bool,
+        is_last: bool,
+    ) -> None:
+        if self._loans:
+            self._loans.before_forward(stage.runner.number, work.step.number)
+            self._ring.resume()
+        super()._forward(i, stage, index, work, splits=splits, is_last=is_last)
+
+    def _backward(self, i: int, stage: StageOfLane, index: int, work: Work) -> None:
+        if self._loans:
+            self._loans.before_backward(stage.runner.number, work.step.number)
+        super()._backward(i, stage, index, work)
+        key = stage.runner.number, work.step.number
+        num_left = self._num_left.pop(key, len(work.microbatches)) - 1
+        if num_left:
+            self._num_left[key] = num_left
+        else:
+            self._complete(stage.runner.number, work)
+
+    def _complete(self, stage: int, work: Work) -> None:
+        """Have a step's gradients where the optimizer looks for them.
+
+        The next step's may begin before the update, with other weights or the same.
+        """
+        versions = self._stages[stage].runner.versions
+        if versions is not None:
+            versions.complete(work.step.number)
+        self._loans.complete(stage, work.step.number)
+        self._ring.resume()
+        self._hooks.after_backwards(stage, work)
+        if self._updaters[stage].reducer is None:
+            self._hooks.after_gradients(stage, work)
+
     def _reduce(self, i: int, stage: int, work: Work) -> None:
-        self._collect(stage, work)
         super()._reduce(i, stage, work)
         self._reducing[stage] = i
+        self._unfinished[stage] = work
+
+    def _look_after_sums(self) -> None:
+        """Reductions end by themselves, at any time."""
+        for stage, work in [*self._unfinished.items()]:
+            reducer = self._updaters[stage].reducer
+            assert reducer is not None
+            if reducer.is_done():
+                self._finish(stage)
+                self._hooks.after_gradients(stage, work)
+
+    def _finish(self, stage: int) -> None:
+        """Wait for the sum of a stage's gradients, where it is under way."""
+        self._updaters[stage].wait()
+        self._unfinished.pop(stage, None)
+        if stage in self._reducing:
+            self._watch.end(self._reducing.pop(stage))
 
     def _update(self, i: int, stage: int, work: Work) -> None:
         """Each stage by itself: other stages' gradients may be far from complete."""
         updater = self._updaters[stage]
-        self._collect(stage, work)
-        updater.wait()
-        if stage in self._reducing:
-            self._watch.end(self._reducing.pop(stage))
+        self._finish(stage)
         self._hooks.before_update(stage, work)
         self._ring.resume()
         versions = self._stages[stage].runner.versions
@@ -166,9 +238,4 @@ class StreamWorker(Worker):
         if versions is not None:
             versions.after_update()
         self._watch.end(i)
-
-    def _collect(self, stage: int, work: Work) -> None:
-        """Have the step's gradients where the optimizer looks for them."""
-        versions = self._stages[stage].runner.versions
-        if versions is not None:
-            versions.collect(work.step.number)
+        self._loans.after_update(stage)

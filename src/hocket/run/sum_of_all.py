@@ -29,7 +29,14 @@ _WHAT: Final = "norms of the gradients"
 
 
 class SumOfAll(Protocol):
-    """Adds up what all workers tell, step by step: tell, learn, tell, learn."""
+    """Adds up what all workers tell, step by step: tell, learn, tell, learn.
+
+    Attributes:
+        is_told_in_any_order: whether each worker may tell of several such sums in an
+            order of its own.
+    """
+
+    is_told_in_any_order: bool
 
     def tell(self, own: Tensor, step: int) -> None:
         """Tell a worker's numbers; every worker must do so, and none waits for others.
@@ -64,6 +71,8 @@ class SumOfMessages:
         transport: between all workers.
         what: tells its messages from those of others.
     """
+
+    is_told_in_any_order = True
 
     def __init__(self, layout: Layout, transport: Transport, what: str = _WHAT) -> None:
         own, is_first = layout.rank, layout.replica == 0
@@ -130,6 +139,8 @@ class SumOfGroup:
     Args:
         group: all workers.
     """
+
+    is_told_in_any_order = False  # NCCL takes all operations in one order
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -112,9 +112,18 @@ def make_transport(
     return MixedTransport(near, far, world.rank, neighbours)
 
 
-def buffers_of(order: Schedule) -> int:
-    """Enough that no sender waits for a reader that is busy, and one for headers."""
-    return max(check(order).num_buffers, buffers_without_waiting(order)) + 1
+def buffers_of(order: Schedule, *, clips: bool = False) -> int:
+    """Enough that no sender waits for a reader that is busy, and one for headers.
+
+    Args:
+        order: whose messages they hold.
+        clips: whether updates wait for other devices' norms. With replicas these may be
+            told as late as another update, a step's messages behind the gradients:
+            whoever waits reads none of them, and whoever shall tell must send all.
+    """
+    program = order.program
+    late = program.num_microbatches_of(0) if clips and program.num_replicas > 1 else 0
+    return max(check(order).num_buffers, buffers_without_waiting(order), late) + 1
 
 
 def _neighbours(world: World) -> frozenset[int]:

@@ -3,35 +3,52 @@
 A stage of delay 1 computes step t with the weights after `max(0, t - 1)` updates. Each
 version is a set of leaves; autograd saves these, and not the parameters:
 
-    update 4         version 3        version 4        version 5
-    before           old leaves       new leaves ═ parameters
-    copy             dead: their      (forwards of step 5 are on their way here)
-                     memory takes
-                     the weights ──── copy
-    parameters.data = that copy       old leaves
-    optimizer.step                    old leaves       new leaves ═ parameters
+                     version 3        version 4        version 5
+    step 4's F, B    old leaves       new leaves ═ parameters
+      its last B     given up         (forwards of step 5 may be on their way here)
+    its U
+      copy                            old leaves       copy
+      optimizer.step                  old leaves       new leaves ═ parameters
 
 So the newest version is the live weights themselves, and a stage of delay d holds d
-copies more. What has been computed from a version is never changed in place: that would
-raise in the backward, or for some layers be silently wrong.
+copies more, one less from a step's last backward to its update. What has been computed
+from a version is never changed in place: that would raise in the backward, or for some
+layers be silently wrong.
 
-Where forwards read predicted weights, the newest version is a copy of its own, too.
+Where forwards read predicted weights, the newest version is a copy of its own, too:
+made when the first of them reads it, and the parameters are updated in place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
-import torch
 from torch import Tensor, nn
 
-from hocket.model.no_checkpointing import around_old_weights
+from hocket.model.no_checkpointing import NoCheckpointing, around_old_weights
 from hocket.run.parameter_places import ParameterPlaces
 
 Leaves = dict[str, Tensor]
+
+
+class Source(Protocol):
+    """A weight of the stage that another stage updates (`hocket.run.loans`)."""
+
+    @property
+    def delay(self) -> int:
+        """How many updates behind the newest it is read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all versions here but the live weights."""
+
+    def read(self, step: int) -> Tensor:
+        """The leaf that a step reads."""
+
+    def set_old(self, old: Sequence[Tensor]) -> None:
+        """Go on with other weights, as `Versions.set_old`."""
 
 
 class Versions:
@@ -39,12 +56,13 @@ class Versions:
 
     Args:
         module: the stage. Its parameters are those that the optimizer steps.
-        delay: how many updates behind the newest it reads; 1 or more.
+        delay: how many updates behind the newest it reads; 0 where it borrows only.
         predict: where forwards read other values than the newest weights, gives these
-            by name; or None, as long as they are the same.
+            by name, in tensors of their own; or None, as long as they are the same.
+        borrowed: the weights that other stages update, by name.
 
     Attributes:
-        delay: as given.
+        delay: the largest of any weight.
         num_updates: of the stage, since training began.
     """
 
@@ -53,59 +71,86 @@ class Versions:
         module: nn.Module,
         delay: int,
         predict: Callable[[], Mapping[str, Tensor] | None] | None = None,
+        borrowed: Mapping[str, Source] | None = None,
     ) -> None:
-        self.delay: Final = delay
+        self._own_delay = delay
         self._predict = predict
-        self._trained = {
-            name: p for name, p in module.named_parameters() if p.requires_grad
-        }
-        self._places = ParameterPlaces(module, self._trained)
+        self._borrowed = {} if borrowed is None else borrowed
+        self.delay: Final = max([delay, *(x.delay for x in self._borrowed.values())])
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        old = trained.keys() - self._borrowed.keys() if delay else set()
+        self._trained = {name: p for name, p in trained.items() if name in old}
+        places = {n: p for n, p in trained.items() if n in old or n in self._borrowed}
+        self._places = ParameterPlaces(module, places)
+        self._placed: Leaves | None = None  # what stands in the parameters' places
         self._old: deque[Leaves] = deque()  # the oldest first
         self._newest: Leaves | None = None  # until somebody reads it
         self.num_updates = 0
-        self._guard = around_old_weights(delay)
+        self._guard = around_old_weights(self.delay)
+        # Each step has borrowed leaves of its own. And stages that share a weight may
+        # run the same modules, whose places the other one fills in between.
+        self._fills_always = bool(self._borrowed)
 
-    @contextmanager
-    def put(self, step: int) -> Iterator[None]:
-        """Let the stage compute with the weights that a step reads.
+    def put(self, step: int) -> NoCheckpointing:
+        """Have the stage compute with the weights that a step reads.
+
+        They stay where they are until others are wanted, or `take_out`: the next
+        forwards mostly read the same, and there are many places.
 
         Args:
             step: numbered since training began.
 
-        Raises:
-            ModelError: it begins a checkpoint, whose backward would read others.
+        Returns:
+            What to enter around the forward: it may not begin a checkpoint, whose
+            backward would read others.
         """
-        with self._places.filled(self._read_by(step)), self._guard:
-            yield
+        leaves = self._read_by(step)
+        if leaves is self._placed and not self._fills_always:
+            return self._guard
+        borrowed = {name: source.read(step) for name, source in self._borrowed.items()}
+        self._places.fill(leaves | borrowed)
+        self._placed = leaves
+        return self._guard
 
-    def collect(self, step: int) -> None:
-        """Hand the gradients of a step to the parameters, when they are complete.
+    def take_out(self) -> None:
+        """Have the parameters in their places, where others find them."""
+        if self._placed is not None:
+            self._places.empty()
+            self._placed = None
 
-        Calling it again changes nothing.
+    def read(self, name: str, step: int) -> Tensor:
+        """The leaf of one of the stage's own weights that a step reads elsewhere."""
+        self._fills_always = True
+        return self._read_by(step)[name]
+
+    def newest(self, name: str) -> Tensor:
+        """What steps read of one of them that come behind the newest update."""
+        return self._newest_leaves()[name].detach()
+
+    def complete(self, step: int) -> None:
+        """When a step's last backward has run: its gradients go to the parameters.
+
+        No later step reads what it was the last to read.
         """
         for name, leaf in self._read_by(step).items():
             if leaf.grad is not None:
                 self._trained[name].grad = leaf.grad
                 leaf.grad = None
+        if self._borrowed:
+            self.take_out()  # they are given back
+        first = max(0, step + 1 - self._own_delay)
+        while self._old and self.num_updates - len(self._old) < first:
+            if self._old.popleft() is self._placed:
+                self.take_out()
 
     def before_update(self) -> None:
-        """Keep what the weights are: the update will be made to a copy of them.
-
-        The step must be complete on this stage: nobody reads the oldest version again.
-        """
+        """Keep what the weights are: the update will be made to a copy of them."""
         self._old.append(self._newest_leaves())
         self._newest = None
-        dead = self._old.popleft() if len(self._old) > self.delay else None
         if self._predict is not None:
             return
-        parameters = self._trained.values()
-        if dead is None:
-            space = [p.detach().clone() for p in parameters]
-        else:
-            space = [leaf.detach() for leaf in dead.values()]
-            torch._foreach_copy_(space, [p.detach() for p in parameters])
-        for parameter, values in zip(parameters, space, strict=True):
-            parameter.data = values
+        for parameter in self._trained.values():
+            parameter.data = parameter.detach().clone()
 
     def after_update(self) -> None:
         """The parameters are a version more."""
@@ -127,13 +172,16 @@ class Versions:
         Args:
             old: as `old` gave them; fewer where there were fewer updates. Copied.
         """
+        for name, source in self._borrowed.items():
+            source.set_old([values[name] for values in list(old)[-source.delay :]])
+        own = list(old)[-self._own_delay :] if self._own_delay else []
         self._newest = None
         self._old = deque(
             {
                 name: values[name].detach().clone().requires_grad_()
                 for name in self._trained
             }
-            for values in list(old)[-self.delay :]
+            for values in own
         )
 
     def go_on_from(self, num_updates: int) -> None:
@@ -147,10 +195,11 @@ class Versions:
         leaves = [leaf for old in self._old for leaf in old.values()]
         if self._newest is not None and self._predict is not None:
             leaves += self._newest.values()
-        return sum(leaf.nbytes for leaf in leaves)
+        borrowed = sum(source.num_bytes for source in self._borrowed.values())
+        return borrowed + sum(leaf.nbytes for leaf in leaves)
 
     def _read_by(self, step: int) -> Leaves:
-        back = self.num_updates - max(0, step - self.delay)
+        back = self.num_updates - max(0, step - self._own_delay)
         if back <= 0 or not self._old:
             return self._newest_leaves()
         return self._old[max(0, len(self._old) - back)]
@@ -166,5 +215,7 @@ class Versions:
         live = {name: p.data for name, p in self._trained.items()}
         if self._predict is None:
             return live
-        predicted = self._predict() or live
-        return {name: predicted[name].detach().clone() for name in live}
+        predicted = self._predict()
+        if predicted is None:
+            return {name: values.clone() for name, values in live.items()}
+        return {name: predicted[name].detach() for name in live}

@@ -8,9 +8,10 @@ For each op:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -59,7 +60,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class StageOfLane:
     """One stage of the lane, with the ways into and out of it.
 
     Args:
@@ -185,14 +186,15 @@ class Worker:
             num_ahead = len(self._ahead)
             work = self._play_ahead(turns[:num_ahead], work)
             turns = turns[num_ahead:]
-        self._play(turns, work)
+        self._play(zip(turns, repeat(work)))
         self._end_without_update(work)
         self._mail.flush()
         return Record(*self._watch.read())
 
-    def _play(self, turns: Sequence[Turn], work: Work) -> None:
-        ring, number = self._ring, work.step.number
-        for turn in turns:
+    def _play(self, turns: Iterable[tuple[Turn, Work]]) -> None:
+        ring = self._ring
+        for turn, work in turns:
+            number = work.step.number
             ring.begin(turn.text, number)
             try:
                 turn.action(work)
@@ -209,7 +211,7 @@ class Worker:
         """
         before = Kept(self._buffers)
         try:
-            self._play(turns, work)
+            self._play(zip(turns, repeat(work)))
         except HocketError:
             raise
         except Exception as error:
@@ -224,7 +226,7 @@ class Worker:
         work = replace(work, loss_scale=self._hooks.loss_scale())
         self._mail.go_on(work.step, again=not stands)
         if not stands:
-            self._play(turns, work)
+            self._play(zip(turns, repeat(work)))
         return work
 
     def _settled(self, work: Work, before: Kept) -> bool:
@@ -266,14 +268,14 @@ class Worker:
 
     def _stage(
         self, number: int, runner: StageRunner, program: Program, left: Left
-    ) -> _Stage:
+    ) -> StageOfLane:
         keeps = program.stages[number].trainable and not self._evaluates
         outputs, gradients = (
             Handover(kind, number, program, self._mail, left, self._ring, keeps=keeps)
             for kind in (Kind.FORWARD, Kind.BACKWARD)
         )
         is_last = not program.targets[number]
-        return _Stage(runner, outputs, gradients, keeps, is_last)
+        return StageOfLane(runner, outputs, gradients, keeps, is_last)
 
     def _turn(self, i: int, op: Op) -> Turn:
         return Turn(op, f"{self._prefix}{replace(op, step=0)}", self._action(i, op))
@@ -307,7 +309,7 @@ class Worker:
     def _forward(
         self,
         i: int,
-        stage: _Stage,
+        stage: StageOfLane,
         index: int,
         work: Work,
         *,
@@ -334,7 +336,7 @@ class Worker:
         if not stage.keeps:
             stage.outputs.release(step, index)  # no backward will do so
 
-    def _evaluate(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+    def _evaluate(self, i: int, stage: StageOfLane, index: int, work: Work) -> None:
         received = stage.outputs.take(work.step, index)
         microbatch = work.microbatches[index]
         self._watch.start(i)
@@ -346,7 +348,7 @@ class Worker:
             self._hooks.on_output(microbatch, values)
         stage.outputs.release(work.step, index)
 
-    def _backward(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+    def _backward(self, i: int, stage: StageOfLane, index: int, work: Work) -> None:
         step = work.step
         grads = stage.gradients.take(step, index)
         self._watch.start(i)
@@ -356,7 +358,7 @@ class Worker:
         stage.gradients.give(step, index, values)
         stage.outputs.release(step, index)
 
-    def _input_grads(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+    def _input_grads(self, i: int, stage: StageOfLane, index: int, work: Work) -> None:
         step = work.step
         grads = stage.gradients.take(step, index)
         self._watch.start(i)
@@ -372,7 +374,7 @@ class Worker:
                 way.release(step, index)
         stage.waiting[index] = _Waiting(left, late)
 
-    def _weight_grads(self, i: int, stage: _Stage, index: int, work: Work) -> None:
+    def _weight_grads(self, i: int, stage: StageOfLane, index: int, work: Work) -> None:
         waiting = stage.waiting.pop(index)
         self._watch.start(i)
         waiting.left.finish()

@@ -12,6 +12,7 @@ import torch
 import hocket
 from hocket.run.world import World, join_world
 from tests.run.checkpoint.jobs import make_pipeline
+from tests.run.exactness import weight_digests
 from tests.run.zoo import batches
 
 NUM_STEPS = 8
@@ -47,6 +48,7 @@ def _save_and_load(world: World, case: dict[str, Any], folder: Path) -> dict[str
     with make_pipeline(world, case | {"seed": 3}) as pipeline:
         list(pipeline.train(data[:2]))  # so that there is something to replace
         number = pipeline.load(folder)["next"]
+        told["read"] = _read(pipeline, number)
         after = _trained(pipeline, data[number:])
         told["resumed"] = after | {"losses": losses + after["losses"]}
     if "other" in case:
@@ -59,12 +61,27 @@ def _save_and_load(world: World, case: dict[str, Any], folder: Path) -> dict[str
 def _trained(pipeline: hocket.Pipeline, data: Sequence[Any]) -> dict[str, Any]:
     """Train with several steps in flight; losses, and bits of the weights."""
     losses = [result.losses for result in pipeline.train(data)]
+    with pipeline._crew.averaged():
+        copies = weight_digests(pipeline)
     return {
+        "copies": copies,
         "losses": losses,
         "weights": bits(pipeline.state_dict()),
         "averaged": bits(pipeline.state_dict(ema=True)),
         "evaluated": pipeline.evaluate(data[-2:]).loss,
     }
+
+
+def _read(pipeline: hocket.Pipeline, step: int) -> list[dict[str, int]]:
+    """Bits of what a step reads, in each stage of this worker."""
+    found = []
+    for runner in pipeline._crew.runners.values():
+        if runner.versions is not None:
+            runner.versions.put(step)
+        found.append(bits({n: x.detach() for n, x in runner.parameters.items()}))
+        if runner.versions is not None:
+            runner.versions.take_out()
+    return found
 
 
 def bits(state: dict[str, torch.Tensor]) -> dict[str, int]:

@@ -209,16 +209,20 @@ def _write(path: Path, value: Any) -> str:
 
 @pytest.mark.timeout(180)
 def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
-    """Whole, saved on the way, resumed: the same bits. 2BW goes on in 1F1B, too.
+    """Whole, saved on the way, resumed: the same bits.
 
-    Two devices, and two replicas of one.
+    2BW goes on in 1F1B, too, and on one worker.
+    Two devices, and two replicas of one. The copy of a weight that stages of different
+    delays share is as old as the original, also among averages.
     """
     cases: list[dict[str, Any]] = [
         {"model": "dropout", "schedule": "wpipe"},
         {"model": "perceptron", "schedule": "pipedream-2bw", "other": "1f1b"},
         {"model": "perceptron", "schedule": "wpipe", "num_replicas": 2},
+        {"model": "tied", "schedule": "wpipe"},
+        {"model": "tied", "schedule": "wpipe", "correction": "weight-prediction"},
     ]
-    told, _ = answers_of(
+    told, others = answers_of(
         "tests.run.checkpoint.delayed:save_and_load",
         [case | {"profiles": str(tmp_path / "profiles")} for case in cases],
         str(tmp_path),
@@ -229,6 +233,17 @@ def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
     for case, found in zip(cases, told, strict=True):
         for name in ("saved", "resumed"):
             assert found[name] == found["whole"], (case, name)
+    for found, other in [*zip(told, others, strict=True)][-2:]:
+        shared = "embed.weight"
+        assert found["whole"]["copies"][shared] == other["whole"]["copies"][shared]
+        assert found["read"][0][shared] == other["read"][-1][shared]
+        assert found["read"][0][shared] != found["saved"]["weights"][shared]
+
+    with make_pipeline(None, cases[1]) as pipeline:  # the same delays on one worker
+        pipeline.load(tmp_path / "1")
+        alone = [x.losses for x in pipeline.train(data_of(cases[1])[SAVED_AT:])]
+    for own, other in zip(told[1]["whole"]["losses"][SAVED_AT:], alone, strict=True):
+        assert own == pytest.approx(other, rel=1e-10)
 
     with make_pipeline(None, cases[1] | {"schedule": "gpipe"}) as pipeline:
         pipeline.load(tmp_path / "1")

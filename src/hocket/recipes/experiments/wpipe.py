@@ -26,6 +26,7 @@ import torch.distributed as dist
 from hocket.plan.check import check
 from hocket.plan.costs import Costs, StageCost
 from hocket.plan.layout import WorkerLayout
+from hocket.plan.portions import portions
 from hocket.plan.simulate import simulate
 from hocket.recipes.experiments.in_turn import paired_ratio, spread
 from hocket.recipes.experiments.on_mrpc import SIZES, Run, launched, ready, setting
@@ -169,9 +170,18 @@ def _in_turn(
     }
 
 
-def _step_s(times: Times) -> float:
-    """While the pipeline is full: after the first result, and before the last."""
-    return (times[-2] - times[2]) / (len(times) - 4)
+def _step_s(times: Times, num_drained: int) -> float:
+    """While the pipeline is full: after the first result, and before it drains."""
+    return (times[-1 - num_drained] - times[2]) / (len(times) - 3 - num_drained)
+
+
+def _num_drained(run: Run) -> int:
+    """Results that come together when no batch is left; and one in any case."""
+    order = run.pipeline.plan.schedule
+    if not order.body:
+        return 1
+    parts = portions(order)
+    return max(1, parts.num_steps - parts.num_ended)
 
 
 def _round_step_s(times: Times) -> float:
@@ -188,7 +198,10 @@ def _row(
     """Beside the first contestant, as are all ratios: above 1 is faster than that."""
     first, *_ = runs
     run = runs[contestant]
-    own, other = ([*map(_step_s, rounds[x])] for x in (contestant, first))
+    own, other = (
+        [_step_s(times, _num_drained(runs[x])) for times in rounds[x]]
+        for x in (contestant, first)
+    )
     own_s, other_s = (runs[x].pipeline.predicted.step_s for x in (contestant, first))
     ideal_s, other_ideal_s = (
         _ideal_s(runs[x].course.recipe) for x in (contestant, first)

@@ -43,21 +43,22 @@ def old_weights(
 
 
 def num_wanted(plan: Plan, outline: Outline, step: int) -> dict[str, int]:
-    """How many old ones of each delayed weight there are after so many steps."""
+    """How many old ones of each delayed weight there are after so many steps.
+
+    One that stages share is as old in all of them.
+    """
     tensors = outline.state.tensors.items()
     trained = {name for name, x in tensors if x.requires_grad}
     stages = plan.schedule.program.stages
-    return {
-        name: min(stage.delay, step)
-        for stage, names in zip(stages, plan.state_names, strict=True)
-        if stage.delay
-        for name in names
-        if name in trained
-    }
+    wanted: dict[str, int] = {}
+    for stage, names in zip(stages, plan.state_names, strict=True):
+        for name in trained.intersection(names) if stage.delay else ():
+            wanted[name] = max(min(stage.delay, step), wanted.get(name, 0))
+    return wanted
 
 
 def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of which a delayed stage keeps old ones."""
+    """The parameters of which a stage may keep old ones."""
     return {n: p for n, p in module.named_parameters() if p.requires_grad}
 
 
@@ -98,8 +99,8 @@ def put_old(
     """
     if runner.versions is None:
         return
-    trained = trained_in(runner.module)
-    num = max((wanted.get(name, 0) for name in trained), default=0)
+    trained = {n: p for n, p in trained_in(runner.module).items() if n in wanted}
+    num = max((wanted[name] for name in trained), default=0)
     old: list[dict[str, Tensor]] = [{} for _ in range(num)]
     for name, parameter in trained.items():
         stored = stored_names(tensors, names[name], num)

@@ -1,0 +1,79 @@
+"""Which shared weights one stage updates for others, and when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import ModelError
+from hocket.plan.schedule import Schedule
+from hocket.run.loans.loan import Loan, find_loans
+from hocket.run.stream_check import refuse_shared
+from hocket.schedules import make_schedule
+
+NAMES = ("wpipe", "wpipe-overlapped", "pipedream")
+
+MIXED = """\
+steps 3
+replicas 1
+net model microbatches=1
+stage 0 net=model device=0 delay=1
+stage 1 net=model device=0
+flow 0>1
+d0  0F0 1F0 |: 1B0 1U 0F0@1 1F0@1 0B0 0U :| 1B0@1 1U@1 0F0@2 1F0@2 1B0@2 0B0@1 0U@1 \
+1U@2 0B0@2 0U@2
+"""
+
+
+def test_equal_delays_on_other_devices_meet_at_the_update() -> None:
+    """So it is in 2BW; in WPipe the first of the stages lends its weight."""
+    shared = {"wte": (0, 3), "head": (1, 2)}
+    order = make_schedule("pipedream-2bw", num_devices=4, num_microbatches=4)
+    assert find_loans(shared, order) == []
+    order = make_schedule("wpipe", num_devices=2, num_microbatches=4, num_steps=6)
+    assert find_loans(shared, order) == [
+        Loan("head", (1, 2), (1, 0), 1),
+        Loan("wte", (0, 3), (0, 1), 1),
+    ]
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    p=st.integers(1, 4),
+    more=st.integers(0, 4),
+    late=st.booleans(),
+    data=st.data(),
+)
+def test_every_order_lets_the_first_stage_update(
+    name: str, p: int, more: int, data: st.DataObject, *, late: bool
+) -> None:
+    """Whatever stages share a weight, with updates in time and late ones."""
+    m = 1 if name == "pipedream" else max(p, 2 * (p - 1)) + more
+    options = {} if name == "pipedream" else {"late_updates": late}
+    order = make_schedule(
+        name, num_devices=p, num_microbatches=m, num_steps=6, **options
+    )
+    num = order.program.num_stages
+    if num == 1:
+        return
+    stages = data.draw(st.lists(st.integers(0, num - 1), min_size=2, unique=True))
+    refuse_shared(find_loans({"w": sorted(stages)}, order), order)
+
+
+def test_a_first_stage_of_less_delay_is_refused() -> None:
+    """With the delays, and what to do."""
+    order = make_schedule("wpipe", num_devices=2, num_microbatches=4, num_steps=6)
+    text = str(order).replace(
+        "stage 3 net=model device=1", "stage 3 net=model device=1 delay=1"
+    )
+    loans = find_loans({"w": (2, 3)}, Schedule.parse(text))
+    with pytest.raises(ModelError, match=r"their delays are 0, 1: .* Untie the"):
+        refuse_shared(loans, Schedule.parse(text))
+
+
+def test_gradients_of_two_steps_do_not_mix() -> None:
+    """On one device the first version is read by two steps, and has one gradient."""
+    order = Schedule.parse(MIXED)
+    with pytest.raises(ModelError, match="the gradients of two steps would mix"):
+        refuse_shared(find_loans({"w": (0, 1)}, order), order)
