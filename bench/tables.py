@@ -1,4 +1,4 @@
-"""Write the tables of the benchmarks' READMEs from their results.
+"""Write the tables of the benchmarks' READMEs from their results, and draw pictures.
 
     python -m bench.tables
 
@@ -15,13 +15,17 @@ from typing import Any
 
 from bench.activations.table import peaks
 from bench.compiled.table import beside_eager
+from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
+from bench.flush_free import picture as steps_and_memory
 from bench.flush_free.table import against, kinds, steps
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
 from bench.split.table import halves
+from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
+from bench.wpipe import picture as wpipe_beside_2bw
 from bench.wpipe.table import beside_2bw
 from bench.zoo.table import predictions, speed_and_memory
 
@@ -153,9 +157,14 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 # What is not in results/cpu.json.
 FILES: dict[tuple[str, str], str] = {("emulated", "flush_free"): "flush_free.json"}
 
+# Each draws what is kept. (bench/ooo_pipeline simulates anew, which takes a while.)
+PICTURES = (idle_shares, steps_and_memory, curves, wpipe_beside_2bw)
+
 
 def main() -> None:
     """Write all that have results."""
+    for picture in PICTURES:
+        picture.main()
     for (name, mark), make in TABLES.items():
         path = FOLDER / name / "results" / FILES.get((name, mark), "cpu.json")
         if not path.exists():

@@ -12,6 +12,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -42,6 +43,7 @@ RESULTS: Final = Path(__file__).parent / "results"
 WORKERS: Final = (4, 8)
 NAMES: Final = ("pipedream-2bw", "wpipe", "wpipe-overlapped")
 DELAYS: Final = (0.0, 0.1, 0.25)  # of a message, in forwards of a device's share
+CLIPPED_DELAY: Final = 0.1  # where gradients are clipped
 TARGET: Final = 0.02  # of all the time, beside the formula
 NUM_STEPS: Final = 7  # three of them while the pipeline is full, and measured
 SAMPLES: Final = 4  # in a microbatch
@@ -61,6 +63,7 @@ class Job:
         num_rounds: how often all steps are trained.
         forward_s: of a device's whole share.
         folder: for the profile, which is the same for all schedules.
+        clips: whether each update needs the norm of its group's gradients.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Job:
     num_rounds: int
     forward_s: float
     folder: str
+    clips: bool = False
 
     @property
     def share(self) -> StageCost:
@@ -86,19 +90,22 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--schedules", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--delays", type=float, nargs="+", default=DELAYS)
+    parser.add_argument("--clips", type=int, nargs="+", default=(0, 1))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS / "flush_free.json")
     arguments = parser.parse_args()
     rows: list[Any] = []
-    for num_workers in arguments.workers:
+    for num_workers, clips in product(arguments.workers, arguments.clips):
         with tempfile.TemporaryDirectory() as folder:
             results = hocket.launch(
                 "bench.emulated.flush_free:worker",
                 [
                     list(arguments.schedules),
-                    list(arguments.delays),
+                    [CLIPPED_DELAY] if clips else list(arguments.delays),
                     arguments.rounds,
                     folder,
+                    FORWARD_S,
+                    bool(clips),
                 ],
                 num_workers=num_workers,
                 run_dir=Path(folder),
@@ -116,6 +123,7 @@ def worker(
     num_rounds: int,
     folder: str,
     forward_s: float = FORWARD_S,
+    clips: bool = False,
 ) -> list[dict[str, Any]]:
     """What each process does: a row for each schedule and delay, the same on all.
 
@@ -125,11 +133,12 @@ def worker(
         num_rounds: how often all steps are trained.
         folder: for the profile.
         forward_s: of a device's whole share.
+        clips: whether each update needs the norm of its group's gradients.
     """
     torch.set_num_threads(1)
     world = join_world()
     return [
-        measure(world, Job(name, delay, num_rounds, forward_s, folder))
+        measure(world, Job(name, delay, num_rounds, forward_s, folder, clips))
         for name in names
         for delay in delays
     ]
@@ -156,6 +165,7 @@ def measure(world: World, job: Job) -> dict[str, Any]:
             example=batches[0],
             schedule=job.name,
             num_microbatches=m,
+            clip_norm=1.0 if job.clips else None,
             cut=[f"layers.{i}" for i in range(per_stage, num_layers, per_stage)],
             profile_dir=job.folder,
             world=world,
@@ -239,6 +249,7 @@ def _row(
         "num_rounds": len(rounds),
         "forward_ms": job.forward_s * 1e3,
         "delay": job.delay,
+        "clips": job.clips,
         "formula": round(formula, 4),
         "simulated": round(simulate(order, given).steady_bubble_fraction, 4),
         "predicted": round(pipeline.predicted.steady_bubble_fraction, 4),

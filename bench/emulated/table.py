@@ -39,7 +39,7 @@ def idle(rows: list[dict[str, Any]]) -> list[list[str]]:
         table.append(
             [
                 str(row["num_devices"]),
-                f"`{row['schedule']}`",
+                f"`{row['schedule']}`" + (", clipped" if row["clips"] else ""),
                 str(row["num_microbatches"]),
                 f"{row['delay']:g} F",
                 *(

@@ -18,17 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from bench.figures import BLUE, GREEN, GREY, ORANGE, for_both_themes
 from hocket.cli.bench_report import document
 from hocket.planner.experiments.measured import kept
 from hocket.planner.experiments.ooo_pipeline import results
 
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "ooo-pipeline.svg"
 
-# Three of Okabe and Ito's colours, which every eye tells apart.
-BLUE: Final = "#0072B2"
-ORANGE: Final = "#D55E00"
-GREEN: Final = "#009E73"
-GREY: Final = "#9A9A9A"
 _HALF: Final = 0.36  # of a row's height, that the published range takes
 
 
@@ -53,7 +49,7 @@ def speedups_svg(table: Mapping[str, Any]) -> str:
         panels[-1].set_xlabel("times as fast as GPipe")
         page = StringIO()
         figure.savefig(page, format="svg", metadata={"Date": None})
-    return page.getvalue()
+    return for_both_themes(page.getvalue())
 
 
 def _draw_simulated(axes: Axes, rows: list[dict[str, Any]]) -> None:

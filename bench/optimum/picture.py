@@ -9,6 +9,8 @@ from typing import Any, Final
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from bench.figures import for_both_themes
+
 # Two of Okabe and Ito's colours, which every eye tells apart.
 COLOURS: Final = {"equal": "#0072B2", "measured": "#D55E00"}
 _APART: Final = 0.18  # of a row, above and below its middle
@@ -53,4 +55,4 @@ def distances_svg(rows: list[dict[str, Any]]) -> str:
     axes.legend(loc="lower right")
     page = StringIO()
     figure.savefig(page, format="svg", metadata={"Date": None})
-    return page.getvalue()
+    return for_both_themes(page.getvalue())

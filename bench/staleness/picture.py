@@ -21,6 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from bench.figures import for_both_themes
 from bench.staleness.spread import Row, first_rows, runs_of
 from bench.staleness.table import METRICS
 from bench.staleness.variants import SYNCHRONOUS, VARIANTS
@@ -70,7 +71,7 @@ def staleness_svg(rows: list[Row]) -> str:
         figure.legend(handles, labels, loc="outside upper center", ncols=6)
         page = StringIO()
         figure.savefig(page, format="svg", metadata={"Date": None})
-    return page.getvalue()
+    return for_both_themes(page.getvalue())
 
 
 def _draw_losses(axes: Axes, rows: list[Row], case: str, first: Row) -> None:

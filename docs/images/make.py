@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hocket.draw import Style, to_svg
-from hocket.plan.costs import Costs, StageCost
+from hocket.plan.costs import Costs, Link, StageCost
 from hocket.plan.simulate import simulate
 from hocket.plan.timeline import Timeline
 from hocket.schedules import make_schedule
@@ -16,20 +16,32 @@ from hocket.schedules import make_schedule
 HERE = Path(__file__).parent
 NUM_DEVICES, NUM_MICROBATCHES = 4, 8
 _ZERO_BUBBLE = ("1f1b", "zb-h1", "zb-h2")
+_FLUSH_FREE = {
+    "1f1b": "1f1b: flushes, one copy of the weights",
+    "pipedream-2bw": "pipedream-2bw: no flush, two copies of all weights",
+    "wpipe": "wpipe: two copies of the front half's weights",
+    "wpipe-overlapped": "wpipe-overlapped: the same, and hops are hidden",
+}
 
 
-def timeline_of(name: str, num_steps: int = 1, update_s: float = 0.0) -> Timeline:
+def timeline_of(
+    name: str,
+    num_steps: int = 1,
+    update_s: float = 0.0,
+    num_microbatches: int = NUM_MICROBATCHES,
+    hop_s: float = 0.0,
+) -> Timeline:
     """A schedule on four equal devices; a backward takes twice as long as a forward."""
     schedule = make_schedule(
         name,
         num_devices=NUM_DEVICES,
-        num_microbatches=NUM_MICROBATCHES,
+        num_microbatches=num_microbatches,
         num_steps=num_steps,
     )
     share = StageCost(
         forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0, update_s=update_s
     )
-    return simulate(schedule, Costs((share,), is_device_share=True))
+    return simulate(schedule, Costs((share,), is_device_share=True, link=Link(hop_s)))
 
 
 def pictures() -> dict[str, str]:
@@ -38,7 +50,12 @@ def pictures() -> dict[str, str]:
     compared = [(name, timeline_of(name)) for name in names]
     two_steps = timeline_of("1f1b", num_steps=2, update_s=0.5)
     split = [(name, timeline_of(name, num_steps=2)) for name in _ZERO_BUBBLE]
+    overlapping = [
+        (title, timeline_of(name, num_steps=4, num_microbatches=6, hop_s=0.25))
+        for name, title in _FLUSH_FREE.items()
+    ]
     return {
+        "flush-free.svg": to_svg(overlapping, style=Style(show_memory=False)),
         "schedules.svg": to_svg(compared, style=Style(show_memory=False)),
         "1f1b.svg": to_svg([("1f1b", two_steps)]),
         "zero-bubble.svg": to_svg(split, style=Style(show_memory=False)),

@@ -12,7 +12,13 @@ IMAGES: Final = Path(__file__).parent.parent.parent / "docs" / "images"
 PICTURES: Final[dict[str, str]] = runpy.run_path(str(IMAGES / "make.py"))["pictures"]()
 
 
-DRAWN_BY_BENCHMARKS: Final = {"ooo-pipeline.svg", "staleness.svg"}  # of these names
+DRAWN_BY_BENCHMARKS: Final = {
+    "flush-free-steps.svg",
+    "idle-shares.svg",
+    "ooo-pipeline.svg",
+    "staleness.svg",
+    "wpipe.svg",
+}
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Final, TypeAlias
 
 from hocket.cli.table import aligned
@@ -10,6 +11,8 @@ from hocket.draw.quantity import seconds
 
 Measured: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = tuple[str, ...]
+
+_COLUMNS: Final = 100  # of what is not a table
 
 MEASURED_HEAD: Final[Row] = ("step", "", "measured", "", "simulated", "ideal")
 
@@ -44,7 +47,7 @@ def page(
     yield ""
     yield from aligned(table)
     yield ""
-    yield legend
+    yield from wrap(legend, _COLUMNS)
     yield ""
     if measured is None:
         yield "Measured: nothing is kept here; --measure --data FOLDER does it."
@@ -79,7 +82,7 @@ def measured_table(
     yield ""
     yield from aligned(table)
     yield ""
-    yield legend
+    yield from wrap(legend, _COLUMNS)
 
 
 def measured_cells(row: Measured) -> Row:

@@ -121,8 +121,9 @@ def _measured_lines(measured: Measured) -> Iterator[str]:
         "step: while the pipeline is full. filling and draining: what a step takes "
         "more when every round's steps share one. simulated: from a profile of the "
         "model, and a few steps played, in the same run. ideal: F, I and W equally "
-        "long, and messages that take no time. old weights: of all workers, beside the "
-        "newest. accuracy: of the evaluation after all rounds.",
+        "long, and messages that take no time. 1f1b as 1x2: data "
+        "parallelism. old weights: of all workers, beside the newest. "
+        "accuracy: of the evaluation after all rounds.",
     )
 
 
