@@ -12,7 +12,7 @@ from hocket.schedules import SCHEDULES
 from tests.recipes.experiments.test_mrpc import TINY, mrpc
 from tests.run.forked import answers_of
 
-STEPS = 4  # of a round
+STEPS = 5  # of a round: when it drains, two results come at once
 
 
 @pytest.mark.timeout(150)

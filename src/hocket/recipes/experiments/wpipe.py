@@ -171,7 +171,7 @@ def _in_turn(
 
 
 def _step_s(times: Times, num_drained: int) -> float:
-    """While the pipeline is full: after the first result, and before it drains."""
+    """While the pipeline is full: after the second result, and before it drains."""
     return (times[-1 - num_drained] - times[2]) / (len(times) - 3 - num_drained)
 
 
