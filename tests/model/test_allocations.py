@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Final
 
@@ -79,3 +80,17 @@ def test_a_backward_counts_too() -> None:
     # The gradient of x is new, and what exp() kept is given back behind it.
     assert log.left == [0]
     assert x.nbytes <= log.peaks[0] < 1.01 * x.nbytes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_garbage_of_others_is_nobodys_gain(device: torch.device) -> None:
+    """A tensor left in a cycle stays until the span is over, many objects later."""
+    with allocations(device) as log:
+        cycle: list[object] = [torch.empty(KIB, dtype=torch.uint8, device=device)]
+        cycle.append(cycle)
+        del cycle
+        with log.span():
+            objects: list[object] = [[] for _ in range(10 * gc.get_threshold()[0])]
+
+    assert len(objects) > 0
+    assert log.left == [0]

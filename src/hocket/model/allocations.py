@@ -13,6 +13,7 @@ given out. A GPU's allocator counts by itself.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -45,9 +46,24 @@ class AllocationLog(ABC):
         self.peaks: list[int] = []
         self.left: list[int] = []
 
+    @contextmanager
+    def span(self) -> Iterator[None]:
+        """What happens inside is one span; spans do not overlap.
+
+        Python collects no garbage meanwhile: what others left would seem given back.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with self._counted():
+                yield
+        finally:
+            if collects:
+                gc.enable()
+
     @abstractmethod
-    def span(self) -> AbstractContextManager[None]:
-        """What happens inside is one span; spans do not overlap."""
+    def _counted(self) -> AbstractContextManager[None]:
+        """The span itself."""
 
 
 @contextmanager
@@ -84,7 +100,7 @@ class _CudaLog(AllocationLog):
         self._device = device
 
     @contextmanager
-    def span(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[None]:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         yield
@@ -94,7 +110,7 @@ class _CudaLog(AllocationLog):
 
 class _CpuLog(AllocationLog):
     @contextmanager
-    def span(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[None]:
         _mark(_BEGIN)
         yield
         _mark(_END)
