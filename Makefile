@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 DOCS_SET_UP := $(VENV)/.set-up-docs
 
+# The tests start hundreds of processes: none need compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint format types sizes docs golden bench \
 	test-long clean

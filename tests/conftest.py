@@ -47,6 +47,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Look for tests in files of tests only.
+
+    Looking for examples in docstrings, pytest would import the others too: what the
+    fork server has done (run/preloaded.py) would be done in each process, to no end.
+    """
+    is_helper = not collection_path.name.startswith("test_")
+    return True if is_helper and collection_path.suffix == ".py" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use the fixture `golden`, and put the longest first.
 

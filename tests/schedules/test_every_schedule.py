@@ -38,7 +38,7 @@ every_schedule = pytest.mark.parametrize(
         for name in sorted(SCHEDULES)
     ],
 )
-few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 HALVES: Final = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
 GOLDEN_SHAPES: Final = (Shape(2, 4, 1), Shape(4, 8, 1), Shape(2, 4, 2), Shape(4, 8, 2))
