@@ -90,7 +90,7 @@ def _draw_steps(axes: Axes, rows: list[Row]) -> None:
 def _draw_memory(axes: Axes, rows: list[Row]) -> None:
     """As many microbatches as were timed, and below as few as there can be."""
     numbers = list(dict.fromkeys(row["num_microbatches"] for row in rows))
-    many = f": {numbers[0]} microbatches above, {numbers[-1]} below"
+    many = f": {numbers[0]} microbatches, then {numbers[-1]}"
     axes.set_title("MiB" + (many if len(numbers) > 1 else ""), loc="left")
     for place, row in enumerate(rows):
         sizes = [

@@ -8,7 +8,7 @@
     first forward) until one lane has ended its last forward
 
 Of a flush-free order it is the later half of the body's repetitions on each lane, from
-start to start: neither filling nor draining reaches into it.
+start to start: from three repetitions on neither filling nor draining reaches into it.
 """
 
 from __future__ import annotations
