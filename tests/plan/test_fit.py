@@ -134,3 +134,20 @@ def test_only_ops_that_count_tell_how_long_ops_take() -> None:
     (cost,) = fit(believed, [step], [slice(2, 6)]).stages
     assert cost.forward_s == 2.0
     assert cost.input_grad_s + cost.weight_grad_s == 4.0
+
+
+def test_a_first_op_tells_how_long_messages_take_at_most() -> None:
+    """Where all others are there in time: this was found by chance, and 0.3 % off."""
+    schedule = make_schedule("zb-h2", num_devices=3, num_microbatches=8)
+    stages = (
+        StageCost(3.368e-3, 4e-3, 2e-3),
+        StageCost(4e-3, 1e-3, 4e-3),
+        StageCost(1e-3, 4e-3, 4e-3),
+    )
+    way_s = 60e-6
+    true = Costs(stages, link=Link(way_s), handling=Link(way_s), op_s=1e-5)
+    step = simulate(schedule, true)
+
+    found = fit(replace(true, link=Link(1e-3)), [step])
+    assert found.link.latency_s == pytest.approx(way_s)
+    assert simulate(schedule, found).makespan_s == pytest.approx(step.makespan_s)

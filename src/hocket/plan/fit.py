@@ -58,7 +58,7 @@ def fit(
         means.setdefault(stage, {})[kind] = mean_s
     gaps = _Gaps.of(work, start_s, end_s)
     op_s, handling_s = _own(gaps, costs)
-    latency_s = _on_the_way(gaps, costs, handling_s)
+    latency_s = _on_the_way(gaps, costs, op_s, handling_s)
     return replace(
         costs,
         stages=tuple(
@@ -133,10 +133,12 @@ class _Gaps:
         gap_s: between an op and the one before on its lane, where nobody waited.
         num: the messages that the lane handled in it.
         num_bytes: of those.
-        way_s: from the end of the op that made what was waited for.
+        way_s: to where an op began from the end of the op that made what it read.
         way_bytes: of that message.
-        there_s: likewise, where it was there before it was wanted.
-        there_bytes: of that message.
+        late_s: how much later than the op before on the reader's lane that one ended;
+            of a lane's first op it is not known why it began when it did.
+        num_sent: the messages that the reader's lane had to send first.
+        bytes_sent: of those.
     """
 
     gap_s: Floats
@@ -144,8 +146,9 @@ class _Gaps:
     num_bytes: Ints
     way_s: Floats
     way_bytes: Ints
-    there_s: Floats
-    there_bytes: Ints
+    late_s: Floats
+    num_sent: Ints
+    bytes_sent: Ints
 
     @classmethod
     def of(cls, work: Work, start_s: Floats, end_s: Floats) -> _Gaps:
@@ -156,17 +159,18 @@ class _Gaps:
         is_remote = handled.maker >= 0
         made_s = np.where(is_remote, end_s[:, handled.maker], -np.inf)
         free = follows & (before_s - made_s > _EARLY_S)
-        reads = follows & (handled.num_read == 1)
-        late, there = reads & (made_s > before_s), reads & (made_s <= before_s)
+        reads = np.broadcast_to(handled.num_read == 1, start_s.shape)
+        late_s = np.where(follows, made_s - before_s, -np.inf)
         ops = np.broadcast_to(np.arange(num_ops), start_s.shape)
         return cls(
             (start_s - before_s)[free],
             handled.num[ops[free]],
             handled.num_bytes[ops[free]],
-            (start_s - made_s)[late],
-            handled.bytes_read[ops[late]],
-            (start_s - made_s)[there],
-            handled.bytes_read[ops[there]],
+            (start_s - made_s)[reads],
+            handled.bytes_read[ops[reads]],
+            late_s[reads],
+            (handled.num - handled.num_read)[ops[reads]],
+            (handled.num_bytes - handled.bytes_read)[ops[reads]],
         )
 
 
@@ -183,13 +187,18 @@ def _own(gaps: _Gaps, costs: Costs) -> tuple[float, float]:
     return op_s, max(0.0, _usual(rest_s[handles] / gaps.num[handles]))
 
 
-def _on_the_way(gaps: _Gaps, costs: Costs, handling_s: float) -> float:
-    s_per_byte = 2 / costs.handling.bytes_per_s + 1 / costs.link.bytes_per_s
-    if not gaps.way_s.size:  # what was there in time took no longer than that
-        there_s = gaps.there_s - gaps.there_bytes * s_per_byte - 2 * handling_s
-        most_s = float(there_s.min(initial=costs.link.latency_s))
-        return max(0.0, most_s)
-    return max(0.0, _usual(gaps.way_s - gaps.way_bytes * s_per_byte) - 2 * handling_s)
+def _on_the_way(gaps: _Gaps, costs: Costs, op_s: float, handling_s: float) -> float:
+    own_s_per_byte = 1 / costs.handling.bytes_per_s
+    s_per_byte = 2 * own_s_per_byte + 1 / costs.link.bytes_per_s
+    way_s = gaps.way_s - gaps.way_bytes * s_per_byte - 2 * handling_s
+    # It was waited for if it was sent off after the lane had done all else.
+    sends_s = gaps.num_sent * handling_s + gaps.bytes_sent * own_s_per_byte
+    sent_s = gaps.late_s + handling_s + gaps.way_bytes * own_s_per_byte
+    waited = sent_s > sends_s + op_s
+    if waited.any():
+        return max(0.0, _usual(way_s[waited]))
+    # What was there in time took no longer than that.
+    return max(0.0, float(way_s.min(initial=costs.link.latency_s)))
 
 
 def _usual(values: Floats) -> float:
