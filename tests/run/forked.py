@@ -11,9 +11,11 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +60,7 @@ def run_forked(
     timeout_s: float,
     limit_s: float = WHOLE_S,
     whole_s: float = WHOLE_S,
+    context: BaseContext | None = None,
 ) -> Outcome:
     """Run a function in workers, and wait until all have ended.
 
@@ -69,10 +72,11 @@ def run_forked(
         timeout_s: what workers wait for each other.
         limit_s: after a fault, those that are left so much later are killed.
         whole_s: without a fault, after this.
+        context: starts them; the fork server, when not given.
     """
-    context = fork_server()
-    workers = [
-        context.Process(
+    begin = fork_server() if context is None else context
+    workers: list[BaseProcess] = [
+        begin.Process(  # type: ignore[attr-defined]  # each context has its own
             target=_enter, args=(rank, num_workers, folder, entry, args, timeout_s)
         )
         for rank in range(num_workers)
@@ -95,6 +99,7 @@ def answers_of(
     folder: Path,
     timeout_s: float = CALM_TIMEOUT_S,
     whole_s: float = WHOLE_S,
+    context: BaseContext | None = None,
 ) -> list[Any]:
     """What each worker of a job returns in which nothing goes wrong, by rank.
 
@@ -105,6 +110,7 @@ def answers_of(
         folder: of the job; made where it is missing.
         timeout_s: what workers wait for each other.
         whole_s: that all of it may take.
+        context: starts them; the fork server, when not given.
     """
     folder.mkdir(exist_ok=True)
     outcome = run_forked(
@@ -114,6 +120,7 @@ def answers_of(
         folder=folder,
         timeout_s=timeout_s,
         whole_s=whole_s,
+        context=context,
     )
     told = {rank: f"{x.kind}: {x.message}" for rank, x in outcome.reports.items()}
     assert not told, (told, outcome.output)
@@ -121,7 +128,7 @@ def answers_of(
 
 
 def _wait(
-    workers: list[ForkServerProcess], fault: Path, limit_s: float, whole_s: float
+    workers: Sequence[BaseProcess], fault: Path, limit_s: float, whole_s: float
 ) -> dict[int, float]:
     """When each ended, in seconds since 1970."""
     ended_s: dict[int, float] = {}

@@ -8,6 +8,7 @@ travels to the next one, and on from there:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 
 from bench.zoo.architecture import NAMES
 from tests.run.comparison import check_run
-from tests.run.forked import answers_of
+from tests.run.fork_server import fork_server
 from tests.run.zoo import specimen_of
 from tests.zoo.specimens import HAS_TORCHVISION, NEED_TORCHVISION, SPECIMENS
+from tests.zoo.training import ANSWERS, OUTPUT, capture_and_train
 
 THERE_AND_BACK: Final = """
     d0  0F0 0F1 0F2 0F3 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 0B0 0B1 0B2 0B3 0U 2U
@@ -87,16 +89,17 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """One for all: its processes load torch, transformers and torchvision."""
     folder = tmp_path_factory.mktemp("zoo")
     cases = [case(num_stages, HERE) for num_stages in ORDERS]
-    answers = answers_of(
-        "tests.zoo.training:train_all",
-        HERE,
-        cases,
-        str(folder),
-        num_workers=2,
-        folder=folder,
-        timeout_s=60.0,  # one may still import what the other has
-        whole_s=900.0,
+    process = fork_server().Process(
+        target=capture_and_train, args=(list(HERE), cases, folder)
     )
+    process.start()
+    try:
+        process.join(900.0)
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode == 0, (folder / OUTPUT).read_text()
+    answers = json.loads((folder / ANSWERS).read_text())
     return Job(cases, answers, folder)
 
 

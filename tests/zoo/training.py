@@ -1,17 +1,62 @@
-"""What the workers of the zoo do: train each architecture in several cuts."""
+"""What the zoo does: capture each architecture once, and train it in several cuts.
+
+    fork server ─▶ captures all ─┬─▶ worker 0
+                                 └─▶ worker 1
+
+Each worker has all captures when it begins.
+"""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from hocket.run.batch import call_arguments
 from hocket.run.world import join_world
 from tests.run.exactness import train_one
-from tests.run.once import captured_once
-from tests.run.zoo import make_model
+from tests.run.forked import answers_of
+from tests.run.once import captured_once, keep_ready
+from tests.run.zoo import batches, make_model, specimen_of
+
+ANSWERS: Final = "answers.json"
+OUTPUT: Final = "capture.txt"  # what the process that captures writes
+
+
+def capture_and_train(
+    names: list[str], cases: list[dict[str, Any]], folder: Path
+) -> None:
+    """Leave what two workers answer in a file. For a process of its own.
+
+    Args:
+        names: of the architectures.
+        cases: how each is trained; all with microbatches of one size.
+        folder: for everything.
+    """
+    os.dup2(os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(1)
+    [num_samples] = {-(-x["batch_size"] // x["num_microbatches"]) for x in cases}
+    for name in names:
+        if specimen_of(name).cuts:
+            continue  # captured with a cut, each time with another one
+        [(inputs, _)] = batches(name, 1, num_samples, num_samples)
+        keep_ready(name, partial(make_model, name), *call_arguments(inputs))
+    answers = answers_of(
+        "tests.zoo.training:train_all",
+        names,
+        cases,
+        str(folder),
+        num_workers=2,
+        folder=folder,
+        whole_s=600.0,
+        context=multiprocessing.get_context("fork"),
+    )
+    (folder / ANSWERS).write_text(json.dumps(answers))
 
 
 def train_all(
