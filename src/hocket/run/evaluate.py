@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from hocket.run.layout import Layout
 from hocket.run.loader import noted
 from hocket.run.loss import TOTAL
 from hocket.run.mail import Mail
+from hocket.run.metrics import Metrics, named_means
 from hocket.run.no_memory import MemoryWatch
 from hocket.run.reads import parts_of
 from hocket.run.ring import Ring
@@ -28,8 +29,6 @@ from hocket.run.work import Work
 from hocket.run.worker import Worker
 from hocket.run.world import World
 from hocket.schedules import make_schedule
-
-Metrics = Callable[[Any, Any], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,8 @@ class Evaluator:
         last = self._crew.runners[len(self._devices) - 1]
         sums.add(last.loss_of(output, microbatch.targets), sums.losses, count)
         if self._metrics is not None:
-            sums.add(self._metrics(output, microbatch.targets), sums.metrics, count)
+            means = named_means(self._metrics(output, microbatch.targets))
+            sums.add(means, sums.metrics, count)
 
     def _total(self) -> EvaluationResult:
         """Add up over the workers; only last stages have anything to add."""

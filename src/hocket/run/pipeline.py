@@ -18,12 +18,13 @@ from hocket.run.assembly import Wishes, assemble
 from hocket.run.build import Plan
 from hocket.run.correction.correction import CorrectionName
 from hocket.run.crew import StepCrew, StreamCrew
-from hocket.run.evaluate import EvaluationResult, Metrics
+from hocket.run.evaluate import EvaluationResult
 from hocket.run.freed_memory import give_back_freed_memory
 from hocket.run.gather import gather_state
 from hocket.run.job import Json
 from hocket.run.loader import check_last_batch, check_same_length, noted
 from hocket.run.loss import LossFunction
+from hocket.run.metrics import Metrics, check_metrics
 from hocket.run.reporting import ring_of
 from hocket.run.sample_loader import served
 from hocket.run.seed import generators_kept
@@ -289,7 +290,13 @@ class Pipeline:
 
         Returns:
             Means over all samples, the same on every worker.
+
+        Raises:
+            DataError: the loader is empty.
+            ModelError: `metrics` is no function, or does not return named means; or a
+                batch differs from the example in more than the samples.
         """
+        check_metrics(metrics)
         self._check_loader(loader)
         self._settle()
         with self._using(use_ema), self._reported(), generators_kept(self.world.device):

@@ -1,0 +1,81 @@
+"""A metrics function that is none, or returns no named means, is told what to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import ModelError
+from hocket.run.metrics import named_means
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.tensor(0.25), torch.tensor([0.25]), 0.25, np.float64(0.25)],
+)
+def test_numbers_are_means(value: object) -> None:
+    """Of any kind that holds just one; added up in float64."""
+    (mean,) = named_means({"accuracy": value}).values()
+    assert (mean.shape, mean.dtype, mean.item()) == ((), torch.float64, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (0.25, r"must return a dict of named means .* got a float"),
+        (torch.tensor(0.25), "got a Tensor"),
+        (None, "got a NoneType"),
+        ({"hits": torch.ones(3)}, r"'hits' must be one number.* of shape \(3,\)"),
+        ({"hits": "many"}, "'hits' must be one number.* got a str"),
+        ({"hits": [1.0, 2.0]}, "'hits' must be one number.* got a list"),
+    ],
+)
+def test_anything_else_is_refused(value: object, told: str) -> None:
+    """With what it was, and what it must be."""
+    with pytest.raises(ModelError, match=told):
+        named_means(value)
+
+
+def alone() -> tuple[hocket.Pipeline, tuple[Tensor, Tensor]]:
+    """A pipeline of one worker, and a batch."""
+    torch.manual_seed(0)
+    batch = torch.randn(4, 3), torch.randint(2, (4,))
+    pipeline = hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, 2)),
+        nn.functional.cross_entropy,
+        example=batch,
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        schedule="1f1b",
+        num_microbatches=2,
+    )
+    return pipeline, batch
+
+
+def test_what_is_no_function_ends_nothing() -> None:
+    """The pipeline goes on: nobody has run yet."""
+    pipeline, batch = alone()
+
+    def hits(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"hits": (output.argmax(1) == targets).double().mean()}
+
+    several: Any = {"hits": hits}
+    with pipeline:
+        with pytest.raises(ModelError, match=r"must be one function.* got a dict"):
+            pipeline.evaluate([batch], several)
+        assert 0.0 <= pipeline.evaluate([batch], hits).metrics["hits"] <= 1.0
+
+
+def test_a_mean_without_a_name_is_told_by_evaluation() -> None:
+    """Not by an AttributeError from within."""
+
+    def half(output: Tensor, targets: Tensor) -> Any:
+        return 0.5
+
+    pipeline, batch = alone()
+    with pipeline, pytest.raises(ModelError, match="must return a dict of named means"):
+        pipeline.evaluate([batch], half)
