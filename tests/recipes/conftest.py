@@ -1,12 +1,14 @@
-"""For tests of recipes: they measure shortly."""
+"""For tests of recipes: they measure shortly, and export no model twice."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.recipes.exported_once import export_once
 from tests.run.short import measure_shortly
 
 
 @pytest.fixture(autouse=True)
-def _measure_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_shortly(monkeypatch)
+    export_once(monkeypatch)
