@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import textwrap
 from enum import Enum
-from types import ModuleType
 from typing import Any, Final
 
 from docutils import nodes
@@ -18,9 +17,8 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.inspect import stringify_signature
 
 import hocket
-from hocket.plan import hardware
-from hocket.plan.hardware import load_catalogue
-from hocket.run.planning import plan
+from hocket.core import hardware
+from hocket.core.hardware import load_catalogue
 
 
 def headline_of(name: str, value: object) -> str:
@@ -40,8 +38,6 @@ def headline_of(name: str, value: object) -> str:
 
 def text_of(name: str, value: object) -> str:
     """The headline, and below it the docstring where the value has one of its own."""
-    if isinstance(value, ModuleType):  # `hocket.plan`, a package and a function
-        value = plan
     doc = inspect.getdoc(value) if callable(value) else None
     headline = textwrap.fill(headline_of(name, value), 80, subsequent_indent="    ")
     return headline + (f"\n\n{doc}" if doc else "")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hocket.plan.costs import StageCost
-from hocket.plan.dataflow import Value, is_given, makes, needs
-from hocket.plan.op import MESSAGES, SENDS, Kind, Op
-from hocket.plan.schedule import Schedule
+from hocket.core.costs import StageCost
+from hocket.core.dataflow import Value, is_given, makes, needs
+from hocket.core.op import MESSAGES, SENDS, Kind, Op
+from hocket.core.schedule import Schedule
 
 Times = dict[Op, tuple[float, float]]
 

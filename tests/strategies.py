@@ -9,12 +9,12 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from hocket.core.costs import StageCost
+from hocket.core.dataflow import Value, due_ops, is_given, makes, needs
+from hocket.core.op import MESSAGES, ONCE_PER_STEP, Kind, Op
+from hocket.core.program import Net, Program, Stage
+from hocket.core.schedule import Lane, Schedule
 from hocket.errors import ShapeError
-from hocket.plan.costs import StageCost
-from hocket.plan.dataflow import Value, due_ops, is_given, makes, needs
-from hocket.plan.op import MESSAGES, ONCE_PER_STEP, Kind, Op
-from hocket.plan.program import Net, Program, Stage
-from hocket.plan.schedule import Lane, Schedule
 from hocket.schedules import SCHEDULES, Shape
 
 _SMALL = st.integers(0, 120)

@@ -16,7 +16,7 @@ SOURCE: Final = Path(__file__).parent.parent / "src" / "hocket"
 # A folder imports from its own line and the lines above it, never from those below.
 LAYERS: Final = (
     ("errors", "env"),
-    ("plan",),
+    ("core",),
     ("schedules", "passes"),
     ("planner", "draw"),
     ("model", "run"),
@@ -110,8 +110,8 @@ def test_sees_what_it_looks_for() -> None:
     source = (
         "import hocket.run.worker\n"
         "from hocket import draw\n"
-        "from hocket.plan.op import Op\n"
+        "from hocket.core.op import Op\n"
         "def f():\n    from hocket.cli.main import app\n"
         "import torch, hocket\n"
     )
-    assert rooms_imported(source) == {"run", "draw", "plan", "cli", ""}
+    assert rooms_imported(source) == {"run", "draw", "core", "cli", ""}

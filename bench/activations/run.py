@@ -23,9 +23,9 @@ from bench.activations.after_ops import OpBytes, bytes_of_ops
 from bench.activations.stage import BlockBytes, Blocks, batch
 from bench.measure import environment, write_result
 from bench.runnable import runnable
-from hocket.plan.costs import Costs
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.run.world import World, join_world
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 

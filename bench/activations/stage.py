@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.plan.costs import StageCost
+from hocket.core.costs import StageCost
 
 NUM_SAMPLES: Final = 4  # in a microbatch
 NUM_POSITIONS: Final = 1024

@@ -5,7 +5,7 @@
     receiver   ── op ──┤ receive: there already, but   ▼ read not before this │── op ──
 
 The sender is not kept busy, and messages on one channel do not wait for each other: it
-is the latency of a link (`hocket.plan.costs.Link`), and not its bandwidth.
+is the latency of a link (`hocket.core.costs.Link`), and not its bandwidth.
 """
 
 from __future__ import annotations

@@ -31,11 +31,11 @@ from bench.emulated.layers import (
     numbered_batch,
 )
 from bench.measure import environment, write_result
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Origin, Timeline
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Origin, Timeline
 from hocket.run.world import World, join_world
 from hocket.schedules import SCHEDULES
 

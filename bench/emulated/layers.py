@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.plan.op import Kind, Op
+from hocket.core.op import Kind, Op
 
 # What this process's layers have done, the stage of each op being the layer's number.
 # Ops are functions of the process, and so is what they note.

@@ -31,12 +31,12 @@ from bench.emulated.layers import (
 )
 from bench.measure import environment, spread, write_result
 from bench.runnable import runnable
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Origin, Timeline
 from hocket.draw import Style, to_svg
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Origin, Timeline
 from hocket.run.world import World, join_world
 from hocket.schedules import SCHEDULES
 

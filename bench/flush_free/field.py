@@ -21,7 +21,7 @@ from bench.pipeline_vs_torch.gradients import (
     refuse_others,
 )
 from bench.pipeline_vs_torch.peer import bound_step
-from hocket.plan.simulate import simulate
+from hocket.core.simulate import simulate
 from hocket.run.build import Plan
 from hocket.run.world import World
 

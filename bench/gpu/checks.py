@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hocket
 from bench.models import Block, Head, Residual, Stem
-from hocket.plan.op import ASYNCHRONOUS
+from hocket.core.op import ASYNCHRONOUS
 from hocket.run.batch import split_batch
 from hocket.run.world import World
 

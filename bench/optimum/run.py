@@ -22,15 +22,15 @@ from torch.nn import functional
 
 from bench.measure import environment, write_result
 from bench.optimum.picture import distances_svg
+from hocket.core.costs import Costs, StageCost
+from hocket.core.hardware import load_catalogue
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import PlanError
 from hocket.model.capture import capture
 from hocket.model.measure import profile
 from hocket.model.work import measured_work
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.hardware import load_catalogue
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor

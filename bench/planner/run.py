@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional
 
 from bench.measure import environment, write_result
+from hocket.core.hardware import load_catalogue
 from hocket.model.capture import capture
 from hocket.model.work import counted_work
-from hocket.plan.hardware import load_catalogue
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.work import Work

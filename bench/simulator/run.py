@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.simulate import simulate
 from hocket.schedules import make_schedule
 
 RESULTS: Final = Path(__file__).parent / "results"

@@ -31,8 +31,8 @@ from bench.zoo.contestants import (
 )
 from bench.zoo.planned import fastest, planned
 from bench.zoo.row import Forecast, Sample, print_row, summary
+from hocket.core.peak import peak_parts
 from hocket.errors import HocketError
-from hocket.plan.peak import peak_parts
 from hocket.recipes.experiments.in_turn import Order
 from hocket.run.world import World, join_world
 

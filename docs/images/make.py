@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.draw import Style, to_svg
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.schedules import make_schedule
 
 HERE = Path(__file__).parent

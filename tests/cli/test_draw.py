@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hocket.cli.main import app
+from hocket.core.timeline import Timeline
 from hocket.env import ExitCode
-from hocket.plan.timeline import Timeline
 from hocket.schedules import make_schedule
 from tests.draw.timelines import REAL, measured, simulated
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hocket.cli.main import app
-from hocket.plan.check import check
-from hocket.plan.schedule import Schedule
+from hocket.core.check import check
+from hocket.core.schedule import Schedule
 
 pytest.importorskip("ortools")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.dataflow import makes, needs
 from hocket.draw.flows import flows
-from hocket.plan.dataflow import makes, needs
 from tests.draw.timelines import simulated, teacher_and_student
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind
+from hocket.core.program import Program
 from hocket.draw.palette import (
     FILLS,
     KIND_NAMES,
@@ -19,8 +21,6 @@ from hocket.draw.palette import (
     stage_tones,
     text_on,
 )
-from hocket.plan.op import ASYNCHRONOUS, MESSAGES, Kind
-from hocket.plan.program import Program
 
 # How people see who lack one kind of cone, in linear RGB. Source: Machado, Oliveira,
 # Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from hocket.core.op import ASYNCHRONOUS
+from hocket.core.timeline import Timeline
 from hocket.draw.perfetto import to_perfetto
-from hocket.plan.op import ASYNCHRONOUS
-from hocket.plan.timeline import Timeline
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student
 
 

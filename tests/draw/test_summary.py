@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.costs import Costs
+from hocket.core.memory import MemoryCurve
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
 from hocket.draw.memory import settled
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves, summarize
-from hocket.plan.costs import Costs
-from hocket.plan.memory import MemoryCurve
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
+from tests.core.flush_free import two_buffered_weights
 from tests.draw.timelines import REAL, measured, simulated
-from tests.plan.flush_free import two_buffered_weights
 
 
 def test_numbers_are_those_of_the_timeline() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.core.timeline import Timeline
 from hocket.draw.layout import Style
 from hocket.draw.palette import Theme
 from hocket.draw.svg import to_svg
 from hocket.errors import PlanError
-from hocket.plan.timeline import Timeline
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.core.costs import StageCost
 from hocket.draw.palette import Theme
 from hocket.draw.text import to_text
-from hocket.plan.costs import StageCost
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student
 
 sizes = st.integers(1, 6)

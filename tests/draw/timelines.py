@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.program import Net, Program, Stage
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Origin, Timeline
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.program import Net, Program, Stage
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Origin, Timeline
 from hocket.schedules import make_schedule
 
 

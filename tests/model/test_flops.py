@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from hocket.core.hardware import load_catalogue
 from hocket.model.capture import capture
 from hocket.model.captured import Captured
 from hocket.model.flops import count_layers
 from hocket.model.measure import profile
 from hocket.model.work import counted_work, layer_weights
-from hocket.plan.hardware import load_catalogue
 from hocket.planner.counted import LayerOps
 from hocket.recipes.gpt import Gpt
 from hocket.recipes.transformer import Blocks

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hocket.core.costs import Link, StageCost
 from hocket.model.allocations import allocations
 from hocket.model.capture import Captured, capture
 from hocket.model.costs import UpdateCost, stage_costs
 from hocket.model.cut import cut
 from hocket.model.measure import profile
 from hocket.model.profile import Profile
-from hocket.plan.costs import Link, StageCost
 from hocket.run.batch import Microbatch
 from hocket.run.split.by_layers import ByLayers
 from hocket.run.stage import StageRunner

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs
+from hocket.core.dataflow import needs
+from hocket.core.op import BACKWARDS, MESSAGES, RECEIVES, SENDS, Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import DeadlockError, PlanError
 from hocket.passes.add_messages import add_messages
 from hocket.passes.drop_messages import drop_messages
-from hocket.plan.check import check
-from hocket.plan.costs import Costs
-from hocket.plan.dataflow import needs
-from hocket.plan.op import BACKWARDS, MESSAGES, RECEIVES, SENDS, Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 from tests.player import ends_with_messages
 from tests.strategies import orders
 
-ORDERS: Final = Path(__file__).parent.parent / "plan" / "orders"
+ORDERS: Final = Path(__file__).parent.parent / "core" / "orders"
 FLUSH_FREE: Final = ["wpipe", "tspipe"]
 
 many = settings(suppress_health_check=[HealthCheck.too_slow])

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import FitError, PlanError
 from hocket.passes.add_messages import add_messages
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.passes.split_backward import split_backward
-from hocket.plan.check import check
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.schedules import SCHEDULES, make_schedule
-from tests.plan.random_orders import costs_for
+from tests.core.random_orders import costs_for
 from tests.strategies import accepted, orders
 
 WEIGHT = Kind.BACKWARD_WEIGHT

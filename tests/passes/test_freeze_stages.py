@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.check import check
+from hocket.core.costs import Costs
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.plan.check import check
-from hocket.plan.costs import Costs
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 
 ORDERS = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")

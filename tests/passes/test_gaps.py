@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
 from hocket.passes.gaps import Filled, fill_gaps
 from hocket.passes.split_backward import split_backward
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 
 few = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])

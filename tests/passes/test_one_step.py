@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.check import check
 from hocket.passes.one_step import one_step
-from hocket.plan.check import check
 from hocket.schedules import make_schedule
 
 

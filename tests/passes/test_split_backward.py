@@ -10,19 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
 from hocket.passes.add_messages import add_messages
 from hocket.passes.merge_backward import merge_backward, merge_where_nobody_waits
 from hocket.passes.split_backward import split_backward
-from hocket.plan.check import check
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import MESSAGES, Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import orders, shares
 
-ORDERS: Final = Path(__file__).parent.parent / "plan" / "orders"
+ORDERS: Final = Path(__file__).parent.parent / "core" / "orders"
 FLUSH_FREE: Final = ["wpipe", "tspipe"]
 HALVES: Final = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 WITH_WHOLES: Final = [

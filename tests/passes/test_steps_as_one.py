@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from hocket.core.costs import Costs
+from hocket.core.op import ONCE_PER_STEP
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.passes.steps_as_one import steps_as_one
-from hocket.plan.costs import Costs
-from hocket.plan.op import ONCE_PER_STEP
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 
 

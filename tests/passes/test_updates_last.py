@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.check import check
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
 from hocket.passes.updates_last import updates_last
-from hocket.plan.check import check
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Schedule
 from hocket.schedules import SCHEDULES, make_schedule
 
 EARLY = """\

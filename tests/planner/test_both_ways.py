@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.plan.costs import StageCost
+from hocket.core.costs import StageCost
 from hocket.planner.both_ways import both_ways, chimera_step
 from hocket.planner.candidate import Candidate
 from hocket.planner.predict import Predictor

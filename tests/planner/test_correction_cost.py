@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs, StageCost
+from hocket.core.simulate import simulate
 from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.correction_cost import CorrectionCost, guesses_alive
 from hocket.planner.data_parallel import data_parallel_outcome

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs, StageCost
+from hocket.core.simulate import simulate
 from hocket.planner.candidate import Candidate
 from hocket.planner.data_parallel import (
     BUCKET_BYTES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hocket.core.hardware import load_catalogue
 from hocket.model.capture import capture
 from hocket.model.work import counted_work
-from hocket.plan.hardware import load_catalogue
 from hocket.recipes.gpt import Gpt
 from hocket.recipes.transformer import Blocks
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.costs import Costs, StageCost, with_recompute
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import FitError, PlanError
-from hocket.plan.costs import Costs, StageCost, with_recompute
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.recompute import recomputing, stages_to_recompute
 from hocket.schedules import make_schedule
 

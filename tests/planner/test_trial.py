@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.plan.costs import Costs, Link, StageCost
+from hocket.core.costs import Costs, Link, StageCost
 from hocket.planner.candidate import DDP, FSDP, ZERO_1, Candidate
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from hocket.plan.op import Kind
+from hocket.core.op import Kind
 from hocket.planner.candidate import Candidate
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank

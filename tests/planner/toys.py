@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from hocket.plan.hardware import LinkKind
+from hocket.core.hardware import LinkKind
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking

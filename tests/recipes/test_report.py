@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hocket.plan.costs import Costs
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs
+from hocket.core.simulate import simulate
 from hocket.recipes.report import predicted_beside, stage_rows
 from hocket.schedules import make_schedule
 

@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import env
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
 from hocket.errors import HocketError
 from hocket.passes.add_messages import add_messages
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
 from hocket.run.world import World, join_world
 from hocket.schedules import make_schedule
 from tests.run.failing import Batch, loss, make_batches, make_model, make_pipeline

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
+from hocket.core.op import Kind
 from hocket.errors import HocketError, WaitError
-from hocket.plan.op import Kind
 from hocket.run.gradients import Gradients
 from hocket.run.step_result import StepResult
 from hocket.run.update import Updater

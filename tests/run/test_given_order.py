@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.core.given import read_schedule
+from hocket.core.op import Kind
 from hocket.errors import ParseError, PlanError, ScheduleError, ShapeError
-from hocket.plan.given import read_schedule
-from hocket.plan.op import Kind
 from hocket.schedules import make_schedule
 
 GOOD = "0F0,0F1,0I0,0I1,0W0,0W1\n"

@@ -11,11 +11,11 @@ from typing import Final
 import pytest
 import torch
 
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
 from hocket.env import ExitCode
 from hocket.errors import NoMemoryError
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
 from hocket.run.no_memory import MemoryWatch, is_out_of_memory
 from hocket.run.story import worker_error
 from hocket.run.world import join_world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hocket.plan.op import Kind, Op
+from hocket.core.op import Kind, Op
 from tests.run.forked import answers_of
 from tests.run.slow_replica import NUM_STEPS
 

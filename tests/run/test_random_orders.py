@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from hocket.plan.check import check
-from hocket.plan.dataflow import due_ops
-from hocket.plan.program import Program
-from hocket.plan.schedule import Lane, Schedule
+from hocket.core.check import check
+from hocket.core.dataflow import due_ops
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
 from tests.run.comparison import case, check_run
 from tests.run.forked import answers_of
 from tests.strategies import taken_when_ready

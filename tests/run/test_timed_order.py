@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
 from hocket.errors import FitError, HocketError
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
 from hocket.run.world import World, join_world
 from hocket.schedules.v_min import RepeatingBubbleWarning
 from tests.run.forked import answers_of

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import pytest
 
+from hocket.core.check import check
+from hocket.core.costs import Costs
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.passes.add_messages import add_messages
-from hocket.plan.check import check
-from hocket.plan.costs import Costs
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 from tests.run.forked import answers_of
 from tests.run.in_torch import MODEL, NUM_MICROBATCHES, TORCHS, WITH_MESSAGES

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs, StageCost
+from hocket.core.dataflow import due_ops
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import PlanError
 from hocket.passes.add_messages import add_messages
 from hocket.passes.drop_messages import drop_messages
-from hocket.plan.check import check
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.dataflow import due_ops
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 from tests.player import ends_with_messages, seconds_of, times_of
 from tests.strategies import accepted, equal_shares, shapes, shares

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import ScheduleError
-from hocket.plan.check import check
-from hocket.plan.costs import Costs
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 from hocket.schedules.flush_free import flush_free
 

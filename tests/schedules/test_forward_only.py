@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.plan.check import check
-from hocket.plan.costs import Costs
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
 from hocket.schedules import SCHEDULES, make_schedule
 
 

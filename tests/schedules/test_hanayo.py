@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.costs import Costs
+from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.plan.costs import Costs
-from hocket.plan.simulate import simulate
 from hocket.schedules import make_schedule
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.plan.costs import Costs
-from hocket.plan.op import Kind
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs
+from hocket.core.op import Kind
+from hocket.core.simulate import simulate
 from hocket.schedules import Shape, make_schedule
 from hocket.schedules.looped_bfs import ENTRY
 

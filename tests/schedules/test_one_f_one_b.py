@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.plan.costs import Costs
-from hocket.plan.op import Kind, Op
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs
+from hocket.core.op import Kind, Op
+from hocket.core.simulate import simulate
 from hocket.schedules import make_schedule
 from hocket.schedules.one_f_one_b import alternate
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.plan.costs import Costs
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.schedules import make_schedule
 
 

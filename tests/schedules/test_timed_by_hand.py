@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.plan.costs import Costs
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs
+from hocket.core.simulate import simulate
 from hocket.schedules import make_schedule
 
 EQUAL = (1.0, 1.0, 1.0)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hocket.core.op import BACKWARDS, Kind
+from hocket.core.torch_csv import from_csv
 from hocket.errors import ShapeError
-from hocket.plan.op import BACKWARDS, Kind
-from hocket.plan.torch_csv import from_csv
 from hocket.schedules import make_schedule
 
 COMPUTE: Final = BACKWARDS | {Kind.FORWARD, Kind.BACKWARD_WEIGHT}

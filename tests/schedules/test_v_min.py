@@ -7,7 +7,7 @@ import warnings
 import pytest
 from hypothesis import given, settings
 
-from hocket.plan.costs import StageCost
+from hocket.core.costs import StageCost
 from hocket.schedules import make_schedule
 from hocket.schedules.entry import microbatch_s
 from hocket.schedules.v_half import v_half

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.plan.op import Kind
+from hocket.core.op import Kind
 from hocket.schedules import Shape
 from hocket.schedules.v_shape import numbered, stages_of, v_chain
 

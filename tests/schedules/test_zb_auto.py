@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import CostsError, FitError, ShapeError
-from hocket.plan.check import check
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.schedules import make_schedule
 
 few = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])

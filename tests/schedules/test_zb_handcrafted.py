@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import ScheduleError
-from hocket.plan.check import check
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.schedules import make_schedule
 
 ACTIVATION, HELD = 100, 7

@@ -12,8 +12,8 @@ from hocket.cli.planning import Sizes, load_schedule
 from hocket.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from hocket.plan.check import Proof
-    from hocket.plan.schedule import Schedule
+    from hocket.core.check import Proof
+    from hocket.core.schedule import Schedule
 
 SourceArgument = Annotated[
     str,
@@ -42,7 +42,7 @@ def check_command(
 
     Ends with 0 if it may run, and with 1 if it must not.
     """
-    from hocket.plan.check import check
+    from hocket.core.check import check
 
     try:
         schedule = load_schedule(source, sizes)

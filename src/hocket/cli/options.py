@@ -34,7 +34,7 @@ from hocket.cli.planning import (
 )
 
 if TYPE_CHECKING:
-    from hocket.plan.costs import Costs
+    from hocket.core.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CostsGiven:
 
     def make(self) -> Costs:
         """The same for the simulator."""
-        from hocket.plan.costs import Costs, Link, StageCost
+        from hocket.core.costs import Costs, Link, StageCost
 
         share = StageCost(
             forward_s=self.forward_s,

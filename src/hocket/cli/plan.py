@@ -148,7 +148,7 @@ def plan_command(
 
 def _devices(num_devices: int | None, layout: str | None) -> tuple[int, int | None]:
     """All devices; and those of one pipeline, where a layout says them."""
-    from hocket.plan.layout import WorkerLayout
+    from hocket.core.layout import WorkerLayout
 
     if layout is None:
         if num_devices is None:

@@ -16,9 +16,9 @@ import typer
 from hocket.errors import PlanError
 
 if TYPE_CHECKING:
-    from hocket.plan.costs import Costs
-    from hocket.plan.schedule import Schedule
-    from hocket.plan.timeline import Timeline
+    from hocket.core.costs import Costs
+    from hocket.core.schedule import Schedule
+    from hocket.core.timeline import Timeline
 
 DevicesOption = Annotated[
     int | None,
@@ -148,7 +148,7 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
         ScheduleError: a CSV whose ops are there twice, or without what belongs to them.
         typer.BadParameter: a name without sizes, or a file with them.
     """
-    from hocket.plan.given import read_schedule
+    from hocket.core.given import read_schedule
     from hocket.schedules import SCHEDULES
 
     if source in SCHEDULES:
@@ -173,9 +173,9 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
     Raises:
         PlanError: as `load_schedule`; or the schedule cannot be simulated.
     """
-    from hocket.plan.given import read_text
-    from hocket.plan.simulate import simulate
-    from hocket.plan.timeline import Timeline
+    from hocket.core.given import read_text
+    from hocket.core.simulate import simulate
+    from hocket.core.timeline import Timeline
 
     if source.endswith(".json") and Path(source).exists():
         return Timeline.from_json(read_text(Path(source)), path=source)

@@ -15,9 +15,9 @@ from hocket.cli.planning import Sizes, load_schedule
 from hocket.cli.table import aligned
 
 if TYPE_CHECKING:
-    from hocket.plan.costs import Costs
-    from hocket.plan.schedule import Schedule
-    from hocket.plan.timeline import Timeline
+    from hocket.core.costs import Costs
+    from hocket.core.schedule import Schedule
+    from hocket.core.timeline import Timeline
     from hocket.planner.search.found import Found, Progress
 
 SourceArgument = Annotated[
@@ -154,7 +154,7 @@ def _report(source: str, given: Schedule, costs: Costs, found: Found) -> Iterato
 
 
 def _timeline(schedule: Schedule, costs: Costs) -> Timeline:
-    from hocket.plan.simulate import simulate
+    from hocket.core.simulate import simulate
 
     return simulate(schedule, costs)
 

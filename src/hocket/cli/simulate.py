@@ -12,8 +12,8 @@ from hocket.cli.planning import Sizes, load_timeline
 from hocket.cli.table import aligned
 
 if TYPE_CHECKING:
+    from hocket.core.timeline import Timeline
     from hocket.draw.summary import Summary
-    from hocket.plan.timeline import Timeline
 
 SourceArgument = Annotated[
     str,

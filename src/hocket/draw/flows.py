@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hocket.plan.dataflow import Value, makes, needs
-from hocket.plan.op import MESSAGES
-from hocket.plan.timeline import Timeline
+from hocket.core.dataflow import Value, makes, needs
+from hocket.core.op import MESSAGES
+from hocket.core.timeline import Timeline
 
 # An op's place: its lane's index, and its position in that lane.
 Place = tuple[int, int]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hocket.core.op import ASYNCHRONOUS, MESSAGES
+from hocket.core.timeline import Span, Timeline
 from hocket.draw.palette import KIND_NAMES, stage_tones
 from hocket.draw.quantity import percent, seconds
 from hocket.draw.scene import Anchor, Box, Fill, Role, Shape, Text, TextOn
 from hocket.draw.steps import step_ends
-from hocket.plan.op import ASYNCHRONOUS, MESSAGES
-from hocket.plan.timeline import Span, Timeline
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Axis

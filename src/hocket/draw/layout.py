@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hocket.core.op import MESSAGES, Kind
+from hocket.core.timeline import Timeline
 from hocket.draw.lanes import lane_labels, lane_shapes
 from hocket.draw.memory import memory_shapes
 from hocket.draw.palette import KIND_NAMES
@@ -25,8 +27,6 @@ from hocket.draw.scene import Anchor, Box, Fill, Path, Role, Scene, Shape, Text
 from hocket.draw.summary import summarize
 from hocket.draw.transfers import transfer_shapes
 from hocket.errors import PlanError
-from hocket.plan.op import MESSAGES, Kind
-from hocket.plan.timeline import Timeline
 
 Titled = tuple[str, Timeline]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.core.memory import MemoryCurve
+from hocket.core.timeline import Timeline
 from hocket.draw.quantity import Unit, byte_unit
 from hocket.draw.scene import Anchor, Box, Path, Point, Role, Shape, Text
 from hocket.draw.summary import knows_bytes, memory_curves
-from hocket.plan.memory import MemoryCurve
-from hocket.plan.timeline import Timeline
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Axis

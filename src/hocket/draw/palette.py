@@ -13,8 +13,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
-from hocket.plan.op import Kind
-from hocket.plan.program import Program
+from hocket.core.op import Kind
+from hocket.core.program import Program
 
 
 class Theme(Enum):

@@ -13,12 +13,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from hocket.core.op import ASYNCHRONOUS
+from hocket.core.schedule import Lane
+from hocket.core.timeline import Span, Timeline
 from hocket.draw.flows import Flow, flows
 from hocket.draw.palette import KIND_NAMES
 from hocket.draw.summary import knows_bytes, memory_curves
-from hocket.plan.op import ASYNCHRONOUS
-from hocket.plan.schedule import Lane
-from hocket.plan.timeline import Span, Timeline
 
 _Event = dict[str, Any]
 

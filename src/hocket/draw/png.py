@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, assert_never
 
+from hocket.core.timeline import Timeline
 from hocket.draw.layout import Style, Titled, lay_out
 from hocket.draw.palette import Theme
 from hocket.draw.scene import Anchor, Box, Path, Scene, Shape, Text, colour
 from hocket.errors import MissingPackageError
-from hocket.plan.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
+from hocket.core.op import Kind
 from hocket.draw import palette
 from hocket.draw.palette import SURFACES, Theme
-from hocket.plan.op import Kind
 
 Point = tuple[float, float]
 

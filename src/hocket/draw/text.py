@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.core.op import ASYNCHRONOUS, Op
+from hocket.core.timeline import Timeline
 from hocket.draw.palette import Theme, fill, stage_tones, text_on
 from hocket.draw.quantity import percent, seconds, short, ticks, time_unit
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import summarize
-from hocket.plan.op import ASYNCHRONOUS, Op
-from hocket.plan.timeline import Timeline
 
 
 def to_text(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hocket.core.timeline import Timeline
 from hocket.draw.scene import Path, Role, Shape
-from hocket.plan.timeline import Timeline
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Axis

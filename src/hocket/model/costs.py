@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hocket.core.costs import Costs, Link, StageCost
 from hocket.model.profile import Profile
 from hocket.model.stage import StageModule
-from hocket.plan.costs import Costs, Link, StageCost
 from hocket.planner.layer_bytes import (
     activation_bytes,
     backward_work_bytes,

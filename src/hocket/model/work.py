@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hocket.core.hardware import Hardware
 from hocket.model.captured import Captured
 from hocket.model.flops import Finish, count_layers
 from hocket.model.profile import LayerProfile, Profile
-from hocket.plan.hardware import Hardware
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.counted import Counted
 from hocket.planner.work import HeldBytes, LayerCost, Measured, Weights

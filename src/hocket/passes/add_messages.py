@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from hocket.core.costs import Costs, StageCost
+from hocket.core.dataflow import Fact, Value, makes, needs
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import PlanError
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.dataflow import Fact, Value, makes, needs
-from hocket.plan.op import MESSAGES, Kind, Op
-from hocket.plan.schedule import Lane, Schedule
-from hocket.plan.simulate import simulate
 
 # Every op that makes or reads a message takes time, so that no two tie on one lane.
 _EQUAL_STAGES: Final = Costs(

@@ -7,14 +7,14 @@ from dataclasses import replace
 from math import inf
 from typing import Final, NoReturn
 
+from hocket.core.costs import Costs
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import FitError, PlanError
 from hocket.passes.gaps import fill_gaps
 from hocket.passes.split_backward import split_backward
-from hocket.plan.costs import Costs
-from hocket.plan.op import MESSAGES, Kind, Op
-from hocket.plan.schedule import Lane, Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 
 _MOST_TRIES: Final = 16  # to come down to the memory; each brings it nearer
 

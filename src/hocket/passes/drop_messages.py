@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.plan.op import MESSAGES
-from hocket.plan.schedule import Schedule
+from hocket.core.op import MESSAGES
+from hocket.core.schedule import Schedule
 
 
 def drop_messages(schedule: Schedule) -> Schedule:

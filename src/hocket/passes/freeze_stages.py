@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from hocket.plan.op import BACKWARDS, Kind
-from hocket.plan.schedule import Schedule
+from hocket.core.op import BACKWARDS, Kind
+from hocket.core.schedule import Schedule
 
 _TRAINING: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT, Kind.REDUCE, Kind.UPDATE}
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-from hocket.plan.costs import Costs
-from hocket.plan.dataflow import Fact, Value, is_given, makes, needs
-from hocket.plan.op import ASYNCHRONOUS, Kind, Op
-from hocket.plan.schedule import Lane, Schedule
+from hocket.core.costs import Costs
+from hocket.core.dataflow import Fact, Value, is_given, makes, needs
+from hocket.core.op import ASYNCHRONOUS, Kind, Op
+from hocket.core.schedule import Lane, Schedule
 
 _TINY: Final = 1e-9  # of a gap: sums of the same seconds differ in their last digits
 

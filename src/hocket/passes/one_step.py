@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.plan.schedule import Lane, Schedule
+from hocket.core.schedule import Lane, Schedule
 
 
 def one_step(schedule: Schedule) -> Schedule:

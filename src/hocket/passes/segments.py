@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hocket.plan.op import Op
-from hocket.plan.schedule import Schedule
+from hocket.core.op import Op
+from hocket.core.schedule import Schedule
 
 
 def rewritten(

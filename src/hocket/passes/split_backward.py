@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.schedule import Schedule
 from hocket.passes.segments import rewritten
-from hocket.plan.op import MESSAGES, Kind, Op
-from hocket.plan.schedule import Schedule
 
 
 def split_backward(schedule: Schedule) -> Schedule:

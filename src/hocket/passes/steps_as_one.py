@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.plan.op import Op
-from hocket.plan.schedule import Schedule
+from hocket.core.op import Op
+from hocket.core.schedule import Schedule
 
 
 def steps_as_one(schedule: Schedule) -> Schedule:

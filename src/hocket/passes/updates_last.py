@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Lane, Schedule
+from hocket.core.op import Kind
+from hocket.core.schedule import Lane, Schedule
 
 
 def updates_last(schedule: Schedule) -> Schedule:

@@ -14,8 +14,8 @@ from math import inf
 
 import numpy as np
 
+from hocket.core.arrays import Floats, Ints
 from hocket.errors import ShapeError
-from hocket.plan.arrays import Floats, Ints
 
 
 def balance(

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size, counted, seconds, short
 from hocket.errors import ShapeError
-from hocket.plan.simulate import simulate
 from hocket.planner.candidate import Candidate, Outcome
 from hocket.planner.predict import Predictor, reduced_alone
 from hocket.schedules import make_schedule

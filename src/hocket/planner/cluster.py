@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hocket.core.costs import Link
+from hocket.core.hardware import LinkKind
 from hocket.errors import PlanError
-from hocket.plan.costs import Link
-from hocket.plan.hardware import LinkKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hocket.plan.costs import StageCost
-from hocket.plan.dataflow import version_read
-from hocket.plan.op import BACKWARDS, Kind
-from hocket.plan.schedule import Schedule
+from hocket.core.costs import StageCost
+from hocket.core.dataflow import version_read
+from hocket.core.op import BACKWARDS, Kind
+from hocket.core.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

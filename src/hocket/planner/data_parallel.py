@@ -22,13 +22,13 @@ from typing import Final
 
 import numpy as np
 
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.step_end import repeat_step
-from hocket.plan.timeline import Timeline
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.step_end import repeat_step
+from hocket.core.timeline import Timeline
 from hocket.planner.candidate import (
     DDP,
     FSDP,

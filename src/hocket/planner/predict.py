@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.op import Kind
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import FitError, ShapeError
 from hocket.passes.merge_backward import merge_where_nobody_waits
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.op import Kind
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster

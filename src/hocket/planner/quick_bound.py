@@ -17,11 +17,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from hocket.plan.arrays import Floats, Ints
-from hocket.plan.check import check
-from hocket.plan.costs import StageCost
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Schedule
+from hocket.core.arrays import Floats, Ints
+from hocket.core.check import check
+from hocket.core.costs import StageCost
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
 from hocket.planner.correction_cost import CorrectionCost, guesses_alive
 
 

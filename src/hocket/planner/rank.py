@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+from hocket.core.costs import StageCost
+from hocket.core.op import Kind
 from hocket.errors import PlanError, ShapeError
-from hocket.plan.costs import StageCost
-from hocket.plan.op import Kind
 from hocket.planner.both_ways import both_ways
 from hocket.planner.candidate import (
     DATA_PARALLEL,

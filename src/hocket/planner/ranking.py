@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from hocket.plan.timeline import Timeline
+from hocket.core.timeline import Timeline
 from hocket.planner.candidate import DATA_PARALLEL, Outcome
 from hocket.planner.cluster import Cluster
 

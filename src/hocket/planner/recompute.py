@@ -15,12 +15,12 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Literal, TypeAlias, assert_never
 
+from hocket.core.costs import Costs, with_recompute
+from hocket.core.peak import peak_parts
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
-from hocket.plan.costs import Costs, with_recompute
-from hocket.plan.peak import peak_parts
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 
 RecomputeName: TypeAlias = Literal["none", "all", "auto"]
 

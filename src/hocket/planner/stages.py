@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hocket.plan.costs import StageCost
+from hocket.core.costs import StageCost
 from hocket.planner.layer_bytes import (
     activation_bytes,
     backward_work_bytes,

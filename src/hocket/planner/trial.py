@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Final
 
-from hocket.plan.costs import Costs, StageCost
+from hocket.core.costs import Costs, StageCost
 
 
 @dataclass(frozen=True, slots=True)

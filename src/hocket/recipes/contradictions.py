@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hocket.core.check import check
+from hocket.core.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
-from hocket.plan.check import check
-from hocket.plan.given import is_path, read_schedule, refuse_other_sizes
-from hocket.plan.schedule import Schedule
 from hocket.recipes.data_settings import (
     CifarSettings,
     DataFunctionSettings,

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from hocket.plan.timeline import Timeline
+from hocket.core.timeline import Timeline
 from hocket.recipes.course import Course
 from hocket.recipes.records import (
     EvaluationRecord,

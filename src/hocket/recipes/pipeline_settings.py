@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hocket.core.given import is_path
+from hocket.core.layout import WorkerLayout
 from hocket.errors import PlanError
-from hocket.plan.given import is_path
-from hocket.plan.layout import WorkerLayout
 from hocket.recipes.nearest import nearest
 from hocket.recipes.settings import Count, NaturalNumber, Positive, Settings
 from hocket.schedules import SCHEDULES

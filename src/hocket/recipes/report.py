@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from hocket import __version__
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_report
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.recipes.history import History
 from hocket.recipes.progress import result_line
 from hocket.recipes.records import EvaluationRecord, StepRecord, SummaryRecord

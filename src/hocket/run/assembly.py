@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from hocket.core.schedule import Schedule
 from hocket.model.outline import Outline
-from hocket.plan.schedule import Schedule
 from hocket.planner.recompute import RecomputeName
 from hocket.run.batch import call_arguments, split_batch
 from hocket.run.build import Plan, Request, build_plan

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.core.costs import Link
+from hocket.core.op import Kind
 from hocket.model.captured import Captured
 from hocket.model.clock import clock_of
 from hocket.model.measure import profile
 from hocket.model.profile import Profile, mean_profile
 from hocket.model.work import measured_work
-from hocket.plan.costs import Link
-from hocket.plan.op import Kind
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import Played, Trial
 from hocket.planner.work import Work

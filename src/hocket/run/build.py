@@ -16,6 +16,11 @@ from typing import Final
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.core.costs import Costs
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.errors import ModelError, SchemaError
 from hocket.model.capture import Captured, capture
 from hocket.model.costs import stage_costs
@@ -26,11 +31,6 @@ from hocket.model.profile import Profile, conditions_of, mean_profile, path_of
 from hocket.model.stage import StageModule
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.passes.one_step import one_step
-from hocket.plan.costs import Costs
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
 from hocket.planner.balance import balance
 from hocket.planner.recompute import RecomputeName, recomputing
 from hocket.run.batch import Microbatch, digest

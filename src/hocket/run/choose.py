@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from hocket.core.hardware import load_catalogue
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.model.optimizer_bytes import optimizer_bytes
 from hocket.model.work import measured_work
-from hocket.plan.hardware import load_catalogue
 from hocket.planner.candidate import Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank

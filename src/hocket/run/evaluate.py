@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.core.schedule import Schedule
 from hocket.errors import DataError, SchemaError
-from hocket.plan.schedule import Schedule
 from hocket.run.batch import Microbatch, count_samples, digest, split_batch
 from hocket.run.build import Plan
 from hocket.run.crew import Crew

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from hocket.plan.op import Kind
-from hocket.plan.program import Program
+from hocket.core.op import Kind
+from hocket.core.program import Program
 from hocket.run.mail import Mail
 from hocket.run.ring import Ring
 from hocket.run.same_batch import Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.plan.op import Op
+from hocket.core.op import Op
 from hocket.run.batch import Microbatch
 from hocket.run.work import Work
 

@@ -20,8 +20,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from hocket.core.costs import Link
 from hocket.model.clock import clock_of
-from hocket.plan.costs import Link
 from hocket.run.schema import Schema, schema_of
 from hocket.run.transport import Channel, Receiver, Sender, Transport
 from hocket.run.world import World

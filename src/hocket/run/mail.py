@@ -23,9 +23,9 @@ from typing import Final
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.plan.ahead import lanes_ahead
-from hocket.plan.op import BACKWARDS, Kind
-from hocket.plan.schedule import Lane, Schedule
+from hocket.core.ahead import lanes_ahead
+from hocket.core.op import BACKWARDS, Kind
+from hocket.core.schedule import Lane, Schedule
 from hocket.run.rendezvous import Role, agree
 from hocket.run.same_batch import HEADER, Step, compare
 from hocket.run.schema import Schema, message_tag, schema_of

@@ -8,13 +8,13 @@ from typing import Final
 
 import torch
 
+from hocket.core.costs import Costs
+from hocket.core.op import Op
+from hocket.core.peak import PeakBytes, peak_parts
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import NoMemoryError
-from hocket.plan.costs import Costs
-from hocket.plan.op import Op
-from hocket.plan.peak import PeakBytes, peak_parts
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.recompute import recomputing
 from hocket.run.device_memory import peak_bytes
 from hocket.run.world import World

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from hocket.core.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Lane, Schedule
 from hocket.errors import ScheduleError
 from hocket.passes.merge_backward import merge_where_nobody_waits
 from hocket.passes.updates_last import updates_last
-from hocket.plan.given import is_path, read_schedule, refuse_other_sizes
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Lane, Schedule
 from hocket.run.layout import Layout
 from hocket.schedules import make_schedule, options_of
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hocket.core.schedule import Schedule
+from hocket.core.timeline import Timeline
 from hocket.errors import CheckpointError, RunError
-from hocket.plan.schedule import Schedule
-from hocket.plan.timeline import Timeline
 from hocket.planner.recompute import RecomputeName
 from hocket.run.assembly import Wishes, assemble
 from hocket.run.build import Plan

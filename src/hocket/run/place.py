@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from hocket.plan.schedule import Schedule
+from hocket.core.schedule import Schedule
 from hocket.run.group import Group, join_groups
 from hocket.run.layout import Layout, replica_group
 from hocket.run.mail import Mail

@@ -10,12 +10,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from hocket.core.hardware import Catalogue, Hardware, LinkKind, load_catalogue
 from hocket.errors import PlanError
 from hocket.model.capture import capture
 from hocket.model.captured import Captured
 from hocket.model.optimizer_bytes import optimizer_bytes
 from hocket.model.work import counted_work
-from hocket.plan.hardware import Catalogue, Hardware, LinkKind, load_catalogue
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking

@@ -27,16 +27,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from hocket.core.costs import Costs
+from hocket.core.fit import fit
+from hocket.core.op import Kind
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.timeline import Timeline
 from hocket.model.capture import Captured
 from hocket.model.measure import as_it_was
 from hocket.model.stage import StageModule
 from hocket.passes.steps_as_one import steps_as_one
-from hocket.plan.costs import Costs
-from hocket.plan.fit import fit
-from hocket.plan.op import Kind
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.timeline import Timeline
 from hocket.run.batch import Microbatch
 from hocket.run.hooks import Hooks
 from hocket.run.loss import LossFunction

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from warnings import warn
 
-from hocket.plan.costs import StageCost
+from hocket.core.costs import StageCost
 from hocket.run.build import Plan
 from hocket.schedules.v_min import (
     RepeatingBubbleWarning,

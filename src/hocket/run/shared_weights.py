@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Schedule
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
 from hocket.run.group import Group, join_groups
 from hocket.run.layout import Layout
 from hocket.run.loans.loan import Loan

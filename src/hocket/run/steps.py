@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
+from hocket.core.schedule import Schedule
 from hocket.errors import DataError
-from hocket.plan.schedule import Schedule
 from hocket.run.crew import StepCrew
 from hocket.run.device_memory import peak_bytes
 from hocket.run.loss import TOTAL

@@ -18,9 +18,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from hocket.core.schedule import Schedule
 from hocket.errors import DataError
 from hocket.passes.one_step import one_step
-from hocket.plan.schedule import Schedule
 from hocket.run.crew import StreamCrew
 from hocket.run.device_memory import peak_bytes
 from hocket.run.loss import TOTAL

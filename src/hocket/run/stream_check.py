@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
+from hocket.core.op import BACKWARDS
+from hocket.core.schedule import Schedule
 from hocket.errors import ModelError, RecipeError
-from hocket.plan.op import BACKWARDS
-from hocket.plan.schedule import Schedule
 from hocket.run.loans.loan import Loan
 from hocket.run.precision import Precision
 from hocket.run.settings import Settings

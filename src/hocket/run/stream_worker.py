@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hocket.core.op import ASYNCHRONOUS, Op
+from hocket.core.portions import portions
+from hocket.core.schedule import Schedule
 from hocket.passes.one_step import one_step
-from hocket.plan.op import ASYNCHRONOUS, Op
-from hocket.plan.portions import portions
-from hocket.plan.schedule import Schedule
 from hocket.run.hooks import Hooks
 from hocket.run.loans.loans import Loans
 from hocket.run.mail import Mail

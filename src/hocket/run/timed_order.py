@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from hocket.core.costs import Costs
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import FitError
 from hocket.model.cut import num_frozen_stages
 from hocket.model.work import measured_work
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.plan.costs import Costs
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.balance import balance
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs

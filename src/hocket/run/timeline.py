@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.plan.costs import Costs
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import observed
-from hocket.plan.timeline import Origin, Timeline
+from hocket.core.costs import Costs
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import observed
+from hocket.core.timeline import Origin, Timeline
 from hocket.run.layout import Layout
 from hocket.run.worker import Record
 from hocket.run.world import World

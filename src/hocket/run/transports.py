@@ -7,10 +7,10 @@ from typing import Final, Literal, TypeAlias
 
 import torch.distributed as dist
 
+from hocket.core.buffers import buffers_without_waiting
+from hocket.core.check import check
+from hocket.core.schedule import Schedule
 from hocket.errors import RunError
-from hocket.plan.buffers import buffers_without_waiting
-from hocket.plan.check import check
-from hocket.plan.schedule import Schedule
 from hocket.run.group import new_group
 from hocket.run.ring import Ring
 from hocket.run.shared_memory import SharedMemoryTransport, place

@@ -18,14 +18,14 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from hocket.core.costs import Link
+from hocket.core.schedule import Schedule
 from hocket.model.captured import Captured
 from hocket.model.clock import clock_of
 from hocket.model.costs import stage_costs
 from hocket.model.cut import cut, num_frozen_stages
 from hocket.model.profile import Profile
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.plan.costs import Link
-from hocket.plan.schedule import Schedule
 from hocket.planner.balance import balance
 from hocket.planner.trial import Trial
 from hocket.run.batch import Microbatch

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.core.program import Program
 from hocket.errors import HocketError, RecipeError
 from hocket.model.allocations import allocations
 from hocket.model.clock import clock_of
 from hocket.model.costs import UpdateCost
 from hocket.model.stage import StageModule
-from hocket.plan.program import Program
 from hocket.run.gradients import Gradients
 from hocket.run.place import Place
 from hocket.run.settings import Settings

@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
+from hocket.core.ahead import lanes_ahead
+from hocket.core.op import ASYNCHRONOUS, Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
 from hocket.errors import HocketError, NonFiniteError, RunError
-from hocket.plan.ahead import lanes_ahead
-from hocket.plan.op import ASYNCHRONOUS, Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
 from hocket.run.handover import Handover, Left
 from hocket.run.hooks import Hooks
 from hocket.run.mail import Mail

@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from hocket.plan.dataflow import is_given, makes, needs
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.step_end import repeat_step
+from hocket.core.dataflow import is_given, makes, needs
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.step_end import repeat_step
 from hocket.schedules.entry import Shape
 from hocket.schedules.v_shape import Move, stages_of, v_chain
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Final
 
+from hocket.core.costs import StageCost
+from hocket.core.op import Op
+from hocket.core.program import Net, Program, Stage
+from hocket.core.schedule import Schedule
+from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
-from hocket.plan.costs import StageCost
-from hocket.plan.op import Op
-from hocket.plan.program import Net, Program, Stage
-from hocket.plan.schedule import Schedule
-from hocket.plan.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape
 from hocket.schedules.hanayo import refuse_broken_rounds, wave_bubble_s, wave_slots
 

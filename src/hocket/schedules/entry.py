@@ -14,10 +14,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from hocket.core.costs import StageCost
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
-from hocket.plan.costs import StageCost
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

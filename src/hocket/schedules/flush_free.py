@@ -23,10 +23,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from hocket.plan.dataflow import version_read
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Lane, Schedule
+from hocket.core.dataflow import version_read
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
 from hocket.schedules.entry import Shape
 from hocket.schedules.one_f_one_b import alternate
 

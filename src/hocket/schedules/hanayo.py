@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Final
 
+from hocket.core.costs import StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
-from hocket.plan.costs import StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape
 from hocket.schedules.looped_bfs import looped_bubble_s
 from hocket.schedules.one_f_one_b import alternate

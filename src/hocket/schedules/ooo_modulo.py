@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape
 from hocket.schedules.ooo_fast_forward import (
     enough,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from hocket.core.costs import StageCost
+from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
-from hocket.plan.costs import StageCost
-from hocket.plan.schedule import Schedule
 from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_stages
 from hocket.schedules.flush_free import flush_free
 

@@ -15,8 +15,8 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Final
 
+from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
-from hocket.plan.schedule import Schedule
 from hocket.schedules import (
     chimera,
     dualpipe_v,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hocket.plan.costs import StageCost
-from hocket.plan.schedule import Schedule
+from hocket.core.costs import StageCost
+from hocket.core.schedule import Schedule
 from hocket.schedules.building_block import Block, block, room, squeezed
 from hocket.schedules.entry import Entry, Shape, equal_times
 from hocket.schedules.v_shape import STAGES_PER_DEVICE, stages_of

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Final
 from warnings import warn
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs, StageCost
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.schedules.building_block import Block, block, room, squeezed
 from hocket.schedules.entry import Entry, Shape, equal_times, microbatch_s
 from hocket.schedules.v_half import v_half

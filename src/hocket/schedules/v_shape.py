@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
 from hocket.errors import ShapeError
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
 from hocket.schedules.entry import Shape
 
 STAGES_PER_DEVICE: Final = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hocket.plan.schedule import Schedule
+from hocket.core.schedule import Schedule
 from hocket.schedules.entry import Entry, Shape
 from hocket.schedules.flush_free import flush_free
 from hocket.schedules.pipedream_2bw import refuse_too_few

@@ -9,15 +9,15 @@ from itertools import accumulate, product
 from math import inf
 from typing import Final
 
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.step_end import close_step
+from hocket.core.timeline import Timeline
 from hocket.errors import FitError
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.step_end import close_step
-from hocket.plan.timeline import Timeline
 from hocket.schedules.entry import Entry, Shape, equal_times, refuse_several_stages
 from hocket.schedules.one_f_one_b import alternate, one_f_one_b
 from hocket.schedules.zb_h1 import ENTRY as BY_HAND

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from hocket.plan.costs import StageCost
-from hocket.plan.op import Kind, Op
-from hocket.plan.schedule import Schedule
-from hocket.plan.step_end import repeat_step
+from hocket.core.costs import StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape, refuse_several_stages
 from hocket.schedules.one_f_one_b import alternate
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hocket.plan.costs import StageCost
-from hocket.plan.schedule import Schedule
+from hocket.core.costs import StageCost
+from hocket.core.schedule import Schedule
 from hocket.schedules.entry import Entry, Shape, refuse_several_stages
 from hocket.schedules.zb_h1 import lagging, lagging_bubble_s
 

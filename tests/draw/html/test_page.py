@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from hocket.core.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, Table, to_html, to_report
 from hocket.errors import PlanError
-from hocket.plan.timeline import Timeline
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student
 
 EVIL = "</script><script>alert(1)</script><b>&\"'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.plan.hardware import load_catalogue
+from hocket.core.hardware import load_catalogue
 from hocket.planner.counted import Counted
 from hocket.planner.experiments.networks import (
     Layer,

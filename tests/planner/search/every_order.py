@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations, product
 
+from hocket.core.costs import Costs
+from hocket.core.dataflow import due_ops
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import DeadlockError
-from hocket.plan.costs import Costs
-from hocket.plan.dataflow import due_ops
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Lane, Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.search.problem import halves
 
 _PLACE = {

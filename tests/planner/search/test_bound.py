@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.search.bound import bound_s
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import accepted, orders, shares

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
-from hocket.plan.timeline import Timeline
+from hocket.core.costs import Costs, StageCost
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
 from hocket.planner.search.holdings import Holding, Instant, always_bytes, holdings
 from hocket.planner.search.order import schedule_at
 from hocket.planner.search.problem import Problem

@@ -10,10 +10,10 @@ from time import perf_counter
 import pytest
 
 import hocket
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.program import Net, Program, Stage
+from hocket.core.simulate import simulate
 from hocket.errors import FitError, MissingPackageError
-from hocket.plan.costs import Costs, Link, StageCost
-from hocket.plan.program import Net, Program, Stage
-from hocket.plan.simulate import simulate
 from hocket.planner.search.found import Found, Progress
 from hocket.planner.search.optimum import search
 from tests.planner.search.every_order import least_makespan_s

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hocket
 from bench.live_bytes import distinct_bytes, play_bytes
-from hocket.plan.peak import peak_parts
+from hocket.core.peak import peak_parts
 from hocket.run.world import World, join_world
 from tests.run.optimizers import OPTIMIZERS
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import hocket
+from hocket.core.costs import StageCost
 from hocket.errors import PlanError, RecipeError
 from hocket.model.allocations import allocations
-from hocket.plan.costs import StageCost
 from hocket.planner.rank import Search
 from hocket.run.correction.correction import CorrectionName
 from hocket.run.correction.cost import correction_cost

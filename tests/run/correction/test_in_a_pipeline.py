@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.plan.costs import StageCost
+from hocket.core.costs import StageCost
 from tests.run.comparison import TOLERANCE, difference
 from tests.run.correction.cases import CASES
 from tests.run.correction.cases import CUT as CASES_CUT

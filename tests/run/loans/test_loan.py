@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
-from hocket.plan.schedule import Schedule
 from hocket.run.loans.loan import Loan, find_loans
 from hocket.run.stream_check import refuse_shared
 from hocket.schedules import make_schedule

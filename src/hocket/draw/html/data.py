@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind
+from hocket.core.timeline import Timeline
 from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
 from hocket.draw.layout import Titled
@@ -20,8 +22,6 @@ from hocket.draw.memory import memory_title, settled
 from hocket.draw.palette import KIND_NAMES, SURFACES, Theme, fill, stage_tones, text_on
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves
-from hocket.plan.op import ASYNCHRONOUS, MESSAGES, Kind
-from hocket.plan.timeline import Timeline
 
 _KINDS = tuple(Kind)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from hocket.core.timeline import Timeline
 from hocket.draw.html.content import Chart, Facts, Figure, Table
 from hocket.draw.html.data import page_data, surface_variables
 from hocket.draw.html.numbers import number_tables
@@ -14,7 +15,6 @@ from hocket.draw.layout import Titled, as_panels
 from hocket.draw.palette import Theme
 from hocket.draw.quantity import counted
 from hocket.draw.summary import num_microbatches_text
-from hocket.plan.timeline import Timeline
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
-from hocket.plan.hardware import load_catalogue
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import Counted
 from hocket.planner.experiments.networks import (

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from hocket.core.hardware import Catalogue, load_catalogue
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.plan.hardware import Catalogue, load_catalogue
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import Counted

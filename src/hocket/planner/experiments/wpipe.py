@@ -21,8 +21,8 @@ from functools import partial
 from statistics import fmean
 from typing import Final
 
-from hocket.plan.hardware import load_catalogue
-from hocket.plan.layout import WorkerLayout
+from hocket.core.hardware import load_catalogue
+from hocket.core.layout import WorkerLayout
 from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import Counted

@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hocket.plan.costs import Costs
-from hocket.plan.program import Program
+from hocket.core.costs import Costs
+from hocket.core.program import Program
 from hocket.planner.search.paths import Paths
 from hocket.planner.search.problem import Problem
 

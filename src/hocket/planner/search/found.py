@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.plan.schedule import Schedule
+from hocket.core.schedule import Schedule
 
 SAME: Final = 1e-4  # what rounding to whole ticks may hide, as a share
 

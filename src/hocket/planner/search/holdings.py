@@ -1,6 +1,6 @@
 """What takes memory from which op to which: the simulator's rules, without a clock.
 
-`plan/simulator/memory.py` says what is held and for how long; here are those of its
+`core/simulator/memory.py` says what is held and for how long; here are those of its
 rows that the order of one lane decides. A message is counted from when it is read, not
 from when it is on its way, unless asked for: so no order that fits is lost, and what
 the queues hold is seen when an order is simulated. Left to that, too: older versions
@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import BACKWARDS, Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.simulator.needs import LOCAL
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import BACKWARDS, Kind, Op
+from hocket.core.program import Program
+from hocket.core.simulator.needs import LOCAL
 from hocket.planner.search.problem import Problem
 
 

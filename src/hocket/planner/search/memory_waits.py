@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.op import BACKWARDS, Kind, Op
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import BACKWARDS, Kind, Op
 from hocket.planner.search.problem import Problem, Wait
 
 

@@ -8,12 +8,12 @@ from math import ceil, inf
 from time import perf_counter
 from typing import Final
 
+from hocket.core.costs import Costs
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
-from hocket.plan.costs import Costs
-from hocket.plan.program import Program
-from hocket.plan.schedule import Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.search.bound import bound_s
 from hocket.planner.search.found import SAME, Found, Progress
 from hocket.planner.search.holdings import Holding, always_bytes, holdings

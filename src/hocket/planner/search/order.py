@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
+from hocket.core.costs import Costs
+from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
 from hocket.errors import PlanError
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.passes.split_backward import split_backward as split
-from hocket.plan.costs import Costs
-from hocket.plan.op import BACKWARDS, MESSAGES, Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Lane, Schedule
-from hocket.plan.simulate import simulate
 from hocket.planner.search.paths import in_order
 from hocket.planner.search.problem import HALVES, Problem
 from hocket.schedules import SCHEDULES, Shape

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from hocket.plan.costs import Costs
-from hocket.plan.dataflow import due_ops
-from hocket.plan.op import Kind, Op
-from hocket.plan.program import Program
-from hocket.plan.schedule import Lane, Schedule
-from hocket.plan.simulator.needs import LOCAL
-from hocket.plan.simulator.work import Work, prepare
+from hocket.core.costs import Costs
+from hocket.core.dataflow import due_ops
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulator.needs import LOCAL
+from hocket.core.simulator.work import Work, prepare
 
 HALVES: Final = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 

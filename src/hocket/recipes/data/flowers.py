@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from hocket.core.arrays import Ints
 from hocket.errors import DataError
-from hocket.plan.arrays import Ints
 from hocket.recipes.data.image_folder import ImageFolder, check_pillow
 from hocket.recipes.data.origin import Origin
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.simulate import simulate
+from hocket.core.costs import Costs, StageCost
+from hocket.core.simulate import simulate
 from hocket.recipes.experiments.in_turn import Order, alternate, paired_ratio, spread
 from hocket.recipes.experiments.on_mrpc import (
     NUM_WORKERS,

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from hocket.plan.check import check
-from hocket.plan.costs import Costs, StageCost
-from hocket.plan.layout import WorkerLayout
-from hocket.plan.portions import portions
-from hocket.plan.simulate import simulate
+from hocket.core.check import check
+from hocket.core.costs import Costs, StageCost
+from hocket.core.layout import WorkerLayout
+from hocket.core.portions import portions
+from hocket.core.simulate import simulate
 from hocket.recipes.experiments.in_turn import paired_ratio, spread
 from hocket.recipes.experiments.on_mrpc import SIZES, Run, launched, ready, setting
 from hocket.recipes.recipe import Recipe

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
 from hocket.model.stage import StageModule
-from hocket.plan.op import Kind
-from hocket.plan.schedule import Schedule
 from hocket.run.batch import Microbatch
 from hocket.run.compiled.capture import (
     CannotCompileError,

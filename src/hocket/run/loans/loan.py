@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from torch import nn
 
-from hocket.plan.schedule import Schedule
+from hocket.core.schedule import Schedule
 from hocket.run.schema import Schema, schema_of
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from hocket.plan.program import Program
+from hocket.core.program import Program
 from hocket.run.layout import Layout
 from hocket.run.loans.borrowed import Borrowed
 from hocket.run.loans.lent import Lent

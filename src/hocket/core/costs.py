@@ -1,0 +1,336 @@
+"""Seconds and bytes: what each op costs, and each message.
+
+Costs say nothing about order. They come from a profile, from formulas, or from
+`Costs.uniform` for pictures and closed forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final, assert_never
+
+from hocket.core.op import Kind
+from hocket.core.program import Program
+from hocket.errors import CostsError
+
+MAX_JITTER: Final = 0.3  # a normal distribution's tail stays above zero up to here
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """What one stage costs, per microbatch unless said otherwise.
+
+    A stage that recomputes keeps nothing between F and B but what it received, and runs
+    its forward once more in B (or I). The numbers are those of a stage that does not:
+    `recomputes` alone says what comes of them.
+
+        keeps         F ├──────── activation_bytes ─────────┤ B
+        recomputes    F ├┤        replay_bytes           ├──┤ B
+               forward_work_bytes                    activation_bytes
+
+    Args:
+        forward_s: F.
+        input_grad_s: I, as a part of B, which takes `input_grad_s + weight_grad_s`.
+        weight_grad_s: W, likewise.
+        loss_s: L, once per step.
+        update_s: U, once per step.
+        output_bytes: the message to each stage that reads the output.
+        input_grad_bytes: the message back to each stage that the input came from.
+        activation_bytes: held from F until B or I has ended.
+        weight_grad_held_bytes: held from the end of I until W has ended: of what F
+            left, and gradients of outputs beside; so it may be more than F left.
+        weight_bytes: one version of the weights.
+        gradient_bytes: the gradient buffer, and the size of a reduction.
+        optimizer_bytes: the optimizer's state, and what else updates keep for the next.
+        forward_work_bytes: the most at once in a forward that keeps nothing.
+        backward_work_bytes: the most at once in B, beyond what F kept.
+        input_grad_work_bytes: likewise in I.
+        weight_grad_work_bytes: likewise in W, beyond what I held.
+        update_work_bytes: likewise in U.
+        undo_bytes: what U keeps where it may have to be undone, until the next step has
+            played what it can ahead (plan/ahead.py).
+        guess_bytes: of a version of the weights that ops read instead of the newest,
+            where a correction of their age foresees others; 0 where they are read.
+        replay_bytes: what a stage that recomputes keeps beside its input, so that its
+            forward runs the same again: the buffers that it changes.
+        recomputes: whether it does.
+        holds_input: whether W needs what the stage received; else I gives it back.
+        split_s: by which I and W, run apart, take longer together than B: each of them
+            in its proportion.
+    """
+
+    forward_s: float = 0.0
+    input_grad_s: float = 0.0
+    weight_grad_s: float = 0.0
+    loss_s: float = 0.0
+    update_s: float = 0.0
+    output_bytes: int = 0
+    input_grad_bytes: int = 0
+    activation_bytes: int = 0
+    weight_grad_held_bytes: int = 0
+    weight_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    forward_work_bytes: int = 0
+    backward_work_bytes: int = 0
+    input_grad_work_bytes: int = 0
+    weight_grad_work_bytes: int = 0
+    update_work_bytes: int = 0
+    undo_bytes: int = 0
+    guess_bytes: int = 0
+    replay_bytes: int = 0
+    recomputes: bool = False
+    holds_input: bool = True
+    split_s: float = 0.0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What F leaves for B, beside what the stage received."""
+        return self.replay_bytes if self.recomputes else self.activation_bytes
+
+    @property
+    def recompute_s(self) -> float:
+        """What B (or I) spends on the forward that runs again."""
+        return self.forward_s if self.recomputes else 0.0
+
+    def seconds(self, kind: Kind) -> float:
+        """How long an op keeps its lane busy; 0 for those that only start something."""
+        match kind:
+            case Kind.FORWARD:
+                return self.forward_s
+            case Kind.BACKWARD:
+                return self.recompute_s + self.input_grad_s + self.weight_grad_s
+            case Kind.BACKWARD_INPUT:
+                return self.recompute_s + self._apart_s(self.input_grad_s)
+            case Kind.BACKWARD_WEIGHT:
+                return self._apart_s(self.weight_grad_s)
+            case Kind.LOSS:
+                return self.loss_s
+            case Kind.UPDATE:
+                return self.update_s
+            case (
+                Kind.REDUCE
+                | Kind.SEND_FORWARD
+                | Kind.RECEIVE_FORWARD
+                | Kind.SEND_BACKWARD
+                | Kind.RECEIVE_BACKWARD
+            ):
+                return 0.0
+            case _:
+                assert_never(kind)
+
+    def _apart_s(self, part_s: float) -> float:
+        """What a part of B takes as an op of its own."""
+        if not self.split_s:
+            return part_s
+        whole_s = self.input_grad_s + self.weight_grad_s
+        return part_s * (1.0 + self.split_s / whole_s) if whole_s else 0.0
+
+    def work_bytes(self, kind: Kind) -> int:
+        """What an op holds while it runs, and no longer."""
+        match kind:
+            case Kind.FORWARD:
+                return self.forward_work_bytes if self.recomputes else 0
+            case Kind.BACKWARD:
+                return self.backward_work_bytes
+            case Kind.BACKWARD_INPUT:
+                return self.input_grad_work_bytes
+            case Kind.BACKWARD_WEIGHT:
+                return self.weight_grad_work_bytes
+            case Kind.REDUCE:
+                return self.gradient_bytes  # packed into one message
+            case Kind.UPDATE:
+                return self.update_work_bytes
+            case _:
+                return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way for bytes: a message takes `latency_s + bytes / bytes_per_s`.
+
+    Messages on one link follow each other at its bandwidth; latencies overlap.
+
+    Args:
+        latency_s: from the last byte's leaving to its being usable.
+        bytes_per_s: the bandwidth.
+        name: pairs of devices whose links have the same name share one link (a
+            network card, say). Without a name, each ordered pair has its own.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = inf
+    name: str = ""
+
+    def occupied_s(self, num_bytes: int) -> float:
+        """How long a message keeps others off the link."""
+        return num_bytes / self.bytes_per_s
+
+    def ring_s(self, num_bytes: int, num_members: int) -> float:
+        """How long a ring all-reduce of `num_bytes` takes.
+
+        Each member sends `2 (r - 1)` messages of `1 / r` of the bytes, one after
+        another: half of them add up, the other half spread the sums.
+        """
+        num_messages = 2 * (num_members - 1)
+        sent_s = self.occupied_s(num_bytes) / num_members
+        return num_messages * (self.latency_s + sent_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What every op and message of a program costs.
+
+    Args:
+        stages: one per stage of the program; or exactly one together with
+            `is_device_share`.
+        is_device_share: the one cost given is a device's whole share of the model,
+            which its stages split evenly.
+        link: between any two devices that `links` does not name.
+        links: `(from_device, to_device, link)` for single pairs.
+        reduce_link: between a device and its replicas, for op R (ring all-reduce).
+        handling: what a lane itself spends on each message it sends or receives.
+        op_s: what a lane spends on each op besides the work (the host's overhead).
+        jitter: how much an op's seconds differ from one time to the next: their
+            standard deviation over their mean. Lanes that wait for each other at every
+            op lose by it, though the means stay.
+        lane_capacity: how many lanes' worth of work a device does per second while
+            several of its lanes are busy: 1 is plain time sharing, 2 means that two
+            lanes do not disturb each other.
+        accumulates: whether the gradients of an earlier batch are there when the step
+            begins, to be added to.
+    """
+
+    stages: tuple[StageCost, ...]
+    is_device_share: bool = False
+    link: Link = field(default_factory=Link)
+    links: tuple[tuple[int, int, Link], ...] = ()
+    reduce_link: Link = field(default_factory=Link)
+    handling: Link = field(default_factory=Link)
+    op_s: float = 0.0
+    jitter: float = 0.0
+    lane_capacity: float = 1.0
+    accumulates: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing."""
+        if self.is_device_share and len(self.stages) != 1:
+            raise CostsError(
+                f"is_device_share takes exactly one cost, got {len(self.stages)}"
+            )
+        if self.lane_capacity < 1:
+            raise CostsError(f"lane_capacity is {self.lane_capacity}, below 1")
+        if not 0 <= self.jitter <= MAX_JITTER:
+            raise CostsError(
+                f"jitter is {self.jitter:g}, not between 0 and {MAX_JITTER}: it is a "
+                "standard deviation over a mean"
+            )
+
+    @classmethod
+    def uniform(
+        cls,
+        *,
+        forward_s: float = 1.0,
+        input_grad_s: float = 1.0,
+        weight_grad_s: float = 1.0,
+        message_s: float = 0.0,
+        update_s: float = 0.0,
+        activation_bytes: int = 1,
+    ) -> Costs:
+        """Equal devices: one microbatch through a device's whole share of the model.
+
+        A device with several stages splits its share evenly among them. A message
+        takes `message_s` from any device to any other and keeps no other off the link.
+        """
+        share = StageCost(
+            forward_s=forward_s,
+            input_grad_s=input_grad_s,
+            weight_grad_s=weight_grad_s,
+            update_s=update_s,
+            activation_bytes=activation_bytes,
+        )
+        return cls((share,), is_device_share=True, link=Link(latency_s=message_s))
+
+    def of(self, program: Program) -> tuple[StageCost, ...]:
+        """The cost of each stage of `program`.
+
+        Raises:
+            CostsError: the costs are of another number of stages.
+        """
+        if not self.is_device_share:
+            if len(self.stages) != program.num_stages:
+                raise CostsError(
+                    f"costs of {len(self.stages)} stages do not fit a program of "
+                    f"{program.num_stages}"
+                )
+            return self.stages
+        return tuple(
+            _split(self.stages[0], len(program.stages_on[stage.device]))
+            for stage in program.stages
+        )
+
+    def mean_share(self, program: Program) -> StageCost:
+        """The seconds of F, I and W in a device's whole share, the mean over devices.
+
+        Raises:
+            CostsError: the costs are of another number of stages.
+        """
+        stages, num = self.of(program), program.num_devices
+        return StageCost(
+            forward_s=sum(x.seconds(Kind.FORWARD) for x in stages) / num,
+            input_grad_s=sum(x.seconds(Kind.BACKWARD_INPUT) for x in stages) / num,
+            weight_grad_s=sum(x.seconds(Kind.BACKWARD_WEIGHT) for x in stages) / num,
+        )
+
+    def link_between(self, from_device: int, to_device: int) -> Link:
+        """The link that messages between two devices take."""
+        for a, b, link in self.links:
+            if (a, b) == (from_device, to_device):
+                return link
+        return self.link
+
+
+def with_recompute(costs: Costs, program: Program, stages: Collection[int]) -> Costs:
+    """The same costs where these stages recompute, and no others.
+
+    Args:
+        costs: of the program.
+        program: whose stages they are.
+        stages: by number.
+    """
+    flagged = tuple(
+        replace(cost, recomputes=number in stages)
+        for number, cost in enumerate(costs.of(program))
+    )
+    return replace(costs, stages=flagged, is_device_share=False)
+
+
+def _split(share: StageCost, num_stages: int) -> StageCost:
+    """An even part of a device's share. Messages keep their size."""
+    return StageCost(
+        forward_s=share.forward_s / num_stages,
+        input_grad_s=share.input_grad_s / num_stages,
+        weight_grad_s=share.weight_grad_s / num_stages,
+        loss_s=share.loss_s / num_stages,
+        update_s=share.update_s / num_stages,
+        output_bytes=share.output_bytes,
+        input_grad_bytes=share.input_grad_bytes,
+        activation_bytes=share.activation_bytes // num_stages,
+        weight_grad_held_bytes=share.weight_grad_held_bytes // num_stages,
+        weight_bytes=share.weight_bytes // num_stages,
+        gradient_bytes=share.gradient_bytes // num_stages,
+        optimizer_bytes=share.optimizer_bytes // num_stages,
+        forward_work_bytes=share.forward_work_bytes // num_stages,
+        backward_work_bytes=share.backward_work_bytes // num_stages,
+        input_grad_work_bytes=share.input_grad_work_bytes // num_stages,
+        weight_grad_work_bytes=share.weight_grad_work_bytes // num_stages,
+        update_work_bytes=share.update_work_bytes // num_stages,
+        undo_bytes=share.undo_bytes // num_stages,
+        guess_bytes=share.guess_bytes // num_stages,
+        replay_bytes=share.replay_bytes // num_stages,
+        recomputes=share.recomputes,
+        holds_input=share.holds_input,
+        split_s=share.split_s / num_stages,
+    )

@@ -1,0 +1,246 @@
+"""What each op needs and makes: the only home of that knowledge.
+
+One microbatch of one step on stage s, between its neighbours a (before) and b (after):
+
+    OUTPUT a ──▶ F ──▶ OUTPUT s ──▶ (F b)       WEIGHTS s, version max(0, t - delay),
+                          │                     is read by F, B and I
+                          ▼
+    INPUT_GRAD s ◀── I ◀── INPUT_GRAD b         at the end of a net, the loss is part
+                     │                          of F, or op L makes LOSS_GRAD s out of
+                     ▼                          the outputs of all microbatches
+                     W ──▶ WEIGHT_GRAD s
+
+and once per step: WEIGHT_GRAD s of all microbatches ──▶ R ──▶ REDUCED_GRAD s ──▶ U,
+which turns WEIGHTS s of version t into version t + 1. Version 0 is given.
+
+The knowledge is kept as *rules*: what an op of some kind on some stage needs, whatever
+its microbatch and step. `needs` and `makes` fill in the numbers for one op; the
+simulator and the checker fill them in for a million at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Final, NamedTuple, assert_never
+
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.program import Program
+
+
+class Fact(Enum):
+    """What a value is. The text says how errors name it."""
+
+    OUTPUT = "y"
+    INPUT_GRAD = "dx"
+    WEIGHT_GRAD = "dw"
+    LOSS_GRAD = "dloss"
+    REDUCED_GRAD = "reduced dw"
+    WEIGHTS = "weights"
+
+    __hash__ = object.__hash__  # as in Kind: identity is sound, and fast
+
+
+class Value(NamedTuple):
+    """One value of the program; microbatch is None where it is one per step.
+
+    For WEIGHTS, `step` counts the updates that made them.
+    """
+
+    fact: Fact
+    stage: int
+    microbatch: int | None
+    step: int
+
+    def __str__(self) -> str:
+        """Name the value as errors do: `dx[stage 1, microbatch 0]`."""
+        if self.fact is Fact.WEIGHTS:
+            return f"weights[stage {self.stage}, after {self.step} updates]"
+        where = f"stage {self.stage}"
+        if self.microbatch is not None:
+            where += f", microbatch {self.microbatch}"
+        if self.step:
+            where += f", step {self.step}"
+        return f"{self.fact.value}[{where}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A value that ops of some kind and stage need or make.
+
+    Args:
+        fact: what it is.
+        stage: whose it is.
+        shift: its step minus the op's (never below step 0).
+        every: of every microbatch of the step, where the op itself has none.
+    """
+
+    fact: Fact
+    stage: int
+    shift: int = 0
+    every: bool = False
+
+
+PER_MICROBATCH = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD})
+
+
+@lru_cache(maxsize=65536)
+def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
+    """What any op of this kind on this stage needs."""
+    weights = _weights_read(stage, program)
+    match kind:
+        case Kind.FORWARD:
+            read = [
+                Rule(Fact.OUTPUT, source)
+                for source in program.sources[stage]
+                if not _is_read_by_loss(source, stage, program)
+            ]
+            return (*read, *weights)
+        case Kind.BACKWARD | Kind.BACKWARD_INPUT:
+            return (Rule(Fact.OUTPUT, stage), *_output_grads(stage, program), *weights)
+        case Kind.BACKWARD_WEIGHT:
+            return (Rule(Fact.INPUT_GRAD, stage),)
+        case Kind.LOSS:
+            read = [
+                Rule(Fact.OUTPUT, source, every=True)
+                for source in program.sources[stage]
+                if _is_read_by_loss(source, stage, program)
+            ]
+            return (Rule(Fact.OUTPUT, stage, every=True), *read)
+        case Kind.REDUCE:
+            return (Rule(Fact.WEIGHT_GRAD, stage, every=True),)
+        case Kind.UPDATE:
+            return _update_needs(stage, program)
+        case (
+            Kind.SEND_FORWARD
+            | Kind.SEND_BACKWARD
+            | Kind.RECEIVE_FORWARD
+            | Kind.RECEIVE_BACKWARD
+        ):
+            return tuple(Rule(fact, stage) for fact in _SENT.get(kind, ()))
+        case _:
+            assert_never(kind)
+
+
+_SENT: Final = {
+    Kind.SEND_FORWARD: (Fact.OUTPUT,),
+    Kind.SEND_BACKWARD: (Fact.INPUT_GRAD,),
+}
+
+
+@lru_cache(maxsize=65536)
+def make_rules(kind: Kind, stage: int) -> tuple[Rule, ...]:
+    """What any op of this kind on this stage makes."""
+    return tuple(Rule(fact, stage, int(fact is Fact.WEIGHTS)) for fact in _MADE[kind])
+
+
+_MADE: Final = {
+    Kind.FORWARD: (Fact.OUTPUT,),
+    Kind.BACKWARD: (Fact.INPUT_GRAD, Fact.WEIGHT_GRAD),
+    Kind.BACKWARD_INPUT: (Fact.INPUT_GRAD,),
+    Kind.BACKWARD_WEIGHT: (Fact.WEIGHT_GRAD,),
+    Kind.LOSS: (Fact.LOSS_GRAD,),
+    Kind.REDUCE: (Fact.REDUCED_GRAD,),
+    Kind.UPDATE: (Fact.WEIGHTS,),  # of the version that comes next
+    **dict.fromkeys(MESSAGES, ()),  # they move a value and make none
+}
+
+
+def needs(op: Op, program: Program) -> tuple[Value, ...]:
+    """The values that must exist before `op` may start."""
+    return tuple(_fill(need_rules(op.kind, op.stage, program), op, program))
+
+
+def makes(op: Op, program: Program) -> tuple[Value, ...]:
+    """The values that exist once `op` has ended."""
+    return tuple(_fill(make_rules(op.kind, op.stage), op, program))
+
+
+def is_given(value: Value) -> bool:
+    """Whether a value exists before any work is done: the initial weights."""
+    return value.fact is Fact.WEIGHTS and value.step == 0
+
+
+def maker(value: Value, program: Program) -> str:
+    """The op that makes a value, as errors name it (a backward as B)."""
+    kind = {
+        Fact.OUTPUT: Kind.FORWARD,
+        Fact.INPUT_GRAD: Kind.BACKWARD,
+        Fact.WEIGHT_GRAD: Kind.BACKWARD,
+        Fact.LOSS_GRAD: Kind.LOSS,
+        Fact.REDUCED_GRAD: Kind.REDUCE,
+        Fact.WEIGHTS: Kind.UPDATE,
+    }[value.fact]
+    step = value.step - (value.fact is Fact.WEIGHTS)
+    op = Op(kind, value.stage, value.microbatch, step)
+    return f"{op} on device {program.stages[value.stage].device}"
+
+
+def due_ops(program: Program) -> Iterator[Op]:
+    """Every op that a schedule of this program must hold, each exactly once.
+
+    Backwards appear whole (B); a schedule may hold I and W in their place. Messages
+    are not among them: a pass adds those.
+    """
+    for step in range(program.num_steps):
+        for number, stage in enumerate(program.stages):
+            for microbatch in range(program.num_microbatches_of(number)):
+                yield Op(Kind.FORWARD, number, microbatch, step)
+                if stage.trainable:
+                    yield Op(Kind.BACKWARD, number, microbatch, step)
+            if number in program.loss_stages:
+                yield Op(Kind.LOSS, number, None, step)
+            if stage.trainable and program.num_replicas > 1:
+                yield Op(Kind.REDUCE, number, None, step)
+            if stage.moves:
+                yield Op(Kind.UPDATE, number, None, step)
+
+
+def version_read(stage: int, step: int, program: Program) -> int:
+    """How many updates the weights have seen that `step` reads on `stage`."""
+    if not program.stages[stage].moves:
+        return 0
+    return max(0, step - program.stages[stage].delay)
+
+
+def _fill(rules: tuple[Rule, ...], op: Op, program: Program) -> Iterator[Value]:
+    for rule in rules:
+        step = max(0, op.step + rule.shift)
+        if rule.fact not in PER_MICROBATCH:
+            yield Value(rule.fact, rule.stage, None, step)
+        elif rule.every:
+            for microbatch in range(program.num_microbatches_of(rule.stage)):
+                yield Value(rule.fact, rule.stage, microbatch, step)
+        else:
+            yield Value(rule.fact, rule.stage, op.microbatch, step)
+
+
+def _weights_read(stage: int, program: Program) -> tuple[Rule, ...]:
+    facts = program.stages[stage]
+    return (Rule(Fact.WEIGHTS, stage, -facts.delay),) if facts.moves else ()
+
+
+def _is_read_by_loss(source: int, stage: int, program: Program) -> bool:
+    """A whole-batch loss, and not its stage's forward, reads the other net."""
+    other_net = program.stages[source].net != program.stages[stage].net
+    return other_net and stage in program.loss_stages
+
+
+def _output_grads(stage: int, program: Program) -> tuple[Rule, ...]:
+    if stage in program.loss_stages:
+        return (Rule(Fact.LOSS_GRAD, stage),)
+    return tuple(
+        Rule(Fact.INPUT_GRAD, target) for target in program.gradient_targets[stage]
+    )
+
+
+def _update_needs(stage: int, program: Program) -> tuple[Rule, ...]:
+    facts = program.stages[stage]
+    own = Rule(Fact.WEIGHTS, stage)
+    if not facts.trainable:
+        return (own, *(Rule(Fact.WEIGHTS, other, 1) for other in facts.follows))
+    if program.num_replicas > 1:
+        return (own, Rule(Fact.REDUCED_GRAD, stage))
+    return (own, Rule(Fact.WEIGHT_GRAD, stage, every=True))

@@ -1,0 +1,96 @@
+"""An order that somebody gives: read from a file, and held against what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.torch_csv import from_csv
+from hocket.errors import ParseError, ShapeError
+
+
+def is_path(source: str | Path) -> bool:
+    """Whether a schedule's source is a file, and not a name.
+
+    >>> is_path("zb-v"), is_path("zb-v.csv"), is_path("orders/best")
+    (False, True, True)
+    """
+    if isinstance(source, Path):
+        return True
+    return "/" in source or source.endswith((".csv", ".txt"))
+
+
+def read_schedule(path: Path, *, num_replicas: int = 1) -> Schedule:
+    """The order that a file holds: PyTorch's CSV (*.csv), or the text form.
+
+    Args:
+        path: of the file.
+        num_replicas: for an order as CSV, which does not say; text does.
+
+    Raises:
+        ParseError: the file cannot be read; with its path, and the line.
+        ScheduleError: ops that are there twice, or without what belongs to them.
+    """
+    text = read_text(path)
+    if path.suffix == ".csv":
+        return from_csv(text, path=str(path), num_replicas=num_replicas)
+    return Schedule.parse(text, path=str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ParseError: it cannot be read, or is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ParseError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: is not text in UTF-8 (byte {error.start})") from None
+
+
+def refuse_other_sizes(
+    program: Program,
+    *,
+    num_devices: int,
+    num_microbatches: int,
+    num_replicas: int,
+    has_body: bool = False,
+) -> None:
+    """See that an order is of one net, of these sizes, and of one step or has a body.
+
+    Raises:
+        ShapeError: it is not; tells the sizes of both.
+    """
+    num_given = program.nets[0].num_microbatches
+    num_steps = program.num_steps if has_body else 1
+    sizes = (
+        (program.num_devices, "devices", num_devices, "one worker for each"),
+        (
+            num_given,
+            "microbatches",
+            num_microbatches,
+            f"num_microbatches={num_given} fits it",
+        ),
+        (
+            program.num_steps,
+            "steps",
+            num_steps,
+            "one is enough, or some with a body between |: and :|",
+        ),
+        (program.num_replicas, "replicas", num_replicas, "num_replicas"),
+        (len(program.nets), "nets", 1, "a pipeline has one"),
+    )
+    others = [
+        f"{given} {name}, not {wanted} ({way})"
+        for given, name, wanted, way in sizes
+        if given != wanted
+    ]
+    if others:
+        raise ShapeError(
+            "the schedule given has other sizes than this pipeline: "
+            + ", and ".join(others)
+        )

@@ -1,0 +1,317 @@
+"""Known devices and links: peaks from their makers' documents, and what is reached.
+
+The numbers are in `hardware.toml` beside this file, each with its source. Users lay a
+file of the same form over it.
+
+    peak x achievable fraction = what plans count with
+     │              │
+     a document     an assumption, with its reason
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from hocket.core.costs import Link
+from hocket.errors import ParseError, PlanError
+
+PRECISIONS: Final = ("float32", "tf32", "bfloat16", "float16")
+BUILT_IN: Final = "hocket's own hardware.toml"
+
+_Entry: TypeAlias = Mapping[str, Any]
+
+_GIB: Final = 2**30
+_DEVICE_NUMBERS: Final = ("memory_gib", "bandwidth_gb_per_s")
+_DEVICE_ASSUMED: Final = ("bandwidth_fraction", "usable_fraction", "op_s")
+_LINK_NUMBERS: Final = ("gb_per_s", "latency_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A number that no document gives, and why it is what it is."""
+
+    value: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One kind of device.
+
+    Args:
+        key: its name in files and options.
+        name: as people call it.
+        memory_bytes: all of it.
+        bytes_per_s: peak of its memory.
+        flops: peak of matrix multiplications per second, by precision.
+        links: what it can be connected by, the usual one first.
+        source: the document that says so.
+        why: the reason for fractions of its own, if it has any.
+        matmul_fraction: of the peak, that matrix multiplications reach, by precision.
+        bandwidth_fraction: of the memory's peak, that other operators reach.
+        usable_fraction: of the memory, that a model may have.
+        op_s: no operator is faster.
+    """
+
+    key: str
+    name: str
+    memory_bytes: int
+    bytes_per_s: float
+    flops: Mapping[str, float]
+    links: tuple[str, ...]
+    source: str
+    why: str
+    matmul_fraction: Mapping[str, float]
+    bandwidth_fraction: float
+    usable_fraction: float
+    op_s: float
+
+    @property
+    def usable_bytes(self) -> int:
+        """What weights, gradients, optimizer state and activations may take."""
+        return int(self.memory_bytes * self.usable_fraction)
+
+    @property
+    def reached_bytes_per_s(self) -> float:
+        """What element-wise operators reach."""
+        return self.bytes_per_s * self.bandwidth_fraction
+
+    def reached_flops(self, precision: str) -> float:
+        """What matrix multiplications reach.
+
+        Raises:
+            PlanError: the device has no such precision; tells those that it has.
+        """
+        if precision not in self.flops:
+            raise PlanError(
+                f"{self.name} does not multiply in {precision!r}: use "
+                f"{' or '.join(self.flops)}"
+            )
+        return self.flops[precision] * self.matmul_fraction[precision]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKind:
+    """One way from device to device.
+
+    Args:
+        key: its name in files and options.
+        name: as people call it.
+        bytes_per_s: peak in one direction.
+        latency_s: until the last byte is usable.
+        fraction: of the peak, that messages reach.
+        source: the document that tells the peak.
+    """
+
+    key: str
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    fraction: float
+    source: str
+
+    def link(self, num_sharing: int = 1) -> Link:
+        """What one of several equal users gets of it."""
+        return Link(self.latency_s, self.bytes_per_s * self.fraction / num_sharing)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All that is known.
+
+    Args:
+        devices: by key.
+        links: by key.
+        assumed: what holds where a device or link says nothing else.
+    """
+
+    devices: Mapping[str, Hardware]
+    links: Mapping[str, LinkKind]
+    assumed: Mapping[str, Assumption]
+
+    def device(self, key: str) -> Hardware:
+        """A device by its key.
+
+        Raises:
+            PlanError: there is none; tells the nearest.
+        """
+        if key.lower() not in self.devices:
+            raise PlanError(f"no device is named {key!r}; {_near(key, self.devices)}")
+        return self.devices[key.lower()]
+
+    def link(self, key: str, device: Hardware | None = None) -> LinkKind:
+        """A link by its key; `nvlink` and `pcie` are the device's own.
+
+        Raises:
+            PlanError: there is none; tells the nearest.
+        """
+        own = () if device is None else device.links
+        found = next((name for name in own if name.startswith(key.lower())), key)
+        if found.lower() not in self.links:
+            raise PlanError(f"no link is named {key!r}; {_near(key, self.links)}")
+        return self.links[found.lower()]
+
+
+def load_catalogue(path: Path | None = None) -> Catalogue:
+    """What hocket knows, and a file of the user's laid over it.
+
+    Args:
+        path: a TOML file of the same form as hocket's own.
+
+    Raises:
+        ParseError: the file cannot be read, or says what nobody asked for; names the
+            path and the key.
+    """
+    return _built_in() if path is None else _laid_over(path)
+
+
+@cache
+def _built_in() -> Catalogue:
+    text = (files("hocket.core") / "hardware.toml").read_text(encoding="utf-8")
+    return _catalogue(tomllib.loads(text), BUILT_IN)
+
+
+def _laid_over(path: Path) -> Catalogue:
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ParseError(f"{path}: cannot be read as TOML: {error}") from None
+    text = (files("hocket.core") / "hardware.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(text)
+    for section, entries in given.items():
+        if section not in known or not isinstance(entries, dict):
+            raise ParseError(
+                f"{path}: [{section}] is no section; there are [devices.NAME], "
+                "[links.NAME] and [assumed.NAME]"
+            )
+        known[section].update({name.lower(): one for name, one in entries.items()})
+    return _catalogue(known, str(path))
+
+
+def _catalogue(document: Mapping[str, Any], path: str) -> Catalogue:
+    assumed = {
+        name: Assumption(
+            _number(entry, "value", f"{path}: [assumed.{name}]"),
+            str(entry.get("why", "")),
+        )
+        for name, entry in document["assumed"].items()
+    }
+    links = {
+        key: _link(key, entry, assumed, f"{path}: [links.{key}]")
+        for key, entry in document["links"].items()
+    }
+    devices = {
+        key: _device(key, entry, assumed, f"{path}: [devices.{key}]")
+        for key, entry in document["devices"].items()
+    }
+    for device in devices.values():
+        for link in device.links:
+            if link not in links:
+                raise ParseError(
+                    f"{path}: [devices.{device.key}] links: {link!r} is no link; "
+                    f"{_near(link, links)}"
+                )
+    return Catalogue(devices, links, assumed)
+
+
+def _device(
+    key: str, entry: _Entry, assumed: Mapping[str, Assumption], where: str
+) -> Hardware:
+    words = ("name", "tflops", "matmul_fraction", "links", "source", "why")
+    names = (*words, *_DEVICE_NUMBERS, *_DEVICE_ASSUMED)
+    _check_keys(entry, names, ("tflops", "source", *_DEVICE_NUMBERS), where)
+    tflops = entry["tflops"]
+    if not isinstance(tflops, dict) or not tflops or set(tflops) - set(PRECISIONS):
+        raise ParseError(
+            f"{where} tflops: must give numbers for some of {', '.join(PRECISIONS)}"
+        )
+    memory_gib, bandwidth = (_number(entry, x, where) for x in _DEVICE_NUMBERS)
+    reached = entry.get("matmul_fraction", {})
+    if not isinstance(reached, dict):
+        reached = dict.fromkeys(tflops, reached)
+    usual = assumed["matmul_fraction"].value
+    fractions = {
+        name: _number(entry, name, where) if name in entry else assumed[name].value
+        for name in _DEVICE_ASSUMED
+    }
+    return Hardware(
+        key=key,
+        name=str(entry.get("name", key)),
+        memory_bytes=int(memory_gib * _GIB),
+        bytes_per_s=bandwidth * 1e9,
+        flops={name: _number(tflops, name, where) * 1e12 for name in tflops},
+        links=tuple(entry.get("links", ())),
+        source=str(entry["source"]),
+        why=str(entry.get("why", "")),
+        matmul_fraction={
+            name: _number(reached, name, f"{where} matmul_fraction")
+            if name in reached
+            else usual
+            for name in tflops
+        },
+        **fractions,
+    )
+
+
+def _link(
+    key: str, entry: _Entry, assumed: Mapping[str, Assumption], where: str
+) -> LinkKind:
+    names = ("name", "fraction", "source", *_LINK_NUMBERS)
+    _check_keys(entry, names, ("source", *_LINK_NUMBERS), where)
+    rate, latency_s = (_number(entry, name, where) for name in _LINK_NUMBERS)
+    fraction = (
+        _number(entry, "fraction", where)
+        if "fraction" in entry
+        else assumed["link_fraction"].value
+    )
+    return LinkKind(
+        key,
+        str(entry.get("name", key)),
+        rate * 1e9,
+        latency_s,
+        fraction,
+        str(entry["source"]),
+    )
+
+
+def _check_keys(
+    entry: object, known: tuple[str, ...], needed: tuple[str, ...], where: str
+) -> None:
+    faults = [*_key_faults(entry, known, needed)]
+    if faults:
+        raise ParseError(f"{where}: {'; '.join(faults)}")
+
+
+def _key_faults(
+    entry: object, known: tuple[str, ...], needed: tuple[str, ...]
+) -> Iterator[str]:
+    if not isinstance(entry, dict):
+        yield "must be a table"
+        return
+    for name in entry:
+        if name not in known:
+            yield f"no key is named {name!r}, {_near(name, known)}"
+    missing = [name for name in needed if name not in entry]
+    if missing:
+        yield f"{', '.join(missing)} must be given"
+
+
+def _number(entry: Mapping[str, Any], name: str, where: str) -> float:
+    value = entry.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ParseError(f"{where} {name}: must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def _near(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    """The known word that was most likely meant, and all of them."""
+    close = get_close_matches(word.lower(), known, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return f"{guess}There are {', '.join(known)}"

@@ -1,0 +1,81 @@
+"""Memory over time: steps of a curve, in activation units or in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hocket.core.arrays import Floats
+from hocket.core.op import BACKWARDS, Kind
+
+if TYPE_CHECKING:
+    from hocket.core.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryCurve:
+    """A quantity that changes at some instants and stays between them.
+
+    Args:
+        time_s: when it changes, ascending.
+        amount: how much there is from then on; units or bytes.
+    """
+
+    time_s: Floats
+    amount: Floats
+
+    @property
+    def peak(self) -> float:
+        """The most there is at any time."""
+        return float(self.amount.max()) if self.amount.size else 0.0
+
+    def at(self, time_s: float) -> float:
+        """How much there is at an instant; what changes then has changed."""
+        place = int(np.searchsorted(self.time_s, time_s, side="right"))
+        return float(self.amount[place - 1]) if place else 0.0
+
+    @classmethod
+    def of_changes(
+        cls, time_s: Floats, change: Floats, start: float = 0.0
+    ) -> MemoryCurve:
+        """Add up changes; at one instant, what is freed goes before what is taken.
+
+        Args:
+            time_s: when something changes, in any order.
+            change: by how much, more or less than 0.
+            start: how much there is before.
+        """
+        order = np.lexsort((change, time_s))
+        times = np.concatenate(([0.0], time_s[order]))
+        amounts = start + np.concatenate(([0.0], np.cumsum(change[order])))
+        return cls(times, amounts)
+
+
+def activation_units(timeline: Timeline, device: int) -> MemoryCurve:
+    """Activation units alive on a device over time.
+
+    A microbatch counts in a stage from the start of its F to the end of its B or I,
+    as one part in as many as the device has stages. Where a stage has no backward, it
+    counts while its F runs.
+    """
+    schedule = timeline.schedule
+    program = schedule.program
+    times: list[float] = []
+    changes: list[int] = []
+    for i in schedule.lanes_of(device):
+        starts, ends = timeline.start_s[i], timeline.end_s[i]
+        for j, op in enumerate(schedule.lanes[i].ops):
+            if op.kind is Kind.FORWARD:
+                times.append(starts[j])
+                changes.append(1)
+                if not program.stages[op.stage].trainable:
+                    times.append(ends[j])
+                    changes.append(-1)
+            elif op.kind in BACKWARDS:
+                times.append(ends[j])
+                changes.append(-1)
+    count = MemoryCurve.of_changes(np.array(times, float), np.array(changes, float))
+    parts = max(1, len(program.stages_on[device]))
+    return MemoryCurve(count.time_s, count.amount / parts)

@@ -1,0 +1,102 @@
+"""What a device holds at the moment when it holds the most, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.core.arrays import Floats
+from hocket.core.costs import Costs
+from hocket.core.memory import MemoryCurve
+from hocket.core.simulator.memory import (
+    Times,
+    activation_curves,
+    gradient_curves,
+    undo_curves,
+)
+from hocket.core.simulator.work import prepare
+from hocket.core.timeline import Timeline
+
+_NO_TIMES = np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class PeakBytes:
+    """The parts of one device's peak.
+
+    Args:
+        weight_bytes: of the weights, one version, and buffers.
+        gradient_bytes: of the weights' gradients; none if the peak comes before the
+            step's first backward has ended.
+        optimizer_bytes: of the optimizer's state, of averages, and of what a correction
+            of old gradients keeps.
+        activation_bytes: what forwards left for their backwards, and what the op at
+            work holds.
+        message_bytes: what was received, or is to be read on the same device; and,
+            where there are delays, older versions of the weights, and guesses of them.
+        undo_bytes: what updates keep that may have to be undone.
+    """
+
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    message_bytes: int
+    undo_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return (
+            self.weight_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.message_bytes
+            + self.undo_bytes
+        )
+
+
+def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
+    """The parts of each device's peak.
+
+    Args:
+        timeline: simulated or measured, with bytes over time.
+        costs: with which it was made.
+
+    Raises:
+        PlanError: the timeline does not know its bytes.
+    """
+    program = timeline.schedule.program
+    stage_costs = costs.of(program)
+    work = prepare(timeline.schedule, costs)
+    times = Times(
+        _joined(timeline.start_s), _joined(timeline.end_s), _NO_TIMES, _NO_TIMES
+    )
+    activations = activation_curves(work, costs, times)
+    gradients = gradient_curves(work, costs, times)
+    kept = undo_curves(work, costs, times)
+    parts = []
+    for device, own in enumerate(program.stages_on):
+        peak = timeline.peak_bytes(device)
+        curve = timeline.memory[device]
+        time_s = float(curve.time_s[curve.amount.argmax()])
+        weights = sum(stage_costs[stage].weight_bytes for stage in own)
+        trained = [stage for stage in own if program.stages[stage].trainable]
+        states = sum(stage_costs[stage].optimizer_bytes for stage in trained)
+        alive = _at(activations[device], time_s)
+        grads = _at(gradients[device], time_s)
+        undo = _at(kept[device], time_s)
+        rest = round(peak) - weights - states - alive - grads - undo
+        parts.append(PeakBytes(weights, grads, states, alive, rest, undo))
+    return tuple(parts)
+
+
+def _at(curve: MemoryCurve, time_s: float) -> int:
+    return round(curve.at(time_s))
+
+
+def _joined(columns: tuple[Floats, ...]) -> Floats:
+    joined: Floats = np.concatenate(columns)
+    return joined

@@ -1,0 +1,147 @@
+"""Schedule + Costs -> Timeline: when everything happens, without running it.
+
+The model:
+
+- A lane does its ops in order. An op begins when its lane is free and all that it needs
+  (see `dataflow`) is on its device.
+- A value that another device needs goes there in one message, over
+  `costs.link_between`: it waits until those before it have left the link, occupies
+  the link for `bytes / bytes_per_s`, and is usable `latency_s` later. It is ready to
+  go when it is made and its lane has handled it; or, where messages are ops, when both
+  its SEND and its RECV have been reached.
+- `costs.handling` keeps a lane busy after an op for each message that it sends, and
+  before an op for each that it reads (the first lane to be listed that needs it). It is
+  a part of no op. A RECV itself takes no time.
+- R begins when it is reached and the device's last reduction has ended; its lane goes
+  on at once. All replicas run in lockstep: one is simulated.
+- With `costs.jitter`, an op takes longer or shorter than the mean, at random but the
+  same at every call; the ops of one kind and stage take the mean together.
+- While `n` lanes of a device work, each is `min(1, lane_capacity / n)` as fast.
+
+What it leaves out: that messages slow the devices at their ends, and that a device
+waits for memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hocket.core.arrays import Floats
+from hocket.core.costs import Costs
+from hocket.core.schedule import Schedule
+from hocket.core.simulator.events import play_events
+from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
+from hocket.core.simulator.memory import Times, memory_curves
+from hocket.core.simulator.messages import UNREAD
+from hocket.core.simulator.needs import LOCAL
+from hocket.core.simulator.work import Work, prepare
+from hocket.core.timeline import Origin, Timeline
+from hocket.core.traffic import Traffic
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+    r"""Predict when everything in a schedule happens.
+
+    Args:
+        schedule: one that `check` accepts; others may be refused with less said.
+        costs: of the same program.
+
+    Raises:
+        CostsError: the costs do not fit the program.
+        DeadlockError: no lane can move; it names where each stands, and why.
+        ScheduleError: ops that are not of the program, or are there twice.
+
+    >>> from hocket.core.costs import Costs
+    >>> schedule = Schedule.parse("d0  0F0 0F1 0B0 0B1\nd1  1F0 1B0 1F1 1B1")
+    >>> timeline = simulate(schedule, Costs.uniform())
+    >>> timeline.makespan_s, timeline.bubble_fraction
+    (9.0, 0.333...)
+    """
+    work = prepare(schedule, costs)
+    decided = is_decided_by_lanes(work)
+    played = play_in_order(work) if decided else play_events(work, costs)
+    times = Times(
+        np.array(played.start_s),
+        np.array(played.end_s),
+        np.array(played.sent_s),
+        np.array(played.arrived_s),
+    )
+    return _timeline(work, costs, times, played.reduced_s, Origin.SIMULATED)
+
+
+def observed(
+    schedule: Schedule,
+    costs: Costs,
+    start_s: Sequence[Floats],
+    end_s: Sequence[Floats],
+    origin: Origin,
+) -> Timeline:
+    """A timeline of what was measured, with the bytes that the costs tell.
+
+    A message counts as on its way from the end of the op that made it until the first
+    op that reads it starts: later than it arrived, if the reader was busy.
+
+    Args:
+        schedule: what was done.
+        costs: say how many bytes everything has.
+        start_s: of each op, one array per lane.
+        end_s: likewise.
+        origin: measured or emulated.
+    """
+    work = prepare(schedule, costs)
+    needs, messages = work.needs, work.messages
+    start, end = np.concatenate([*start_s]), np.concatenate([*end_s])
+    read_s = np.full(needs.arrivals.maker.size + 1, np.inf)  # and one that nobody reads
+    remote = needs.arrival != LOCAL
+    np.minimum.at(read_s, needs.arrival[remote], start[needs.row[remote]])
+    sent_s = end[messages.maker]
+    first_s = np.where(messages.arrival == UNREAD, sent_s, read_s[messages.arrival])
+    arrived_s = np.maximum(sent_s, first_s)  # two devices' clocks may differ a little
+    times = Times(start, end, sent_s, arrived_s)
+    reduced = np.flatnonzero(work.is_reduction).tolist()
+    reduced_s = {row: float(start[row]) for row in reduced}
+    return _timeline(work, costs, times, reduced_s, origin)
+
+
+def _timeline(
+    work: Work,
+    costs: Costs,
+    times: Times,
+    reduced_s: Mapping[int, float],
+    origin: Origin,
+) -> Timeline:
+    return Timeline(
+        work.schedule,
+        _by_lane(times.start_s, work),
+        _by_lane(times.end_s, work),
+        _traffic(work, costs, times, reduced_s),
+        memory_curves(work, costs, times),
+        origin,
+    )
+
+
+def _by_lane(column: Floats, work: Work) -> tuple[Floats, ...]:
+    return tuple(np.split(column, work.columns.first[1:-1]))
+
+
+def _traffic(
+    work: Work, costs: Costs, times: Times, reduced_s: Mapping[int, float]
+) -> Traffic:
+    """The messages and the reductions, in order of start."""
+    columns, messages = work.columns, work.messages
+    reductions = np.array(sorted(reduced_s), np.int64)
+    begin_s = np.array([reduced_s[row] for row in reductions.tolist()], float)
+    rows = np.concatenate((messages.maker, reductions))
+    sizes = np.array([c.gradient_bytes for c in costs.of(work.schedule.program)])
+    traffic = Traffic(
+        columns.lane[rows],
+        rows - np.array(columns.first)[columns.lane[rows]],
+        np.concatenate((messages.from_device, columns.device[reductions])),
+        np.concatenate((messages.to_device, columns.device[reductions])),
+        np.concatenate((times.sent_s, begin_s)),
+        np.concatenate((times.arrived_s, times.end_s[reductions])),
+        np.concatenate((messages.num_bytes, sizes[columns.stage[reductions]])),
+    )
+    return traffic.taken(np.argsort(traffic.start_s, kind="stable"))

@@ -1,0 +1,213 @@
+"""The general clock: a queue of events, in order of time.
+
+It knows what the fast clock cannot: lanes of one device that slow each other, links
+that several devices share, and messages that are ops of the schedule.
+
+At one instant, ops that end go first, then ops that begin, then messages; among equals
+the lower lane, or the message of the op that is listed first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final
+
+from hocket.core.costs import Costs
+from hocket.core.op import MESSAGES, RECEIVES
+from hocket.core.simulator.messages import NO_OP, UNREAD
+from hocket.core.simulator.played import NOT_YET, Played, refuse_stuck
+from hocket.core.simulator.work import Work, to_list
+
+_ENDS: Final = 0
+_BEGINS: Final = 1
+_IS_SENT: Final = 2
+
+
+def play_events(work: Work, costs: Costs) -> Played:
+    """When everything happens, in any schedule.
+
+    Raises:
+        DeadlockError: no lane can move.
+    """
+    clock = _Clock(work, costs.lane_capacity)
+    clock.run()
+    position = [lane.op for lane in clock.lanes]
+    refuse_stuck(work, position, clock.item_s)
+    return Played(
+        clock.start_s,
+        clock.item_s[: work.columns.num_ops],
+        clock.sent_s,
+        clock.arrived_s,
+        clock.reduced_s,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """Where a lane stands, and the op that it works on.
+
+    Args:
+        number: its index in the schedule.
+        op: the row of the op that it works on, or else of the next one.
+        stop: the row after its last op.
+        free_s: when it is free for the next op.
+        left_s: work left at `since_s`, in seconds of an undisturbed lane.
+        pace: seconds of work per second since then; 0 before the op has begun.
+        end_s: when the op will have ended at this pace.
+    """
+
+    number: int
+    op: int
+    stop: int
+    free_s: float = 0.0
+    left_s: float = 0.0
+    since_s: float = 0.0
+    pace: float = 0.0
+    end_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Device:
+    """What the lanes of a device have in common."""
+
+    busy: list[_Lane] = field(default_factory=list)
+    reduced_s: float = 0.0  # when its last reduction has ended
+
+
+class _Clock:
+    def __init__(self, work: Work, lane_capacity: float) -> None:
+        columns, messages = work.columns, work.messages
+        self.work = work
+        self.lane_capacity = lane_capacity
+        self.queue: list[tuple[float, int, int]] = []  # time, event, lane or message
+        self.lanes = [
+            _Lane(i, columns.first[i], columns.first[i + 1])
+            for i in range(len(work.schedule.lanes))
+        ]
+        devices: defaultdict[int, _Device] = defaultdict(_Device)
+        self.device = [devices[lane.device] for lane in work.schedule.lanes]
+        self.waiting: dict[int, list[_Lane]] = {}  # item -> lanes that wait for it
+        self.start_s = [0.0] * columns.num_ops
+        self.item_s = [NOT_YET] * work.num_items
+        self.reduced_s: dict[int, float] = {}
+
+        self.is_message = columns.is_any(MESSAGES).tolist()
+        self.is_receive = columns.is_any(RECEIVES).tolist()
+        num_posts = 2 if messages.is_explicit else 1
+        self.posts_missing = [num_posts] * messages.num_messages
+        self.ready_s = [0.0] * messages.num_messages
+        self.sent_s = [0.0] * messages.num_messages
+        self.arrived_s = [0.0] * messages.num_messages
+        self.sender = messages.sender.tolist()
+        self.receiver = messages.receiver.tolist()
+        self.arrival = messages.arrival.tolist()
+        self.link = messages.link.tolist()
+        self.occupied_s = to_list(messages.occupied_s)
+        self.latency_s = to_list(messages.latency_s)
+        self.handling_s = to_list(messages.handling_s)
+        self.link_free_s = [0.0] * (1 + max(self.link, default=0))
+
+    def run(self) -> None:
+        """Handle events until there are none."""
+        for lane in self.lanes:
+            self._look(lane)
+        while self.queue:
+            time, event, number = heappop(self.queue)
+            if event == _IS_SENT:
+                self._send(number, time)
+            elif event == _BEGINS:
+                self._begin(self.lanes[number], time)
+            elif self.lanes[number].end_s == time and self.lanes[number].pace:
+                self._end(self.lanes[number], time)  # else its pace has changed since
+
+    def _look(self, lane: _Lane) -> None:
+        """See when a free lane can begin its next op, or what it must wait for."""
+        if lane.op == lane.stop:
+            return
+        work, time = self.work, lane.free_s
+        for wait in range(work.wait_from[lane.op], work.wait_from[lane.op + 1]):
+            item = work.wait_item[wait]
+            if self.item_s[item] == NOT_YET:
+                self.waiting.setdefault(item, []).append(lane)
+                return
+            time = max(time, self.item_s[item]) + work.wait_handling_s[wait]
+        heappush(self.queue, (time, _BEGINS, lane.number))
+
+    def _begin(self, lane: _Lane, time: float) -> None:
+        """The next op of a lane begins; the lane goes on at once if it only starts."""
+        op = lane.op
+        self.start_s[op] = time
+        if self.work.is_reduction[op]:
+            device = self.device[lane.number]
+            self.reduced_s[op] = begin_s = max(time, device.reduced_s)
+            device.reduced_s = begin_s + self.work.seconds[op]
+            self._go_on(lane, time)
+            self._come(op, device.reduced_s)
+        elif self.is_message[op]:
+            self._go_on(lane, self._post(op, time))
+        else:
+            lane.left_s, lane.since_s, lane.pace = self.work.seconds[op], time, 0.0
+            self.device[lane.number].busy.append(lane)
+            self._set_pace(self.device[lane.number], time)
+
+    def _end(self, lane: _Lane, time: float) -> None:
+        """The op that a lane works on has ended."""
+        lane.pace = 0.0
+        device = self.device[lane.number]
+        device.busy.remove(lane)
+        self._set_pace(device, time)
+        op = lane.op
+        self._go_on(lane, self._post(op, time))
+        self._come(op, time)
+
+    def _go_on(self, lane: _Lane, time: float) -> None:
+        lane.op += 1
+        lane.free_s = time
+        self._look(lane)
+
+    def _set_pace(self, device: _Device, time: float) -> None:
+        """Share a device among its busy lanes."""
+        if not device.busy:
+            return
+        pace = min(1.0, self.lane_capacity / len(device.busy))
+        for lane in device.busy:
+            if lane.pace == pace:
+                continue
+            lane.left_s -= (time - lane.since_s) * lane.pace
+            lane.since_s, lane.pace = time, pace
+            lane.end_s = time + max(0.0, lane.left_s) / pace
+            heappush(self.queue, (lane.end_s, _ENDS, lane.number))
+
+    def _post(self, op: int, time: float) -> float:
+        """Hand over what an op sends or receives; returns when the lane is free."""
+        work = self.work
+        for message in work.post_message[work.post_from[op] : work.post_from[op + 1]]:
+            if not self.is_receive[op]:
+                time += self.handling_s[message]
+            self.ready_s[message] = max(self.ready_s[message], time)
+            self.posts_missing[message] -= 1
+            if not self.posts_missing[message]:
+                heappush(self.queue, (self.ready_s[message], _IS_SENT, message))
+        return time
+
+    def _send(self, message: int, time: float) -> None:
+        """A message is ready, and goes when those before it have left the link."""
+        link = self.link[message]
+        sent_s = max(time, self.link_free_s[link])
+        self.sent_s[message] = sent_s
+        self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
+        self.arrived_s[message] = arrived_s = free_s + self.latency_s[message]
+        if self.receiver[message] != NO_OP:
+            self.item_s[self.sender[message]] = arrived_s
+            self.item_s[self.receiver[message]] = arrived_s
+        if self.arrival[message] != UNREAD:
+            self._come(self.work.columns.num_ops + self.arrival[message], arrived_s)
+
+    def _come(self, item: int, time: float) -> None:
+        """An item comes at `time`, which may be later than now: wake who waits."""
+        if self.item_s[item] == NOT_YET:
+            self.item_s[item] = time
+            for lane in self.waiting.pop(item, ()):
+                self._look(lane)

@@ -1,0 +1,120 @@
+"""The fast clock: lane by lane, each as far as it comes, without a queue of events.
+
+It needs no queue because here the order on each lane decides all other orders: a
+device has one lane, so nobody slows it; and a link carries messages of one device
+alone, which enter it as that device's lane sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hocket.core.simulator.messages import Messages
+from hocket.core.simulator.played import NOT_YET, Played, refuse_stuck
+from hocket.core.simulator.work import Work, to_list
+
+
+def is_decided_by_lanes(work: Work) -> bool:
+    """Whether the order on each lane decides all other orders."""
+    devices = [lane.device for lane in work.schedule.lanes]
+    return (
+        len(set(devices)) == len(devices)
+        and not work.messages.is_explicit
+        and _senders_are_alone(work.messages)
+    )
+
+
+def play_in_order(work: Work) -> Played:
+    """When everything happens, in a schedule for which `is_decided_by_lanes`.
+
+    Raises:
+        DeadlockError: no lane can move.
+    """
+    clock = _Clock(work)
+    lanes = [clock.lane(i) for i in range(len(work.schedule.lanes))]
+    runnable = list(range(len(lanes)))
+    while runnable:
+        lane = runnable.pop()
+        item = next(lanes[lane], None)
+        if item is not None:
+            clock.waiting[item] = lane
+        runnable += clock.woken
+        clock.woken.clear()
+    refuse_stuck(work, clock.position, clock.item_s)
+    num_ops = work.columns.num_ops
+    return Played(
+        clock.start_s,
+        clock.item_s[:num_ops],
+        clock.sent_s,
+        clock.item_s[num_ops:-1],
+        clock.reduced_s,
+    )
+
+
+def _senders_are_alone(messages: Messages) -> bool:
+    sender_of: dict[int, int] = {}
+    links, devices = messages.link.tolist(), messages.from_device.tolist()
+    return all(
+        sender_of.setdefault(link, device) == device
+        for link, device in set(zip(links, devices, strict=True))
+    )
+
+
+class _Clock:
+    """Lanes as generators: each runs until it must wait, and yields for what."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        num_messages = work.messages.num_messages
+        self.start_s = [0.0] * work.columns.num_ops
+        self.item_s = [NOT_YET] * work.num_items
+        self.sent_s = [0.0] * num_messages
+        self.reduced_s: dict[int, float] = {}
+        self.position = list(work.columns.first[:-1])
+        self.waiting: dict[int, int] = {}  # item -> the lane that waits for it
+        self.woken: list[int] = []
+        self.link = work.messages.link.tolist()
+        self.occupied_s = to_list(work.messages.occupied_s)
+        self.latency_s = to_list(work.messages.latency_s)
+        self.handling_s = to_list(work.messages.handling_s)
+        self.link_free_s = [0.0] * (1 + max(self.link, default=0))
+
+    def lane(self, lane: int) -> Iterator[int]:
+        """Run a lane; yields the item that it waits for."""
+        work, item_s, start_s = self.work, self.item_s, self.start_s
+        wait_from, wait_item = work.wait_from, work.wait_item
+        handling_s, post_from = work.wait_handling_s, work.post_from
+        begin, end = work.columns.first[lane : lane + 2]
+        time = reduced = 0.0
+        for op in range(begin, end):
+            for wait in range(wait_from[op], wait_from[op + 1]):
+                item = wait_item[wait]
+                if item_s[item] == NOT_YET:
+                    self.position[lane] = op
+                    yield item
+                if item_s[item] > time:
+                    time = item_s[item]
+                time += handling_s[wait]
+            start_s[op] = time
+            if work.is_reduction[op]:
+                self.reduced_s[op] = begin_s = max(time, reduced)
+                item_s[op] = reduced = begin_s + work.seconds[op]
+                continue
+            item_s[op] = time = time + work.seconds[op]
+            if post_from[op] < post_from[op + 1]:
+                time = self._send(range(post_from[op], post_from[op + 1]), time)
+        self.position[lane] = end
+
+    def _send(self, messages: range, time: float) -> float:
+        """Send what an op made; returns when the lane has handled it all."""
+        for message in messages:
+            time += self.handling_s[message]
+            link = self.link[message]
+            sent_s = max(time, self.link_free_s[link])
+            self.sent_s[message] = sent_s
+            self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
+            item = self.work.columns.num_ops + message
+            self.item_s[item] = free_s + self.latency_s[message]
+            if item in self.waiting:
+                self.woken.append(self.waiting.pop(item))
+        return time

@@ -1,0 +1,345 @@
+"""Bytes over time on each device, from when everything happened.
+
+What is counted, of each stage, and for how long:
+
+    one version of the weights           always
+    the optimizer's state                always, where the stage is trained
+    gradients                            from the end of a step's first B (or W), or all
+                                         along, until its U has ended
+    an older version of the weights      from the U that would overwrite it until the
+                                         last op that reads it has ended
+      where guesses are read instead     of every version, from the first op that reads
+                                         it (or that U) until the last one has ended
+    activation_bytes                     F ├──────────┤ B      forward only: F ├─┤
+      with the backward split            F ├──────────┤ I
+      weight_grad_held_bytes                          I ├────┤ W
+      where the stage recomputes                    B ├─┤
+        replay_bytes                     F ├──────────┤ B
+        forward_work_bytes               F ├─┤
+    backward_work_bytes                             B ├─┤
+    input_grad_work_bytes                           I ├─┤
+    weight_grad_work_bytes                                 W ├─┤
+    update_work_bytes                                            U ├─┤
+    undo_bytes                           from the end of U until the next step has done
+                                         what it can do ahead, and likewise in the first
+    gradients, once more                                    R ├──┤
+    the output, where only forward runs  from the end of F until it is sent and read
+    the output, read on its own device   from the end of F until the reader's B ended
+      and the gradient that comes back   from the end of B until the reader's B ended
+    a received message                   from when it is on its way (or the RECV is
+                                         posted) until the last op that needs it ended;
+                                         the input of an F until its B has ended, or
+                                         its W (its I, if W has no use for it)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from hocket.core.ahead import lanes_ahead
+from hocket.core.arrays import Floats, Ints
+from hocket.core.costs import Costs, StageCost
+from hocket.core.dataflow import Fact
+from hocket.core.memory import MemoryCurve
+from hocket.core.op import BACKWARDS, Kind
+from hocket.core.program import Program
+from hocket.core.simulator.columns import CODES, Columns
+from hocket.core.simulator.messages import NO_OP
+from hocket.core.simulator.needs import LOCAL
+from hocket.core.simulator.values import FACTS, ValueNumbers
+from hocket.core.simulator.work import Work
+
+
+class Times(NamedTuple):
+    """Start and end of each op, and of each message."""
+
+    start_s: Floats
+    end_s: Floats
+    sent_s: Floats
+    arrived_s: Floats
+
+
+class _Changes(NamedTuple):
+    """Bytes taken (more than 0) and given back (less), many times over."""
+
+    device: Ints
+    time_s: Floats
+    num_bytes: Floats
+
+
+def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
+    """Bytes alive over time, a curve per device."""
+    program = work.schedule.program
+    stage_costs = costs.of(program)
+    released_s = _released_s(work, stage_costs, times)
+    changes = (
+        *_activations(work, stage_costs, times),
+        *_work(work, stage_costs, times),
+        *_gradients(work, costs, times),
+        *_to_undo(work, stage_costs, times),
+        *_old_weights(work, program, stage_costs, times),
+        *_outputs(work, stage_costs, times, released_s),
+        *_received(work, times, released_s),
+    )
+    return _curves(changes, _always(program, stage_costs))
+
+
+def activation_curves(
+    work: Work, costs: Costs, times: Times
+) -> tuple[MemoryCurve, ...]:
+    """Of these bytes, those that forwards left, and those that ops hold at work."""
+    program = work.schedule.program
+    stage_costs = costs.of(program)
+    changes = (
+        *_activations(work, stage_costs, times),
+        *_work(work, stage_costs, times),
+    )
+    return _curves(changes, [0.0] * program.num_devices)
+
+
+def gradient_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
+    """Of these bytes, those of the weights' gradients."""
+    program = work.schedule.program
+    changes = tuple(_gradients(work, costs, times))
+    return _curves(changes, [0.0] * program.num_devices)
+
+
+def undo_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
+    """Of these bytes, those that updates keep to be undone."""
+    program = work.schedule.program
+    changes = tuple(_to_undo(work, costs.of(program), times))
+    return _curves(changes, [0.0] * program.num_devices)
+
+
+def _curves(
+    changes: Sequence[_Changes], start: Sequence[float]
+) -> tuple[MemoryCurve, ...]:
+    """A curve per device, from what there is before."""
+    device, time_s, num_bytes = (np.concatenate(c) for c in zip(*changes, strict=True))
+    kept = np.flatnonzero(num_bytes)
+    kept = kept[np.argsort(device[kept], kind="stable")]
+    bounds = np.searchsorted(device[kept], np.arange(1, len(start)))
+    return tuple(
+        MemoryCurve.of_changes(time_s[of_one], num_bytes[of_one], before)
+        for of_one, before in zip(np.split(kept, bounds), start, strict=True)
+    )
+
+
+def _always(program: Program, costs: Sequence[StageCost]) -> list[float]:
+    """What is there on each device whatever happens."""
+    num_bytes = [0.0] * program.num_devices
+    for stage, cost in zip(program.stages, costs, strict=True):
+        num_bytes[stage.device] += cost.weight_bytes
+        if stage.trainable:
+            num_bytes[stage.device] += cost.optimizer_bytes
+    return num_bytes
+
+
+def _released_s(work: Work, costs: Sequence[StageCost], times: Times) -> Floats:
+    """When each op has no more use for what it read: an F when its B has ended.
+
+    For the B needs the input too: for the gradients of the weights, or to run the F
+    once more.
+    """
+    columns = work.columns
+    numbers = ValueNumbers.of(work.schedule.program)
+    key = columns.stage * numbers.num_steps + columns.step
+    key = key * numbers.num_microbatches + columns.microbatch
+    holds = np.array([cost.holds_input for cost in costs])[columns.stage]
+    is_last = columns.is_any(frozenset({Kind.BACKWARD_WEIGHT})) & holds
+    backward = np.flatnonzero(columns.is_any(BACKWARDS) | is_last)
+    forward = _rows(columns, Kind.FORWARD)
+    last_s = np.zeros(key.max(initial=0) + 1)
+    np.maximum.at(last_s, key[backward], times.end_s[backward])
+    released_s: Floats = times.end_s.copy()
+    released_s[forward] = np.maximum(released_s[forward], last_s[key[forward]])
+    return released_s
+
+
+def _activations(
+    work: Work, costs: Sequence[StageCost], times: Times
+) -> Iterator[_Changes]:
+    columns = work.columns
+    whole = np.array([cost.activation_bytes for cost in costs], float)
+    kept = np.array([cost.kept_bytes for cost in costs], float)
+    held = np.array([cost.weight_grad_held_bytes for cost in costs], float)
+    trainable = np.array([s.trainable for s in work.schedule.program.stages])
+    kept = np.where(trainable, kept, whole)
+
+    def at(rows: Ints, time_s: Floats, of_stage: Floats) -> _Changes:
+        return _Changes(
+            columns.device[rows], time_s[rows], of_stage[columns.stage[rows]]
+        )
+
+    forward = _rows(columns, Kind.FORWARD)
+    yield at(forward, times.start_s, kept)
+    yield at(forward, times.end_s, np.where(trainable, 0.0, -whole))
+    for kind, left in ((Kind.BACKWARD, 0.0), (Kind.BACKWARD_INPUT, held)):
+        rows = _rows(columns, kind)
+        yield at(rows, times.start_s, whole - kept)
+        yield at(rows, times.end_s, left - whole)
+    yield at(_rows(columns, Kind.BACKWARD_WEIGHT), times.end_s, -held)
+
+
+def _work(work: Work, costs: Sequence[StageCost], times: Times) -> Iterator[_Changes]:
+    """What ops hold while they run, and no longer."""
+    columns = work.columns
+    for kind in _WORKS:
+        rows = _rows(columns, kind)
+        yield from _held(
+            columns.device[rows],
+            times.start_s[rows],
+            times.end_s[rows],
+            np.array([c.work_bytes(kind) for c in costs], float)[columns.stage[rows]],
+        )
+
+
+_WORKS: Final = (
+    *(Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT),
+    *(Kind.REDUCE, Kind.UPDATE),
+)
+
+
+def _gradients(work: Work, costs: Costs, times: Times) -> Iterator[_Changes]:
+    """While the first B runs, they come in the place of what it gives back."""
+    columns, program = work.columns, work.schedule.program
+    key = columns.stage * program.num_steps + columns.step
+    num_keys = program.num_stages * program.num_steps
+    makers = np.flatnonzero(
+        columns.is_any(frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT}))
+    )
+    updates = _rows(columns, Kind.UPDATE)
+    begin_s = np.full(num_keys, np.inf)
+    first_s = np.zeros(makers.size) if costs.accumulates else times.end_s[makers]
+    np.minimum.at(begin_s, key[makers], first_s)
+    end_s = np.full(num_keys, times.end_s.max(initial=0.0))
+    end_s[key[updates]] = times.end_s[updates]
+    of_stage = np.repeat(np.arange(program.num_stages), program.num_steps)
+    device = np.array([stage.device for stage in program.stages])
+    size = np.array([cost.gradient_bytes for cost in costs.of(program)], float)
+    yield from _held(device[of_stage], begin_s, end_s, size[of_stage])
+
+
+def _to_undo(
+    work: Work, costs: Sequence[StageCost], times: Times
+) -> Iterator[_Changes]:
+    """Until its device's last forward that is played ahead; not at all without one."""
+    columns, program = work.columns, work.schedule.program
+    updates = _rows(columns, Kind.UPDATE)
+    device, step = columns.device[updates], columns.step[updates]
+    size = np.array([cost.undo_bytes for cost in costs], float)
+    size = size[columns.stage[updates]]
+    if not size.any():
+        yield _Changes(device[:0], size[:0], size[:0])
+        return
+    ahead = np.array(
+        [
+            (op.stage, op.microbatch)
+            for lane in lanes_ahead(work.schedule)
+            for op in lane.ops
+        ],
+        int,
+    ).reshape(-1, 2)
+    num = int(columns.microbatch.max(initial=0)) + 1
+    keys = columns.stage * num + columns.microbatch
+    forwards = _rows(columns, Kind.FORWARD)
+    forwards = forwards[np.isin(keys[forwards], ahead[:, 0] * num + ahead[:, 1])]
+    certain_s = np.zeros((program.num_devices, program.num_steps + 1))
+    certain_s[:, -1] = times.end_s.max(initial=0.0)
+    place = columns.device[forwards], columns.step[forwards]
+    np.maximum.at(certain_s, place, times.end_s[forwards])
+    yield from _held(device, times.end_s[updates], certain_s[device, step + 1], size)
+    first = step == 0
+    begin_s = np.zeros(first.sum())
+    yield from _held(device[first], begin_s, certain_s[device[first], 0], size[first])
+
+
+def _old_weights(
+    work: Work, program: Program, costs: Sequence[StageCost], times: Times
+) -> Iterator[_Changes]:
+    columns, needs = work.columns, work.needs
+    numbers = ValueNumbers.of(program)
+    fact, stage = numbers.fact_and_stage(needs.value)
+    of_weights = np.flatnonzero(fact == FACTS.index(Fact.WEIGHTS))
+    row, stage = needs.row[of_weights], stage[of_weights]
+    versions, version = np.unique(needs.value[of_weights], return_inverse=True)
+    is_update = columns.kind[row] == CODES[Kind.UPDATE]
+    overwrites = is_update & (columns.stage[row] == stage)
+    last_read_s = np.zeros(versions.size)
+    reads = ~overwrites
+    np.maximum.at(last_read_s, version[reads], times.end_s[row[reads]])
+    guess = np.array([cost.guess_bytes for cost in costs], float)
+    size = np.array([cost.weight_bytes for cost in costs], float)
+    size[guess > 0] = 0.0  # their updates overwrite nothing that is read
+    yield from _held(
+        columns.device[row[overwrites]],
+        times.start_s[row[overwrites]],
+        last_read_s[version[overwrites]],
+        size[stage[overwrites]],
+    )
+    first_s = np.full(versions.size, np.inf)
+    np.minimum.at(first_s, version, times.start_s[row])
+    device = np.array([stage.device for stage in program.stages])
+    _, of_version = numbers.fact_and_stage(versions)
+    yield from _held(device[of_version], first_s, last_read_s, guess[of_version])
+
+
+def _outputs(
+    work: Work, costs: Sequence[StageCost], times: Times, released_s: Floats
+) -> Iterator[_Changes]:
+    """What stays where it was made: until it is sent, or read on the same device."""
+    columns, needs, stages = work.columns, work.needs, work.schedule.program.stages
+    trainable = np.array([stage.trainable for stage in stages])
+    until_s = times.end_s.copy()
+    maker = np.maximum(needs.maker, 0)
+    is_local = (needs.arrival == LOCAL) & (needs.maker >= 0)
+    elsewhere = is_local & (columns.stage[maker] != columns.stage[needs.row])
+    np.maximum.at(until_s, maker[elsewhere], released_s[needs.row[elsewhere]])
+    own = is_local & ~elsewhere & ~trainable[columns.stage[maker]]
+    np.maximum.at(until_s, maker[own], times.end_s[needs.row[own]])
+    is_sent = ~trainable[columns.stage[work.messages.maker]]
+    sent = work.messages.maker[is_sent]
+    np.maximum.at(until_s, sent, times.arrived_s[is_sent])
+    for kind, size in (
+        (Kind.FORWARD, [cost.output_bytes for cost in costs]),
+        (Kind.BACKWARD, [cost.input_grad_bytes for cost in costs]),
+        (Kind.BACKWARD_INPUT, [cost.input_grad_bytes for cost in costs]),
+    ):
+        rows = _rows(columns, kind)
+        yield from _held(
+            columns.device[rows],
+            times.end_s[rows],
+            until_s[rows],
+            np.array(size, float)[columns.stage[rows]],
+        )
+
+
+def _received(work: Work, times: Times, released_s: Floats) -> Iterator[_Changes]:
+    needs, messages = work.needs, work.messages
+    last_read_s = np.zeros(needs.arrivals.maker.size + 1)  # and one that nobody reads
+    remote = needs.arrival != LOCAL
+    np.maximum.at(last_read_s, needs.arrival[remote], released_s[needs.row[remote]])
+    is_implicit = messages.receiver == NO_OP
+    posted_s = times.start_s[messages.receiver]
+    yield from _held(
+        messages.to_device,
+        np.where(is_implicit, times.sent_s, posted_s),
+        last_read_s[messages.arrival],
+        messages.num_bytes.astype(float),
+    )
+
+
+def _rows(columns: Columns, kind: Kind) -> Ints:
+    return np.flatnonzero(columns.kind == CODES[kind])
+
+
+def _held(
+    device: Ints, begin_s: Floats, end_s: Floats, num_bytes: Floats
+) -> Iterator[_Changes]:
+    """Bytes that are there from begin to end, where the end is later."""
+    lasts = np.flatnonzero(end_s > begin_s)
+    yield _Changes(device[lasts], begin_s[lasts], num_bytes[lasts])
+    yield _Changes(device[lasts], end_s[lasts], -num_bytes[lasts])

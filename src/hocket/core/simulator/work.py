@@ -1,0 +1,180 @@
+"""A schedule and its costs as plain lists, which is what the two clocks read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+
+from hocket.core.arrays import Bools, Floats, Ints
+from hocket.core.costs import Costs
+from hocket.core.op import ASYNCHRONOUS, Kind
+from hocket.core.schedule import Schedule
+from hocket.core.simulator.columns import CODES, KINDS, Columns
+from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
+from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What has to happen before what, and how long it takes.
+
+    What lanes wait for are *items*: item `i` is the end of op `i`; after those come
+    the arrivals, and the last item never comes.
+
+    Args:
+        schedule: what it was made of.
+        columns: its ops.
+        needs: all that they need, also what needs no waiting for.
+        messages: between them.
+        num_items: ops, arrivals and the one that never comes.
+        seconds: how long each op takes; of a reduction, until its result is there.
+        is_reduction: of each op.
+        wait_from: where the waits of each op begin in the next two lists.
+        wait_item: what an op waits for, in the order of its needs.
+        wait_handling_s: what the lane spends on it then.
+        post_from: where the posts of each op begin in the next list.
+        post_message: the messages that an op sends or, if it is a RECV, makes room for.
+    """
+
+    schedule: Schedule
+    columns: Columns
+    needs: Needs
+    messages: Messages
+    num_items: int
+    seconds: list[float]
+    is_reduction: list[bool]
+    wait_from: list[int]
+    wait_item: list[int]
+    wait_handling_s: list[float]
+    post_from: list[int]
+    post_message: list[int]
+
+    def needed_value(self, row: int, item: int) -> int:
+        """The number of the value for which an op waits for an item."""
+        begin, end = np.searchsorted(self.needs.row, [row, row + 1])
+        items = _items(self.columns, self.needs)[begin:end]
+        return int(self.needs.value[begin + np.flatnonzero(items == item)[0]])
+
+
+def prepare(schedule: Schedule, costs: Costs) -> Work:
+    """Find out all that the clocks must know.
+
+    Raises:
+        CostsError: the costs do not fit the program.
+        ScheduleError: ops that are not of the program, or that are there twice.
+    """
+    columns = Columns.of(schedule)
+    needs = Needs.of(columns, schedule.program)
+    messages = find_messages(schedule, columns, needs, costs)
+    waits = _is_wait(columns, needs)
+    items = _items(columns, needs)[waits]
+    posts = np.concatenate((messages.sender, messages.receiver))
+    order = np.argsort(posts, kind="stable")
+    order = order[np.count_nonzero(posts == NO_OP) :]
+    num_items = columns.num_ops + needs.arrivals.maker.size + 1
+    return Work(
+        schedule=schedule,
+        columns=columns,
+        needs=needs,
+        messages=messages,
+        num_items=num_items,
+        seconds=to_list(_seconds(schedule, columns, costs)),
+        is_reduction=(columns.kind == CODES[Kind.REDUCE]).tolist(),
+        wait_from=_offsets(needs.row[waits], columns.num_ops),
+        wait_item=items.tolist(),
+        wait_handling_s=to_list(_handling_s(columns, messages, num_items, items)),
+        post_from=_offsets(posts[order], columns.num_ops),
+        post_message=(order % max(1, messages.num_messages)).tolist(),
+    )
+
+
+def to_list(column: Floats) -> list[float]:
+    """A column as a list; a single float, many times, where all are equal."""
+    if column.size and (column == column[0]).all():
+        return [float(column[0])] * column.size
+    numbers: list[float] = column.tolist()
+    return numbers
+
+
+def _items(columns: Columns, needs: Needs) -> Ints:
+    """The item that brings each need."""
+    num_arrivals = needs.arrivals.maker.size
+    local = np.where(needs.maker == NEVER, columns.num_ops + num_arrivals, needs.maker)
+    return np.where(needs.arrival == LOCAL, local, columns.num_ops + needs.arrival)
+
+
+def _is_wait(columns: Columns, needs: Needs) -> Bools:
+    """Which needs a lane may have to wait for.
+
+    Not for what is given, nor for what its own lane has done when it comes there.
+    """
+    maker = np.maximum(needs.maker, 0)
+    is_done = (
+        (needs.maker >= 0)
+        & (columns.lane[maker] == columns.lane[needs.row])
+        & (maker < needs.row)
+        & ~columns.is_any(ASYNCHRONOUS)[maker]
+    )
+    waits: Bools = ~is_done & (needs.maker != GIVEN)
+    return waits
+
+
+def _handling_s(
+    columns: Columns, messages: Messages, num_items: int, items: Ints
+) -> Floats:
+    """What a lane spends at each wait: once per arrival, where it is first listed."""
+    spent_s = np.zeros(items.size)
+    if messages.handling_s.any():
+        is_read = messages.arrival != UNREAD
+        of_item = np.zeros(num_items)
+        arrived = columns.num_ops + messages.arrival[is_read]
+        of_item[arrived] = messages.handling_s[is_read]
+        item, first = np.unique(items, return_index=True)
+        spent_s[first] = of_item[item]
+    return spent_s
+
+
+def _seconds(schedule: Schedule, columns: Columns, costs: Costs) -> Floats:
+    program = schedule.program
+    table = np.zeros((len(KINDS), program.num_stages))
+    for stage, cost in enumerate(costs.of(program)):
+        for code, kind in enumerate(KINDS):
+            if kind not in ASYNCHRONOUS:
+                table[code, stage] = cost.seconds(kind) + costs.op_s
+        table[CODES[Kind.REDUCE], stage] = costs.reduce_link.ring_s(
+            cost.gradient_bytes, program.num_replicas
+        )
+    seconds: Floats = table[columns.kind, columns.stage]
+    return seconds * _factors(columns, costs.jitter) if costs.jitter else seconds
+
+
+def _factors(columns: Columns, jitter: float) -> Floats:
+    """How much longer than the mean each op takes, the same at every call.
+
+    The ops of one kind and stage get the middles of equal parts of a normal
+    distribution, shuffled: their sum is not changed, whatever their number.
+    """
+    random = np.random.default_rng(0)
+    factors = np.ones(columns.num_ops)
+    _, group = np.unique([columns.kind, columns.stage], axis=1, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    bounds = np.flatnonzero(np.diff(group[order])) + 1
+    for rows in np.split(order, bounds):
+        factors[rows] = 1 + jitter * random.permutation(_middles(rows.size))
+    return factors
+
+
+@cache
+def _middles(num: int) -> Floats:
+    """The middles of `num` equally likely parts of the standard normal distribution."""
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / num) for i in range(num)])
+
+
+def _offsets(rows: Ints, num_rows: int) -> list[int]:
+    """Where the entries of each row begin in a sorted column, and where all end."""
+    offsets: list[int] = np.searchsorted(rows, np.arange(num_rows + 1)).tolist()
+    return offsets

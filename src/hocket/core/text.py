@@ -1,0 +1,243 @@
+"""The text form of schedules: docs, tests, errors and bug reports all use it.
+
+    d0  0F0 0F1 0B0 0B1 0U            a lane: its label, then its ops in order
+    d0.1  0W0 0W1                     a second lane of device 0
+    d0  0F0 |: 0F0@1 0B0 :| 0B0@1     a flush-free order: the body between the signs
+
+Where the lanes alone do not tell the program, lines before them do:
+
+    steps 2
+    replicas 2
+    net teacher microbatches=4
+    net student microbatches=4 loss=batch
+    stage 0 net=teacher device=0 delay=1 trainable=no follows=1
+    stage 1 net=student device=0
+    flow 0>1
+    repeats 3                         how often the body stands there, if not once
+
+`#` begins a comment. Printing and parsing are each other's inverse.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from hocket.core.infer import infer_program
+from hocket.core.op import Op
+from hocket.core.program import Net, Program, Stage
+from hocket.core.schedule import Lane, Schedule
+from hocket.errors import HocketError, ParseError
+
+_LANE: Final = re.compile(r"d(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
+_SIGNS: Final = ("|:", ":|")  # around the body
+_NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
+_PAIR: Final = re.compile(r"([a-z]+)=(\S+)")
+_FLOW: Final = re.compile(r"(\d{1,9})>(\d{1,9})", re.ASCII)
+
+
+def to_text(schedule: Schedule) -> str:
+    """Write a schedule as text that `from_text` reads back to an equal one."""
+    lines = [] if _is_told_by_lanes(schedule) else _header(schedule.program)
+    if schedule.num_repeats > 1:
+        lines.append(f"repeats {schedule.num_repeats}")
+    width = max((len(lane.label) for lane in schedule.lanes), default=0)
+    for i, lane in enumerate(schedule.lanes):
+        words = [str(op) for op in lane.ops]
+        if schedule.body:
+            begin, end = schedule.body[i]
+            words[end:end] = [":|"]
+            words[begin:begin] = ["|:"]
+        lines.append(f"{lane.label:<{width}}  {' '.join(words)}".rstrip())
+    return "\n".join(lines)
+
+
+def from_text(text: str, *, path: str = "<text>") -> Schedule:
+    """Read a schedule; `path` is named in errors.
+
+    Raises:
+        ParseError: with the path, the line and what was expected there.
+    """
+    draft = _Draft()
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        try:
+            draft.read(words)
+        except HocketError as error:
+            raise ParseError(f"{path}, line {number}: {error}") from None
+    return draft.schedule(path)
+
+
+def _is_told_by_lanes(schedule: Schedule) -> bool:
+    try:
+        return infer_program(schedule.lanes) == schedule.program
+    except HocketError:
+        return False
+
+
+def _header(program: Program) -> list[str]:
+    lines = [f"steps {program.num_steps}", f"replicas {program.num_replicas}"]
+    for net in program.nets:
+        loss = " loss=batch" if net.batch_loss else ""
+        lines.append(f"net {net.name} microbatches={net.num_microbatches}{loss}")
+    for number, stage in enumerate(program.stages):
+        words = [f"stage {number} net={stage.net} device={stage.device}"]
+        if stage.delay:
+            words.append(f"delay={stage.delay}")
+        if not stage.trainable:
+            words.append("trainable=no")
+        if stage.follows:
+            words.append(f"follows={','.join(map(str, stage.follows))}")
+        lines.append(" ".join(words))
+    return lines + [f"flow {a}>{b}" for a, b in program.flows]
+
+
+@dataclass
+class _Draft:
+    """What has been read so far."""
+
+    lanes: list[Lane] = field(default_factory=list)
+    body: list[tuple[int, int]] = field(default_factory=list)
+    nets: list[Net] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    flows: list[tuple[int, int]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def read(self, words: list[str]) -> None:
+        """Take in one line."""
+        match words:
+            case ["steps" | "replicas" | "repeats" as name, count]:
+                self.counts[name] = _number(count)
+            case ["net", name, *pairs]:
+                options = _options(pairs, required={"microbatches"}, known={"loss"})
+                batch_loss = _choice(options.get("loss", "microbatch"), _LOSSES)
+                number = _number(options["microbatches"])
+                self.nets.append(Net(name, number, batch_loss))
+            case ["stage", number_text, *pairs]:
+                self._read_stage(_number(number_text), pairs)
+            case ["flow", flow]:
+                match = _FLOW.fullmatch(flow)
+                if match is None:
+                    raise ParseError(f"expected a flow like 0>1, got {flow!r}")
+                self.flows.append((int(match[1]), int(match[2])))
+            case [label, *ops] if _LANE.fullmatch(label):
+                self._read_lane(label, ops)
+            case _:
+                raise ParseError(
+                    f"expected a lane (d0 0F0 0B0 ...) or a line that begins with "
+                    f"steps, replicas, repeats, net, stage or flow; got {words[0]!r}"
+                )
+
+    def _read_stage(self, number: int, pairs: list[str]) -> None:
+        if number != len(self.stages):
+            raise ParseError(f"expected stage {len(self.stages)}, got stage {number}")
+        options = _options(
+            pairs, required={"net", "device"}, known={"delay", "trainable", "follows"}
+        )
+        follows = options.get("follows")
+        self.stages.append(
+            Stage(
+                options["net"],
+                _number(options["device"]),
+                _choice(options.get("trainable", "yes"), _YES_OR_NO),
+                _number(options.get("delay", "0")),
+                tuple(map(_number, follows.split(","))) if follows else (),
+            )
+        )
+
+    def _read_lane(self, label: str, words: list[str]) -> None:
+        match = _LANE.fullmatch(label)
+        assert match is not None
+        signs = tuple(word for word in words if word in _SIGNS)
+        if signs:
+            if signs != _SIGNS:
+                raise ParseError(
+                    f"lane {label} needs one |: and one :| around its body"
+                )
+            self.body.append((words.index("|:"), words.index(":|") - 1))
+        ops = tuple(Op.parse(word) for word in words if word not in _SIGNS)
+        lane = Lane(int(match[1]), int(match[2] or 0), ops)
+        if lane.label in {other.label for other in self.lanes}:
+            raise ParseError(
+                f"a second lane {lane.label}; write all its ops in one line"
+            )
+        self.lanes.append(lane)
+
+    def schedule(self, path: str) -> Schedule:
+        """Put what was read together."""
+        if not self.lanes:
+            raise ParseError(f"{path}: no lanes; expected lines like 'd0  0F0 0B0 0U'")
+        lanes = tuple(self.lanes)
+        num_repeats = self.counts.get("repeats", 1) if self.body else 0
+        self._refuse_what_would_be_ignored(path)
+        try:
+            if self.stages:
+                program = self._program()
+            else:
+                program = infer_program(lanes, path=path)
+            return Schedule(program, lanes, tuple(self.body), num_repeats)
+        except ParseError:
+            raise
+        except HocketError as error:
+            raise ParseError(f"{path}: {error}") from None
+
+    def _refuse_what_would_be_ignored(self, path: str) -> None:
+        if "repeats" in self.counts and not self.body:
+            raise ParseError(
+                f"{path}: repeats, but no lane marks its body by |: and :|"
+            )
+        header = [*self.counts.keys() - {"repeats"}]
+        header += ["net"] * bool(self.nets) + ["flow"] * bool(self.flows)
+        if header and not self.stages:
+            raise ParseError(
+                f"{path}: a line that begins with {min(header)}, but none with stage: "
+                "name every stage, or leave the program to be told by the lanes"
+            )
+
+    def _program(self) -> Program:
+        return Program(
+            tuple(self.nets),
+            tuple(self.stages),
+            tuple(self.flows),
+            self.counts.get("steps", 1),
+            self.counts.get("replicas", 1),
+        )
+
+
+_LOSSES: Final = {"batch": True, "microbatch": False}
+_YES_OR_NO: Final = {"yes": True, "no": False}
+
+
+def _options(
+    pairs: list[str], *, required: set[str], known: set[str]
+) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for pair in pairs:
+        match = _PAIR.fullmatch(pair)
+        if match is None:
+            raise ParseError(f"expected a setting like device=0, got {pair!r}")
+        if match[1] not in required | known:
+            raise ParseError(
+                f"unknown setting {match[1]!r}; known: "
+                f"{', '.join(sorted(required | known))}"
+            )
+        options[match[1]] = match[2]
+    missing = required - options.keys()
+    if missing:
+        raise ParseError(f"expected {min(missing)}=... in this line")
+    return options
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ParseError(f"expected a whole number from 0 on, got {text!r}")
+    return int(text)
+
+
+def _choice(text: str, choices: dict[str, bool]) -> bool:
+    if text not in choices:
+        raise ParseError(f"expected {' or '.join(choices)}, got {text!r}")
+    return choices[text]

@@ -1,0 +1,73 @@
+"""The parts of a peak add up to it, and each is what it says."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hocket.core.costs import Costs, StageCost
+from hocket.core.peak import PeakBytes, peak_parts
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.schedules import make_schedule
+from tests.core.random_orders import costs_for, orders
+
+
+def test_parts_by_hand() -> None:
+    """GPipe: when the first B has ended, the gradients outweigh what it gave back."""
+    schedule = make_schedule("gpipe", num_devices=2, num_microbatches=2)
+    cost = StageCost(
+        1.0,
+        1.0,
+        1.0,
+        output_bytes=6,
+        activation_bytes=100,
+        weight_bytes=1000,
+        gradient_bytes=900,
+        optimizer_bytes=1800,
+        backward_work_bytes=7,
+    )
+    costs = Costs((cost, cost))
+
+    first, second = peak_parts(simulate(schedule, costs), costs)
+
+    assert first == PeakBytes(1000, 900, 1800, 107, 0)
+    assert second == PeakBytes(1000, 900, 1800, 107, 6)
+    assert second.total_bytes == 3813
+
+
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@given(schedule=orders(), data=st.data())
+def test_parts_add_up(schedule: Schedule, data: st.DataObject) -> None:
+    """Whatever the order: to the peak, of parts that are none of them below 0."""
+    costs = data.draw(costs_for(schedule.program))
+    timeline = simulate(schedule, costs)
+
+    for device, part in enumerate(peak_parts(timeline, costs)):
+        assert part.total_bytes == timeline.peak_bytes(device)
+        assert min(part.activation_bytes, part.message_bytes) >= 0
+
+
+def test_what_updates_keep_is_there_until_it_is_certain() -> None:
+    """From U to the end, and while the next step plays forwards ahead.
+
+    The first device plays three forwards ahead and the second none: its last forward
+    makes a loss, before which all must be certain.
+    """
+    schedule = make_schedule("gpipe", num_devices=2, num_microbatches=3)
+    cost = StageCost(1.0, 1.0, 1.0, update_s=1.0, activation_bytes=10, undo_bytes=1000)
+    costs = Costs((cost, cost))
+    timeline = simulate(schedule, costs)
+
+    first, second = timeline.memory
+    assert [first.at(t) for t in (0.5, 1.5, 2.5)] == [1010, 1020, 1030]
+    assert first.at(3.5) == 30
+    assert second.at(0.5) == 0
+    assert second.at(11.5) == 1000  # its U has ended, the other device is at work
+    both = peak_parts(timeline, costs)
+    assert both[0] == PeakBytes(0, 0, 0, 30, 0, 1000)
+    assert both[0].total_bytes == 1030
+
+    twice = simulate(schedule.with_num_steps(2), costs).memory[0]
+    begin_s = timeline.makespan_s
+    assert [twice.at(begin_s + t) for t in (0.5, 2.5, 3.5)] == [1010, 1030, 30]

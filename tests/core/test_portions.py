@@ -1,0 +1,107 @@
+"""Portions put together are the order, for any number of steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hocket.core.dataflow import Value, makes, needs
+from hocket.core.op import Op
+from hocket.core.portions import Portions, portions
+from hocket.core.schedule import Schedule
+from hocket.errors import PlanError
+from hocket.schedules import make_schedule
+
+SHAPES = [
+    ("pipedream-2bw", 1, 2),
+    ("pipedream-2bw", 3, 3),
+    ("pipedream-2bw", 4, 9),
+    ("wpipe", 2, 2),
+    ("wpipe", 4, 5),
+    ("wpipe-overlapped", 2, 2),
+    ("wpipe-overlapped", 4, 8),
+    ("pipedream", 4, 1),
+]
+
+
+def order(name: str, p: int, m: int, *, num_steps: int, num_replicas: int) -> Schedule:
+    """Of a name."""
+    return make_schedule(
+        name,
+        num_devices=p,
+        num_microbatches=m,
+        num_steps=num_steps,
+        num_replicas=num_replicas,
+    )
+
+
+def played(parts: Portions, lane: int, num_again: int) -> list[Op]:
+    """What a worker plays that goes on `num_again` times."""
+    ops = list(parts.opening[lane])
+    for r in range(num_again):
+        ops += [replace(op, step=op.step + r) for op in parts.again[lane]]
+    return ops + [replace(op, step=op.step + num_again) for op in parts.closing[lane]]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_together_they_are_the_order(
+    name: str, p: int, m: int, num_replicas: int
+) -> None:
+    """Opening, as many repetitions as there are batches, closing."""
+    parts = portions(order(name, p, m, num_steps=9, num_replicas=num_replicas))
+    for num_again in (0, 1, 4):
+        num_steps = parts.num_steps + num_again
+        whole = order(name, p, m, num_steps=num_steps, num_replicas=num_replicas)
+        for i, lane in enumerate(whole.lanes):
+            assert played(parts, i, num_again) == list(lane.ops)
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_a_step_has_ended_where_no_lane_has_more_of_it(
+    name: str, p: int, m: int
+) -> None:
+    """And the one behind it has not; each repetition ends one more."""
+    parts = portions(order(name, p, m, num_steps=9, num_replicas=1))
+    for r in range(3):
+        rest = [op.step + r for ops in parts.again for op in ops]
+        rest += [op.step + r for ops in parts.closing for op in ops]
+        assert min(rest) == parts.num_ended + r
+    assert parts.num_ended >= 1
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_a_repetition_begins_with_the_next_batch_only(
+    name: str, p: int, m: int
+) -> None:
+    """The opening takes no more batches than it says, each repetition one."""
+    parts = portions(order(name, p, m, num_steps=9, num_replicas=1))
+    assert max(op.step for ops in parts.opening for op in ops) < parts.num_steps
+    assert max(op.step for ops in parts.again for op in ops) <= parts.num_steps
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SHAPES)
+def test_no_lane_needs_what_another_plays_in_a_later_portion(
+    name: str, p: int, m: int
+) -> None:
+    """So workers may wait for each other where a portion ends."""
+    whole = order(name, p, m, num_steps=9, num_replicas=1)
+    parts = portions(whole)
+    num_again = whole.program.num_steps - parts.num_steps
+    made: dict[Value, int] = {}
+    needed: list[tuple[Value, int]] = []
+    for i in range(p):
+        sizes = [len(parts.opening[i]), *[len(parts.again[i])] * num_again]
+        portion_of = [r for r, size in enumerate(sizes) for _ in range(size)]
+        for place, op in enumerate(whole.lanes[i].ops):
+            portion = portion_of[place] if place < len(portion_of) else len(sizes)
+            made |= dict.fromkeys(makes(op, whole.program), portion)
+            needed += [(value, portion) for value in needs(op, whole.program)]
+    assert all(made.get(value, 0) <= portion for value, portion in needed)
+
+
+def test_an_order_with_flushes_has_none() -> None:
+    """Each of its steps is played alone."""
+    with pytest.raises(PlanError, match="no portions"):
+        portions(make_schedule("1f1b", num_devices=2, num_microbatches=2))

@@ -1,0 +1,116 @@
+"""The simulator's two clocks against a slow one, on random orders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hocket.core.check import check
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.simulator.events import play_events
+from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
+from hocket.core.simulator.work import prepare
+from tests.core.random_orders import costs_for, orders
+from tests.core.slow_clock import SlowClock
+
+many = settings(
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@many
+@given(schedule=orders(max_streams=1, explicit=False), data=st.data())
+def test_one_lane_per_device_is_as_slow_clock_says(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    """Start and end of every op and message, exactly."""
+    costs = data.draw(costs_for(schedule.program, shared=False))
+
+    assert_is_as_slow_clock_says(schedule, costs)
+
+
+@many
+@given(schedule=orders(), data=st.data())
+def test_any_order_is_as_slow_clock_says(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    """Also lanes that slow each other, links that are shared, messages that are ops."""
+    costs = data.draw(costs_for(schedule.program))
+
+    assert_is_as_slow_clock_says(schedule, costs)
+
+
+@many
+@given(schedule=orders(max_streams=1, explicit=False), data=st.data())
+def test_both_clocks_tell_the_same_time(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    """To the last bit, also where floats must be rounded."""
+    drawn = data.draw(costs_for(schedule.program, shared=False))
+    third = replace(drawn, op_s=1 / 3, handling=replace(drawn.handling, latency_s=0.1))
+    work = prepare(schedule, third)
+
+    assert is_decided_by_lanes(work)
+    assert play_in_order(work) == play_events(work, third)
+
+
+@pytest.mark.parametrize(
+    ("link", "decided"),
+    [
+        (Link(1.0, 1.0), True),
+        (Link(1.0, name="card"), True),  # nothing takes time on it
+        (Link(1.0, 1.0, "card"), False),
+    ],
+)
+def test_fast_clock_is_for_links_of_one_sender(link: Link, *, decided: bool) -> None:
+    """Or on which messages never wait for each other."""
+    cost = StageCost(1.0, output_bytes=1, input_grad_bytes=1)
+    schedule = Schedule.parse("d0  0F0 0B0 0U\nd1  1F0 1B0 1U")
+
+    assert is_decided_by_lanes(prepare(schedule, Costs((cost, cost), link=link))) == (
+        decided
+    )
+
+
+@many
+@given(schedule=orders(explicit=False))
+def test_random_orders_may_run(schedule: Schedule) -> None:
+    """What the tests above stand on: the checker accepts such orders."""
+    check(schedule)
+
+
+def assert_is_as_slow_clock_says(schedule: Schedule, costs: Costs) -> None:
+    """Compare start and end of every op and message."""
+    slow = SlowClock(schedule, costs)
+    slow.run()
+
+    timeline = simulate(schedule, costs)
+
+    for i, lane in enumerate(schedule.lanes):
+        places = [(i, j) for j in range(len(lane.ops))]
+        assert timeline.start_s[i].tolist() == [slow.start[place] for place in places]
+        assert timeline.end_s[i].tolist() == [slow.end[place] for place in places]
+    expected = sorted(
+        (m.maker, m.to_device, m.start, m.end, m.num_bytes) for m in slow.messages
+    )
+    traffic = timeline.traffic
+    messages = traffic.from_device != traffic.to_device
+    columns = np.column_stack(
+        (
+            traffic.lane,
+            traffic.position,
+            traffic.to_device,
+            traffic.start_s,
+            traffic.end_s,
+            traffic.num_bytes,
+        )
+    )
+    found = sorted(((a, b), *rest) for a, b, *rest in columns[messages].tolist())
+    assert found == expected

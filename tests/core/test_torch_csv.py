@@ -1,0 +1,168 @@
+"""PyTorch's CSV, in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from torch.distributed.pipelining.schedules import _Action
+
+from hocket.core.op import Kind
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.torch_csv import from_csv, to_csv
+from hocket.errors import ParseError, PlanError, ScheduleError
+from hocket.passes.add_messages import add_messages
+from hocket.schedules import SCHEDULES, make_schedule
+
+ORDER: Final = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def test_writes_what_the_documents_show() -> None:
+    """One row per device, compute alone."""
+    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
+    assert to_csv(schedule) == ORDER
+
+
+def test_reads_holes_and_adds_the_updates() -> None:
+    """torch writes an empty cell where it expects a device to wait."""
+    text = "0F0,0F1,,,0B0,0B1\n,1F0,1B0,1F1,1B1,\n\n"
+    schedule = from_csv(text)
+    assert schedule == make_schedule("1f1b", num_devices=2, num_microbatches=2)
+
+
+def test_reads_split_backwards() -> None:
+    """I and W are ops like any other; the update follows the last W."""
+    schedule = from_csv("0F0,0I0,0W0\n")
+    assert str(schedule) == "d0  0F0 0I0 0W0 0U"
+
+
+def test_a_file_comes_back(tmp_path: Path) -> None:
+    """Through a path, as users do it."""
+    schedule = make_schedule("gpipe", num_devices=3, num_microbatches=2)
+    schedule.to_csv(tmp_path / "order.csv")
+    assert Schedule.from_csv(tmp_path / "order.csv") == schedule
+
+
+# Two nets; steps that are not flushed.
+NOT_TORCHS = {"chimera", "pipedream", "pipedream-2bw", "wpipe", "wpipe-overlapped"}
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - NOT_TORCHS))
+def test_torch_reads_every_cell(name: str) -> None:
+    """Each cell is an action to torch, and prints as we wrote it."""
+    text = to_csv(make_schedule(name, num_devices=2, num_microbatches=4))
+    for cell in text.replace("\n", ",").rstrip(",").split(","):
+        assert str(_Action.from_str(cell)) == cell
+
+
+def test_reductions_are_implied() -> None:
+    """Replicas are no matter of the order's, to torch."""
+    replicated = make_schedule(
+        "1f1b", num_devices=2, num_microbatches=2, num_replicas=2
+    )
+    assert any(op.kind is Kind.REDUCE for op in replicated.lanes[0].ops)
+    assert to_csv(replicated) == ORDER
+
+
+def test_messages_go_along_where_there_are_some() -> None:
+    """torch names one stage of each, and divides the gradients where we say so."""
+    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
+    assert to_csv(add_messages(schedule)) == (
+        "0RECV_B0,0RECV_B1,0F0,0SEND_F0,0F1,0SEND_F1,0B0,0B1,0REDUCE_GRAD\n"
+        "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe-v", "ooo-fast-forward"])
+def test_messages_are_left_out_when_read(name: str) -> None:
+    """Whoever plays the order adds its own."""
+    schedule = make_schedule(name, num_devices=3, num_microbatches=6)
+    assert from_csv(to_csv(add_messages(schedule))) == schedule
+
+
+def test_reads_what_torch_does_besides() -> None:
+    """For sharded weights, for its messages, and at the end."""
+    text = (
+        "0UNSHARD,0F0,0SEND_F0,0WAIT_SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,"
+        "0WAIT_REDUCE_GRAD,0RESHARD\r\n"
+        '1RECV_F0,"1F0",1B0,1SEND_B0,1WAIT_SEND_B0,1REDUCE_GRAD\r\n'
+    )
+    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=1)
+    assert from_csv(text) == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no ops in the file"),
+        ("0F0,0B0\n,,\n1F0", "line 2: device 1 has no ops"),
+        ("0UNSHARD\n", "line 1: device 0 has no ops"),
+        ("0F0,0B0\n1F0,1X0\n", "line 2, cell 2: '1X0' is no action; expected an op"),
+        ("0F0,,0U\n", "line 1, cell 3: '0U' is no action"),
+        ("0F0,0SEND_F0>1\n", "line 1, cell 2: '0SEND_F0>1' is no action"),
+        ("0F0@1\n", "line 1, cell 1: '0F0@1' is no action"),
+        ("0F0,0SEND_F\n", "line 1, cell 2: '0SEND_F' is no action"),
+        ("(0F0;0B)OVERLAP_F_B\n", "line 1, cell 1: '(0F0;0B)OVERLAP_F_B' is no"),
+        ("0F0;0B0\n", "line 1, cell 1: '0F0;0B0' is no action"),
+        ("0F0,\r0B0\n", "line 1: new-line character seen in unquoted field"),
+        ("0F0\n0B0\n", "stage 0 runs on device 0 and, as 0B0, on device 1"),
+        ("0F0\n2F0\n", "no op of stage 1"),
+    ],
+)
+def test_names_what_cannot_be_read(text: str, reason: str) -> None:
+    """With the path, and the line and the cell where there is one."""
+    with pytest.raises(ParseError) as caught:
+        from_csv(text, path="order.csv")
+    assert str(caught.value).startswith("order.csv")
+    assert reason in str(caught.value)
+
+
+def test_tells_all_that_is_doubled_or_dropped() -> None:
+    """Each with its place: a weight gradient too many or too few is a wrong model."""
+    text = "0F0,0F1,0I0,0W0,0I1,0W0\n1F0,1B0,1F1,1F1,1B1,1I1\n"
+    with pytest.raises(ScheduleError) as caught:
+        from_csv(text, path="order.csv")
+    assert caught.value.faults == (
+        "order.csv, line 1, cell 6: 0W0 is there again, after order.csv, line 1, "
+        "cell 4; expected each op once",
+        "order.csv, line 2, cell 4: 1F1 is there again, after order.csv, line 2, "
+        "cell 3; expected each op once",
+        "order.csv, line 1, cell 5: for microbatch 1, stage 0 has 0F1 0I1; "
+        "expected 0F1 0B1, or 0F1 0I1 0W1",
+        "order.csv, line 2, cell 6: for microbatch 1, stage 1 has 1F1 1B1 1I1; "
+        "expected 1F1 1B1, or 1F1 1I1 1W1",
+    )
+
+
+def test_an_evaluation_has_no_backward() -> None:
+    """Forwards alone are whole where there is nothing else."""
+    assert str(from_csv("0F0,0F1\n1F0,1F1\n")) == "d0  0F0 0F1\nd1  1F0 1F1"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        (
+            make_schedule("1f1b", num_devices=2, num_microbatches=2, num_steps=2),
+            "holds one step, this order has 2",
+        ),
+        (
+            Schedule.parse("d0  0F0 0I0 0U\nd0.1  0W0"),
+            "this order has lanes d0, d0.1",
+        ),
+        (
+            Schedule(Program.chain([0], 1, delays=[1]), ()),
+            "no delays; this program is more",
+        ),
+        (
+            Schedule(Program.chain([0], 1, batch_loss=True), ()),
+            "a loss per microbatch",
+        ),
+    ],
+)
+def test_refuses_what_the_format_cannot_hold(schedule: Schedule, reason: str) -> None:
+    """Rather than to write an order that means something else."""
+    with pytest.raises(PlanError, match=reason):
+        to_csv(schedule)
