@@ -4,8 +4,8 @@
 
 At rest, between two steps, every tensor is a Python object: all are looked up, and each
 block of memory counts once. What a step adds, the allocator tells
-(`hocket.model.allocations`), if it has given out itself what the step gives back: old
-weights and what corrections keep of them. So a step comes before.
+(`hocket.model.profile.allocations`), if it has given out itself what the step gives
+back: old weights and what corrections keep of them. So a step comes before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.model.allocations import allocations
+from hocket.model.profile.allocations import allocations
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hocket.errors import ScheduleError, ShapeError
-from hocket.run.layout import Layout
-from hocket.run.order import make_order
+from hocket.run.cluster.layout import Layout
+from hocket.run.tune.order import make_order
 from hocket.schedules import SCHEDULES
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.run.evaluate import EvaluationResult
-from hocket.run.settings import Parameters
-from hocket.run.step_result import StepResult
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.step_result import StepResult
+from hocket.run.weights.settings import Parameters
 
 
 def make_optimizer(parameters: Parameters) -> torch.optim.Optimizer:

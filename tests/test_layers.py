@@ -90,6 +90,42 @@ def test_neighbours_import_in_one_direction() -> None:
     assert not {(a, b) for a, b in imports if a < b and (b, a) in imports}
 
 
+# Rooms within a folder: each imports only those before it.
+ROOMS: Final = {
+    "run": (
+        "diagnostics",
+        "cluster",
+        "device",
+        "comm",
+        "data",
+        "stage",
+        "nets",
+        "weights",
+        "engine",
+        "tune",
+        "checkpoint",
+    ),
+    "model": ("trace", "capture", "stages", "profile"),
+}
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_import_only_those_before_them(folder: str) -> None:
+    """A room may be read after those before it, and before those behind it."""
+    order = {room: place for place, room in enumerate(ROOMS[folder])}
+    wrong = []
+    for path in sorted((SOURCE / folder).rglob("*/*.py")):
+        room = path.relative_to(SOURCE / folder).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            for module in modules_named(node):
+                parts = module.split(".")
+                if parts[:2] != ["hocket", folder] or len(parts) < 3:
+                    continue
+                if order.get(parts[2], len(order)) > order[room]:
+                    wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
+    assert not wrong
+
+
 @pytest.mark.parametrize("room", WITHOUT_TORCH)
 def test_planning_half_runs_without_torch(room: str) -> None:
     """Also through what it imports; the linter sees only direct imports of torch."""
@@ -108,7 +144,7 @@ def test_planning_half_runs_without_torch(room: str) -> None:
 def test_sees_what_it_looks_for() -> None:
     """The reader of imports finds each form in which one can be written."""
     source = (
-        "import hocket.run.worker\n"
+        "import hocket.run.engine.worker\n"
         "from hocket import draw\n"
         "from hocket.core.op import Op\n"
         "def f():\n    from hocket.cli.main import app\n"

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import hocket
-from hocket.model.allocations import AllocationLog, allocations
-from hocket.run.stopwatch import Seconds, Stopwatch
+from hocket.model.profile.allocations import AllocationLog, allocations
+from hocket.run.device.stopwatch import Seconds, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)

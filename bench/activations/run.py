@@ -26,7 +26,7 @@ from bench.runnable import runnable
 from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 
 RESULTS: Final = Path(__file__).parent / "results"

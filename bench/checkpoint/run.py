@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import hocket
 from bench.measure import environment, spread, write_result
 from bench.models import Block
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 
 WIDTH = 1024
 NUM_BLOCKS = 10  # of that width 12 * 1024**2 weights each: 50 MB

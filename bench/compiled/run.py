@@ -15,13 +15,13 @@ import torch
 
 from bench.measure import alternate, paired_ratio, spread
 from bench.split.run import CASES, CPU, Given, given, loss, measure_cases
-from hocket.run.compiled.before import CompiledWork, compile_stage
-from hocket.run.compiled.capture import Needs
-from hocket.run.compiled.function import CompiledFunction
-from hocket.run.compiled.lower import settings
-from hocket.run.precision import Precision
-from hocket.run.stage import StageRunner
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
+from hocket.run.stage.compiled.capture import Needs
+from hocket.run.stage.compiled.function import CompiledFunction
+from hocket.run.stage.compiled.lower import settings
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.runner import StageRunner
+from hocket.run.tune.compile_stages import CompiledWork, compile_stage
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = ("transformer", "small transformer", "resnet")

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from bench.emulated.layers import sleep_until
 from hocket.run import assembly
-from hocket.run.schema import Schema, TensorSpec
-from hocket.run.transport import Channel, Receiver, Sender, Transport
-from hocket.run.transports import make_transport
+from hocket.run.comm.schema import Schema, TensorSpec
+from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.comm.transports import make_transport
 
 _STAMP: Final = TensorSpec((1,), "float64")  # when it was sent, by `perf_counter`
 

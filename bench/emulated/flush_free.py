@@ -36,7 +36,7 @@ from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timeline import Origin, Timeline
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from hocket.schedules import SCHEDULES
 
 RESULTS: Final = Path(__file__).parent / "results"

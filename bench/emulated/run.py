@@ -37,7 +37,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timeline import Origin, Timeline
 from hocket.draw import Style, to_svg
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from hocket.schedules import SCHEDULES
 
 RESULTS: Final = Path(__file__).parent / "results"

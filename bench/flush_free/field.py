@@ -22,8 +22,8 @@ from bench.pipeline_vs_torch.gradients import (
 )
 from bench.pipeline_vs_torch.peer import bound_step
 from hocket.core.simulate import simulate
-from hocket.run.build import Plan
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.engine.plan import Plan
 
 COMPARED: Final = "pipedream-2bw"
 _MORE_STEPS: Final = 8  # over which a predicted step is the mean

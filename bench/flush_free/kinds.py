@@ -13,7 +13,7 @@ import hocket
 from bench.live_bytes import distinct_bytes, play_bytes
 from bench.models import Case
 from bench.pipeline_vs_torch.gradients import model_of
-from hocket.run.world import World
+from hocket.run.cluster.world import World
 
 _NUM_WARM: Final = 3  # steps, after which all old versions are there
 _NUM_STEPS: Final = 4

@@ -23,7 +23,7 @@ from bench.flush_free.kinds import measure
 from bench.flush_free.stretch import in_turn
 from bench.measure import environment, write_result
 from bench.models import CASES
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 RESULTS: Final = Path(__file__).parent / "results"
 MODELS: Final = {

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from hocket.run.step_result import StepResult
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.engine.step_result import StepResult
 
 NUM_STEPS: Final = 6
 _NUM_BEFORE: Final = 2

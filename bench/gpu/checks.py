@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import hocket
 from bench.models import Block, Head, Residual, Stem
 from hocket.core.op import ASYNCHRONOUS
-from hocket.run.batch import split_batch
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import split_batch
 
 NUM_STEPS = 20
 NUM_MICROBATCHES = 4

@@ -26,8 +26,8 @@ from bench.measure import (
     write_result,
 )
 from bench.models import Case, resnet, transformer
-from hocket.run.batch import split_batch
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.data.batch import split_batch
 
 RESULTS = Path(__file__).parent / "results"
 NUM_ROUNDS = 20

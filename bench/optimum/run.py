@@ -28,9 +28,9 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
-from hocket.model.capture import capture
-from hocket.model.measure import profile
-from hocket.model.work import measured_work
+from hocket.model.capture.capture import capture
+from hocket.model.profile.measure import profile
+from hocket.model.profile.work import measured_work
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
@@ -40,7 +40,7 @@ from hocket.planner.search.optimum import search
 from hocket.planner.work import Work
 from hocket.recipes.gpt import NUM_BYTE_VALUES, Gpt
 from hocket.recipes.transformer import Blocks
-from hocket.run.split.by_layers import ByLayers
+from hocket.run.stage.split.by_layers import ByLayers
 from hocket.schedules import SCHEDULES, Shape
 
 RESULTS: Final = Path(__file__).parent / "results"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import hocket
 from bench.measure import environment, spread, write_result
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 NUM_MICROBATCHES = 64
 RESULTS = Path(__file__).parent / "results"

@@ -21,8 +21,8 @@ from bench.pipeline_vs_torch.gradients import (
     refuse_others,
 )
 from bench.pipeline_vs_torch.peer import PEERS, bound_step, torch_step
-from hocket.run.compiled.before import CompileWarning
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.tune.compile_stages import CompileWarning
 
 LOOPED: Final = {"interleaved-1f1b", "looped-bfs", "interleaved-zb"}
 

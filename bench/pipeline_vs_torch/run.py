@@ -21,7 +21,7 @@ import hocket
 from bench.measure import alternate, environment, write_result
 from bench.models import CASES
 from bench.pipeline_vs_torch.field import Field
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 RESULTS: Final = Path(__file__).parent / "results"
 SCHEDULES: Final = (

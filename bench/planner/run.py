@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from bench.measure import environment, write_result
 from hocket.core.hardware import load_catalogue
-from hocket.model.capture import capture
-from hocket.model.work import counted_work
+from hocket.model.capture.capture import capture
+from hocket.model.profile.work import counted_work
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.work import Work

@@ -20,7 +20,7 @@ import torch
 import hocket
 from bench.measure import environment, spread, write_result
 from bench.models import CASES, Case
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 
 SCHEDULES = (
     *("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs"),

@@ -34,13 +34,13 @@ from torch.distributed.pipelining._backward import (
 import hocket
 from bench.measure import alternate, environment, paired_ratio, spread, write_result
 from bench.models import resnet, transformer
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.model.stage import StageModule
-from hocket.run.batch import Microbatch
-from hocket.run.split.splitter import SplitBy
-from hocket.run.stage import StageRunner
-from hocket.run.world import join_world
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.model.stages.stage import StageModule
+from hocket.run.cluster.world import join_world
+from hocket.run.data.batch import Microbatch
+from hocket.run.stage.runner import StageRunner
+from hocket.run.stage.split.splitter import SplitBy
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")

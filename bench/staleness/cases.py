@@ -16,7 +16,7 @@ from hocket.recipes.optimizer import make_optimizer
 from hocket.recipes.optimizer_settings import AdamwSettings
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.resolve import resolve
-from hocket.run.settings import OptimizerFactory
+from hocket.run.weights.settings import OptimizerFactory
 
 # Of all: the same number of microbatches, and nobody beside the one process.
 _ALWAYS: Final = ("pipeline.num_microbatches=2", "training.num_loaders=0")

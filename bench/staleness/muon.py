@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hocket.recipes.lars import Closure
-from hocket.run.settings import Parameters
+from hocket.run.weights.settings import Parameters
 
 _INSIDE: Final = "blocks."  # embeddings and heads have matrices too, but not there
 

@@ -18,9 +18,9 @@ from bench.staleness.variants import Variant
 from hocket.recipes.course import Course
 from hocket.recipes.optimizer import make_scheduler
 from hocket.recipes.task import Task, make_task
-from hocket.run.batch import call_arguments
-from hocket.run.loss import TOTAL, losses_of
-from hocket.run.sample_loader import EvaluationLoader
+from hocket.run.data.batch import call_arguments
+from hocket.run.data.loss import TOTAL, losses_of
+from hocket.run.data.sample_loader import EvaluationLoader
 
 NUM_POINTS: Final = 25  # of a curve: each is the mean over as many steps
 

@@ -33,11 +33,11 @@ from torch import Tensor
 
 import hocket
 from bench.measure import environment, write_result
-from hocket.run.schema import message_tag, schema_of
-from hocket.run.shared_memory import SharedMemoryTransport
-from hocket.run.torch_transport import TorchTransport
-from hocket.run.transport import Channel, Transport
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.comm.dist.transport import TorchTransport
+from hocket.run.comm.schema import message_tag, schema_of
+from hocket.run.comm.shm.transport import SharedMemoryTransport
+from hocket.run.comm.transport import Channel, Transport
 
 RESULTS = Path(__file__).parent / "results"
 SIZES_BYTES = (4 << 10, 16 << 10, 512 << 10, 4 << 20)

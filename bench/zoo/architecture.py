@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hocket.model.vision_operators import declare_vision_operators
-from hocket.run.loss import LossFunction
+from hocket.run.data.loss import LossFunction
 
 Draw = Callable[[int, torch.Generator], tuple[Any, Any]]
 

@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 import hocket
 from bench.live_bytes import alive, step_bytes
 from bench.zoo.architecture import Architecture
-from hocket.model.allocations import allocations
+from hocket.model.profile.allocations import allocations
 from hocket.recipes.experiments.in_turn import Order
-from hocket.run.batch import Microbatch, call_arguments, split_batch
-from hocket.run.loss import TOTAL, losses_of
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import Microbatch, call_arguments, split_batch
+from hocket.run.data.loss import TOTAL, losses_of
 
 Step = Callable[[], object]
 

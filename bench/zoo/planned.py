@@ -13,8 +13,8 @@ from hocket.planner.candidate import DDP
 from hocket.planner.rank import Search
 from hocket.planner.ranking import Ranking
 from hocket.recipes.experiments.in_turn import Order
-from hocket.run.planning import plan
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.tune.planning import plan
 
 SCHEDULES: Final = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4)

@@ -34,7 +34,7 @@ from bench.zoo.row import Forecast, Sample, print_row, summary
 from hocket.core.peak import peak_parts
 from hocket.errors import HocketError
 from hocket.recipes.experiments.in_turn import Order
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 
 RESULTS: Final = Path(__file__).parent / "results"
 SIMPLE: Final = Order("1f1b")

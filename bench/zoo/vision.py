@@ -10,7 +10,7 @@ from torchvision.models import mobilenet_v3_small
 from torchvision.models.densenet import DenseNet
 
 from bench.zoo.architecture import Architecture, Draw
-from hocket.model.per_sample import PerSample
+from hocket.model.trace.per_sample import PerSample
 from tests.run.zoo import SmallResNet, classes
 from tests.zoo.unet import UNet, pixels
 from tests.zoo.vision import ResNeXt, parts, retinanet

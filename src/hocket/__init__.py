@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from hocket.core.simulate import simulate as simulate
     from hocket.core.timeline import Timeline as Timeline
     from hocket.errors import HocketError as HocketError
-    from hocket.model.per_sample import PerSample as PerSample
+    from hocket.model.trace.per_sample import PerSample as PerSample
     from hocket.planner.search.optimum import search as search
+    from hocket.run.cluster.launch import launch as launch
+    from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
+    from hocket.run.data.sample_loader import SampleLoader as SampleLoader
+    from hocket.run.data.sampler import ResumableSampler as ResumableSampler
     from hocket.run.early_stop import EarlyStop as EarlyStop
-    from hocket.run.emulate import emulate as emulate
+    from hocket.run.engine.emulate import emulate as emulate
     from hocket.run.fit import fit as fit
-    from hocket.run.launch import launch as launch
     from hocket.run.pipeline import Pipeline as Pipeline
-    from hocket.run.planning import plan as plan
-    from hocket.run.sample_loader import EvaluationLoader as EvaluationLoader
-    from hocket.run.sample_loader import SampleLoader as SampleLoader
-    from hocket.run.sampler import ResumableSampler as ResumableSampler
-    from hocket.run.whole_batch import PerMicrobatch as PerMicrobatch
+    from hocket.run.stage.batch_loss_check import PerMicrobatch as PerMicrobatch
+    from hocket.run.tune.planning import plan as plan
     from hocket.schedules import SCHEDULES as SCHEDULES
     from hocket.schedules import make_schedule as make_schedule
 
@@ -45,30 +45,30 @@ __version__ = "0.1.0"
 _HOMES = {
     "Costs": "hocket.core.costs",
     "EarlyStop": "hocket.run.early_stop",
-    "EvaluationLoader": "hocket.run.sample_loader",
+    "EvaluationLoader": "hocket.run.data.sample_loader",
     "HocketError": "hocket.errors",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Link": "hocket.core.costs",
     "Net": "hocket.core.program",
     "Op": "hocket.core.op",
-    "PerMicrobatch": "hocket.run.whole_batch",
-    "PerSample": "hocket.model.per_sample",
+    "PerMicrobatch": "hocket.run.stage.batch_loss_check",
+    "PerSample": "hocket.model.trace.per_sample",
     "Pipeline": "hocket.run.pipeline",
     "Program": "hocket.core.program",
-    "ResumableSampler": "hocket.run.sampler",
+    "ResumableSampler": "hocket.run.data.sampler",
     "SCHEDULES": "hocket.schedules",
-    "SampleLoader": "hocket.run.sample_loader",
+    "SampleLoader": "hocket.run.data.sample_loader",
     "Schedule": "hocket.core.schedule",
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
     "Timeline": "hocket.core.timeline",
     "check": "hocket.core.check",
-    "emulate": "hocket.run.emulate",
+    "emulate": "hocket.run.engine.emulate",
     "fit": "hocket.run.fit",
-    "launch": "hocket.run.launch",
+    "launch": "hocket.run.cluster.launch",
     "make_schedule": "hocket.schedules",
-    "plan": "hocket.run.planning",
+    "plan": "hocket.run.tune.planning",
     "search": "hocket.planner.search.optimum",
     "simulate": "hocket.core.simulate",
 }

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hocket.run.checkpoint.folder import newest as newest
-from hocket.run.checkpoint.folder import saved as saved
-from hocket.run.checkpoint.verify import verify as verify
+from hocket.run.checkpoint.format.folder import newest as newest
+from hocket.run.checkpoint.format.folder import saved as saved
+from hocket.run.checkpoint.format.verify import verify as verify
 
 if TYPE_CHECKING:
     from torch import Tensor  # noqa: TID251  (a type, and nothing that is imported)
@@ -36,7 +36,7 @@ def export(
     max_file_bytes: int = 5 * 10**9,
 ) -> list[Path]:
     """Write a checkpoint's weights for other programs (`run.checkpoint.export`)."""
-    from hocket.run.checkpoint import export as exporting
+    from hocket.run.checkpoint.exchange import export as exporting
 
     return exporting.export(
         checkpoint,
@@ -50,7 +50,7 @@ def export(
 
 def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") -> Path:
     """Make a checkpoint of another program's weights (`run.checkpoint.imports`)."""
-    from hocket.run.checkpoint import imports
+    from hocket.run.checkpoint.exchange import imports
 
     return imports.import_weights(source, folder, prefix=prefix)
 
@@ -62,6 +62,6 @@ def read_weights(
     averaged: bool = False,
 ) -> dict[str, Tensor]:
     """A checkpoint's weights and buffers as a state dict, tied ones under all names."""
-    from hocket.run.checkpoint import export as exporting
+    from hocket.run.checkpoint.exchange import export as exporting
 
     return exporting.read_weights(checkpoint, step=step, averaged=averaged)

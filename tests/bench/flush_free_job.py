@@ -11,7 +11,7 @@ from bench.flush_free.field import Field
 from bench.flush_free.kinds import measure
 from bench.flush_free.stretch import in_turn
 from bench.models import Block, Case
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 
 def _transformer() -> nn.Sequential:

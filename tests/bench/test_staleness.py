@@ -16,7 +16,7 @@ from bench.staleness.picture import staleness_svg
 from bench.staleness.run import kept
 from bench.staleness.table import beside_synchronous, qualities
 from bench.staleness.train import curve
-from hocket.run.settings import Parameters
+from hocket.run.weights.settings import Parameters
 
 
 def row(variant: str, seed: int, value: float | None, loss: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.run.doctor.room import Space
+from hocket.run.cluster.doctor.room import Space
 from tests.cli.shell import hocket
 from tests.run.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 
@@ -62,7 +62,7 @@ def test_one_host_as_json(free_dir: Path) -> None:
 def test_what_must_be_mended_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """4, so that scripts can stop before they start."""
     monkeypatch.setattr(
-        "hocket.run.doctor.examine.probe_disk",
+        "hocket.run.cluster.doctor.examine.probe_disk",
         lambda _: Space("/full", 2**40, 0, 0),
     )
     result = CliRunner().invoke(app, ["doctor"])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hocket.cli.main import app
 from hocket.cli.profile import layer_rows, report
 from hocket.env import ExitCode
-from hocket.model.profile import LayerProfile, Profile
+from hocket.model.profile.profile import LayerProfile, Profile
 from tests.cli.shell import hocket
 
 ARGUMENTS: Final = (

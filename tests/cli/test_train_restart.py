@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.run.checkpoint.folder import newest
-from hocket.run.ring import read_ring
+from hocket.run.checkpoint.format.folder import newest
+from hocket.run.diagnostics.flight_recorder import read_ring
 from tests.cli.shell import hocket
 from tests.run.processes import eventually
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.model.capture import Captured, capture
-from hocket.model.cut import cut
-from hocket.model.stage import StageModule
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.stages.cut import cut
+from hocket.model.stages.stage import StageModule
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.model.allocations import allocations
+from hocket.model.profile.allocations import allocations
 
 KIB: Final = 1024
 DEVICES: Final = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from hocket.model import bindings
+from hocket.model.capture import bindings
 
 aten = torch.ops.aten
 A: Final = torch.linspace(-2.0, 3.0, 24).view(2, 3, 4)

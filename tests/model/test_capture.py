@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.capture import capture
-from hocket.model.cut import cut
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
 from tests.model.by_hand import forward
 from tests.model.zoo import CASES, captured_case, gpt2
 

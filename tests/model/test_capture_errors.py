@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hocket.errors import CaptureError
-from hocket.model.capture import capture
-from hocket.model.sequential import is_plain_sequential
+from hocket.model.capture.capture import capture
+from hocket.model.capture.sequential import is_plain_sequential
 from tests.model.zoo import pairs
 
 X = torch.randn(5, 4)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture import capture
-from hocket.model.cut import cut
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
 
 X = torch.randn(4, 3)
 

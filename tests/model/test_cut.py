@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
-from hocket.model.capture import capture
-from hocket.model.cut import (
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import (
     boundaries_from_names,
     cut,
     num_frozen_stages,

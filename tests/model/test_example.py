@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hocket.errors import ModelError
-from hocket.model.example import Example
+from hocket.model.trace.example import Example
 
 X = torch.zeros(4, 3)
 MASK = torch.ones(4, 2, dtype=torch.long)

@@ -9,15 +9,15 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket.core.hardware import load_catalogue
-from hocket.model.capture import capture
-from hocket.model.captured import Captured
-from hocket.model.flops import count_layers
-from hocket.model.measure import profile
-from hocket.model.work import counted_work, layer_weights
+from hocket.model.capture.capture import capture
+from hocket.model.capture.captured import Captured
+from hocket.model.profile.flops import count_layers
+from hocket.model.profile.measure import profile
+from hocket.model.profile.work import counted_work, layer_weights
 from hocket.planner.counted import LayerOps
 from hocket.recipes.gpt import Gpt
 from hocket.recipes.transformer import Blocks
-from hocket.run.split.by_layers import ByLayers
+from hocket.run.stage.split.by_layers import ByLayers
 
 WIDTH = 32
 

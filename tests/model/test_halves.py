@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.costs import Link, StageCost
-from hocket.model.allocations import allocations
-from hocket.model.capture import Captured, capture
-from hocket.model.costs import UpdateCost, stage_costs
-from hocket.model.cut import cut
-from hocket.model.measure import profile
-from hocket.model.profile import Profile
-from hocket.run.batch import Microbatch
-from hocket.run.split.by_layers import ByLayers
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.profile.allocations import allocations
+from hocket.model.profile.costs import UpdateCost, stage_costs
+from hocket.model.profile.measure import profile
+from hocket.model.profile.profile import Profile
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch
+from hocket.run.stage.runner import StageRunner
+from hocket.run.stage.split.by_layers import ByLayers
 
 CPU = torch.device("cpu")
 WIDTH, NUM = 64, 128

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Link
-from hocket.model.capture import capture
-from hocket.model.costs import UpdateCost, stage_costs
-from hocket.model.cut import cut
-from hocket.model.measure import profile
-from hocket.model.profile import Profile
-from hocket.run.split.by_layers import ByLayers
+from hocket.model.capture.capture import capture
+from hocket.model.profile.costs import UpdateCost, stage_costs
+from hocket.model.profile.measure import profile
+from hocket.model.profile.profile import Profile
+from hocket.model.stages.cut import cut
+from hocket.run.stage.split.by_layers import ByLayers
 from tests.model.by_hand import even_cut
 from tests.model.test_submodules import Notes, X
 from tests.model.zoo import captured_case

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from hocket.errors import CaptureError, ModelError
-from hocket.model.capture import capture
-from hocket.model.no_checkpointing import NoCheckpointing
+from hocket.model.capture.capture import capture
+from hocket.model.capture.no_checkpointing import NoCheckpointing
 
 WHERE = "stage 3 reads weights that are 1 update old"
 BOTH = pytest.mark.parametrize("use_reentrant", [True, False])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.model.optimizer_bytes import optimizer_bytes
+from hocket.model.profile.optimizer_bytes import optimizer_bytes
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

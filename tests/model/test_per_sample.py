@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.model.example import Example
-from hocket.model.per_sample import PerSample, num_rows, split_rows, take_rows
-from hocket.run.batch import count_samples, digest, split_batch
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.model.trace.example import Example
+from hocket.model.trace.per_sample import PerSample, num_rows, split_rows, take_rows
+from hocket.run.data.batch import count_samples, digest, split_batch
 
 
 def images(*sizes: int) -> PerSample:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hocket.errors import ModelError
-from hocket.model.capture import capture
-from hocket.model.profile import (
+from hocket.model.capture.capture import capture
+from hocket.model.profile.profile import (
     LayerProfile,
     Profile,
     conditions_of,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture import capture
+from hocket.model.capture.capture import capture
 
 X = torch.randn(5, 4)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
 from tests.model.by_hand import Case, even_cut
 from tests.model.zoo import bert, gpt2, mlp, vit
 

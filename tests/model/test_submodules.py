@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture import Captured, capture
-from hocket.model.cut import boundaries_from_names, cut
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.stages.cut import boundaries_from_names, cut
 from tests.model.by_hand import Case, worst_difference
 from tests.zoo.odd import Branching
 

@@ -18,7 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hocket.model.capture import Captured
+from hocket.model.capture.capture import Captured
 from tests.model.by_hand import Case
 
 Nested = tuple[Tensor, dict[str, Any]]

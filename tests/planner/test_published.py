@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hocket.core.hardware import load_catalogue
-from hocket.model.capture import capture
-from hocket.model.work import counted_work
+from hocket.model.capture.capture import capture
+from hocket.model.profile.work import counted_work
 from hocket.recipes.gpt import Gpt
 from hocket.recipes.transformer import Blocks
 

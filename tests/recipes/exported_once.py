@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from hocket.model.example import Example
-from hocket.model.export import export
-from hocket.model.state import State
+from hocket.model.capture.export import export
+from hocket.model.trace.example import Example
+from hocket.model.trace.state import State
 
 _FOUND: Final[dict[Hashable, ExportedProgram]] = {}
 
 
 def export_once(patch: pytest.MonkeyPatch) -> None:
     """Do so in this process, until the patch is undone."""
-    patch.setattr("hocket.model.capture.export", _export)
+    patch.setattr("hocket.model.capture.capture.export", _export)
 
 
 def _export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.recipes.digits import BLANK, load_digits, shift, split_rows
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 
 def test_the_split_is_fixed_and_complete() -> None:

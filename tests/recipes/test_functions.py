@@ -16,7 +16,7 @@ from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import claim_folder
 from hocket.recipes.task import make_task
 from hocket.recipes.train import train_recipe
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 from tests.recipes.own import write_own
 
 

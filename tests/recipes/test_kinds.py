@@ -14,8 +14,8 @@ from hocket.errors import DataError
 from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.resolve import resolve
 from hocket.recipes.task import Task, make_task
-from hocket.run.loss import TOTAL, named_losses
-from hocket.run.sample_loader import SampleLoader
+from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.data.sample_loader import SampleLoader
 
 NUM_SAMPLES: Final = 8
 WORDS: Final = ("a cat sat", "dogs run far", "the sun rose", "it is late")

@@ -19,8 +19,8 @@ from hocket.recipes.resolve import Resolved, resolve
 from hocket.recipes.run_folder import enter_folder
 from hocket.recipes.saving import CHECKPOINTS_NAME, Start, starting_point
 from hocket.recipes.train import train_recipe
-from hocket.run.checkpoint.export import open_one
-from hocket.run.checkpoint.folder import saved
+from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.format.folder import saved
 
 SMALL: Final = (
     "model.width=16",

@@ -25,7 +25,7 @@ from hocket.recipes.task import Task, make_task
 from hocket.recipes.train import sample_text
 from hocket.recipes.transformer import Block
 from hocket.recipes.vit import VisionTransformer
-from hocket.run.sample_loader import SampleLoader
+from hocket.run.data.sample_loader import SampleLoader
 
 
 def task_of(name: str, *settings: str) -> Task:

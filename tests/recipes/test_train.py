@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from hocket.model.profile import Profile
+from hocket.model.profile.profile import Profile
 from hocket.recipes import profiling
 from hocket.recipes.course import Course
 from hocket.recipes.metrics_log import JSON_NAME
@@ -20,8 +20,8 @@ from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import claim_folder
 from hocket.recipes.task import make_task
 from hocket.recipes.train import main, train_recipe
-from hocket.run.loss import TOTAL, named_losses
-from hocket.run.sample_loader import EvaluationLoader
+from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.data.sample_loader import EvaluationLoader
 
 SMALL: Final = (
     "model.width=16",

@@ -15,7 +15,7 @@ import pytest
 from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import enter_folder
 from hocket.recipes.train import train_recipe
-from hocket.run.step_result import StepResult
+from hocket.run.engine.step_result import StepResult
 
 SMALL: Final = (
     "model.width=16",
@@ -130,8 +130,8 @@ def test_nobody_waits_for_the_norm_of_the_newest_step(
             asked.append((self.step, come[-1]))
             return self.judgement.verdict.norm
 
-    monkeypatch.setattr("hocket.run.steps.StepResult", Seen)
-    monkeypatch.setattr("hocket.run.stream.StepResult", Seen)
+    monkeypatch.setattr("hocket.run.engine.steps.StepResult", Seen)
+    monkeypatch.setattr("hocket.run.engine.flush_free.StepResult", Seen)
     runs("optimizer.learning_rate=0.4", *settings)
     assert [step for step, _ in asked] == [0, 1, 2, 3]
     assert all(newest > step for step, newest in asked[:-1]), asked

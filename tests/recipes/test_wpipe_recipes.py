@@ -18,8 +18,8 @@ from hocket.recipes.recipe import Recipe
 from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import enter_folder
 from hocket.recipes.task import make_task
-from hocket.run.loss import TOTAL, named_losses
-from hocket.run.sample_loader import SampleLoader
+from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.data.sample_loader import SampleLoader
 from tests.recipes.data.cifar_folder import cifar10, cifar100
 from tests.recipes.data.flowers_folder import flowers
 from tests.recipes.test_kinds import mnli, table

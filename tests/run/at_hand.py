@@ -11,8 +11,8 @@ from torch import nn
 from hocket.errors import PlanError
 from hocket.planner.rank import Search
 from hocket.planner.ranking import Ranking
-from hocket.run.planning import plan
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.tune.planning import plan
 from tests.run.short import measure_shortly
 from tests.run.zoo import ZOO, batches, make_model
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hocket.run.batch import call_arguments, count_samples
-from hocket.run.loss import named_losses
+from hocket.run.data.batch import call_arguments, count_samples
+from hocket.run.data.loss import named_losses
 from tests.run.exactness import num_copies
 from tests.run.forked import answers_of
 from tests.run.plain_loop import plain_loop

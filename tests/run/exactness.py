@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hocket
-from hocket.run.compiled.function import CompiledFunction
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.stage.compiled.function import CompiledFunction
 from tests.run.once import captured_once
 from tests.run.plain_loop import make_optimizer
 from tests.run.zoo import batches, make_model, specimen_of

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import hocket
 from hocket import env
 from hocket.errors import WorkerError
-from hocket.run.launch import launch
-from hocket.run.ring import Ring
+from hocket.run.cluster.launch import launch
+from hocket.run.diagnostics.flight_recorder import Ring
 from tests.run.forked import FAULT
 from tests.run.workers import FAULTS
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import hocket
 from hocket.errors import HocketError
-from hocket.run.step_result import StepResult
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.engine.step_result import StepResult
 from tests.run.exactness import weight_digests
 from tests.run.once import captured_once
 from tests.run.training import fragile_batches, make_fragile

@@ -1,7 +1,7 @@
 """Jobs of real workers that begin at once, forked from a process that has loaded torch.
 
 `hocket.launch` starts a Python per worker, which takes seconds, most of them for
-imports. Here workers begin with the same first lines (hocket.run.start), but nobody
+imports. Here workers begin with the same first lines (run/cluster/start.py), but nobody
 watches over them: when one fails, the others must find out, and end, by themselves.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket import env
-from hocket.run.failure import Report, read_report, report_of_silent
-from hocket.run.job import WorkerFiles, attempt_dir
-from hocket.run.start import Job, main
+from hocket.run.cluster.start import Job, main
+from hocket.run.diagnostics.failure import Report, read_report, report_of_silent
+from hocket.run.diagnostics.job_folder import WorkerFiles, attempt_dir
 from tests.run.fork_server import fork_server
 
 FAULT: Final = "fault"  # the file into which whoever has a fault writes its rank

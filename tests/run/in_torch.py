@@ -19,8 +19,8 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import hocket
-from hocket.run.batch import split_batch
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.data.batch import split_batch
 from tests.run.comparison import difference
 from tests.run.once import captured_once
 from tests.run.optimizers import GRADIENTS, recorded

@@ -9,7 +9,7 @@ from torch import nn
 
 from bench.memory.run import measure
 from bench.models import Block, Case, Head, Residual, Stem
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 
 def _transformer() -> nn.Sequential:

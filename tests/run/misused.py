@@ -23,7 +23,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import HocketError
 from hocket.passes.add_messages import add_messages
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from hocket.schedules import make_schedule
 from tests.run.failing import Batch, loss, make_batches, make_model, make_pipeline
 

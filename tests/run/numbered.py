@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 
 @dataclass(frozen=True)

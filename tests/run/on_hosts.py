@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.run.shared_memory import place
-from hocket.run.world import World
+from hocket.run.cluster.world import World
+from hocket.run.comm.shm.transport import place
 from tests.run import failing
 from tests.run.workers import listeners
 

@@ -19,7 +19,7 @@ import pytest
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.model.capture import Captured, capture
+from hocket.model.capture.capture import Captured, capture
 
 
 class Shelf:
@@ -97,7 +97,7 @@ def keep_ready(
 def captured_once() -> Iterator[Shelf]:
     """Pipelines that are made meanwhile share captures, of models from the shelf."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hocket.run.build.capture", _ONCE.with_more())
+        patch.setattr("hocket.run.tune.build.capture", _ONCE.with_more())
         yield _SHELF.with_more()
 
 

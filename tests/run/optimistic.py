@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import hocket
 from hocket.core.op import Kind
 from hocket.errors import HocketError, WaitError
-from hocket.run.gradients import Gradients
-from hocket.run.step_result import StepResult
-from hocket.run.update import Updater
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.engine.step_result import StepResult
+from hocket.run.weights.gradients import Gradients
+from hocket.run.weights.updater import Updater
 from tests.run.training import fragile_batches, make_fragile
 
 SLOW_S: Final = 0.05

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.run.settings import Parameters
+from hocket.run.weights.settings import Parameters
 
 
 class Lars(torch.optim.Optimizer):

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from hocket.run.schema import Schema, message_tag
-from hocket.run.shared_memory import SharedMemoryTransport
-from hocket.run.torch_transport import TorchTransport
-from hocket.run.transport import Channel, Receiver, Sender, Transport
+from hocket.run.comm.dist.transport import TorchTransport
+from hocket.run.comm.schema import Schema, message_tag
+from hocket.run.comm.shm.transport import SharedMemoryTransport
+from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from tests.run.fork_server import fork_server
 
 THERE: Final = Channel("F0>1", 0, 1)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch, call_arguments, split_batch
-from hocket.run.loss import TOTAL, named_losses
-from hocket.run.seed import seed_generators, seed_of
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch, call_arguments, split_batch
+from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.stage.seed import seed_generators, seed_of
 from tests.run.zoo import batches, make_model, specimen_of
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ import pytest
 
 MODULES: Final = (
     "hocket.recipes.train",
-    "hocket.run.launch",
+    "hocket.run.cluster.launch",
     "safetensors.torch",
     "tests.run.pair",
     "tests.run.zoo",
@@ -31,7 +31,7 @@ READY: Final = (("tied", 4), ("tied-dropout", 4), ("resnet", 4), ("resnet", 5))
 def _prepare() -> None:
     for name in MODULES:
         import_module(name)
-    from hocket.run.batch import call_arguments
+    from hocket.run.data.batch import call_arguments
     from tests.run.once import keep_ready
     from tests.run.short import measure_shortly
     from tests.run.zoo import batches, make_model

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import HocketError
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 WIDTH: Final = 6
 NUM_STEPS: Final = 3

@@ -16,8 +16,8 @@ import torch
 
 import hocket
 from hocket import env
-from hocket.run.checkpoint.folder import newest
-from hocket.run.ring import Ring
+from hocket.run.checkpoint.format.folder import newest
+from hocket.run.diagnostics.flight_recorder import Ring
 from tests.run.failing import LINGER, TRAP, Batch, make_batches, make_model
 from tests.run.forked import FAULT
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hocket.run.gradients import Verdict
-from hocket.run.judgement import Judgement
-from hocket.run.step_result import StepResult
+from hocket.run.engine.step_result import StepResult
+from hocket.run.weights.gradient_status import Judgement
+from hocket.run.weights.gradients import Verdict
 
 
 def step_result(step: int = 0, loss: float = 1.0) -> StepResult:

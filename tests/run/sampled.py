@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import HocketError
-from hocket.run.sample_loader import EvaluationLoader, SampleLoader
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
 from tests.run.numbered import Numbered
 from tests.run.zoo import classes
 

@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 
 SHORT: Final = {
-    "hocket.model.measure._BUDGET_S": 0.0,
-    "hocket.model.measure._MIN_PASSES": 2,
-    "hocket.run.rehearse._ENOUGH_S": 0.0,
-    "hocket.run.rehearse._MIN_STEPS": 1,
-    "hocket.run.link_costs._NUM_ROUNDS": 2,
-    "hocket.run.link_costs._NUM_WARM": 1,
+    "hocket.model.profile.measure._BUDGET_S": 0.0,
+    "hocket.model.profile.measure._MIN_PASSES": 2,
+    "hocket.run.tune.dry_run._ENOUGH_S": 0.0,
+    "hocket.run.tune.dry_run._MIN_STEPS": 1,
+    "hocket.run.tune.link_costs._NUM_ROUNDS": 2,
+    "hocket.run.tune.link_costs._NUM_WARM": 1,
 }
 
 

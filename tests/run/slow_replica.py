@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 NUM_STEPS: Final = 6
 SLOW_S: Final = 0.04  # that the second replica sleeps in each forward of a stage

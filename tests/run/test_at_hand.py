@@ -9,7 +9,7 @@ import torch
 
 from hocket.errors import PlanError
 from hocket.planner.rank import Search
-from hocket.run.planning import plan
+from hocket.run.tune.planning import plan
 from tests.run.forked import answers_of
 from tests.run.zoo import ZOO, batches, make_model
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.run.buffers import NUM_KEPT, Buffer, Pool, buffer_bytes
-from hocket.run.schema import Schema
+from hocket.run.comm.buffers import NUM_KEPT, Buffer, Pool, buffer_bytes
+from hocket.run.comm.schema import Schema
 
 SCHEMA = Schema.parse("float32[4], int64[2]")
 LARGE = Schema.parse("float32[2048]")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.run.choose import playable
-from hocket.run.layout import Layout
-from hocket.run.world import join_world
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import join_world
+from hocket.run.tune.choose import playable
 from tests.run.forked import run_forked
 
 MODULE = "tests.run.test_choose"

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from hocket.errors import WaitError
-from hocket.run.deadline_store import DeadlineStore
-from hocket.run.exchange import Exchange
+from hocket.run.cluster.deadline_store import DeadlineStore
+from hocket.run.cluster.store_exchange import Exchange
 
 SILENT_S = 0.3
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from hocket.errors import ModelError
-from hocket.model.capture import capture
-from hocket.model.cut import StageModule, cut
-from hocket.run.delayed_stage import check_delayed_stage
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import StageModule, cut
+from hocket.run.stage.stale_weight_check import check_delayed_stage
 
 CPU: Final = torch.device("cpu")
 WIDTH: Final = 6

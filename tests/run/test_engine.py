@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from hocket.run import engine
-from hocket.run.engine import run_backward
+from hocket.run.stage import backward as engine
+from hocket.run.stage.backward import run_backward
 
 
 @pytest.mark.parametrize("edges", [False, True])

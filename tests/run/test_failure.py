@@ -15,8 +15,8 @@ import pytest
 
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
-from hocket.run.launch import launch
-from hocket.run.ring import State, read_ring
+from hocket.run.cluster.launch import launch
+from hocket.run.diagnostics.flight_recorder import State, read_ring
 from tests.run.processes import (
     START_S,
     WORKERS,

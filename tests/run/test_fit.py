@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import DataError
-from hocket.run.evaluate import EvaluationResult
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.step_result import StepResult
 from hocket.run.fit import fit
-from hocket.run.step_result import StepResult
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, 2))
 

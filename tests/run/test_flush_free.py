@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hocket
-from hocket.run.batch import count_samples
+from hocket.run.data.batch import count_samples
 from hocket.schedules import make_schedule
 from tests.run.comparison import TOLERANCE, check_alike, check_evaluation, difference
 from tests.run.flush_free import (

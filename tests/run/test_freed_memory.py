@@ -21,7 +21,7 @@ pytestmark = [
 # Takes memory like an op that needs some tensors at once, and frees it, many times.
 PROGRAM = """
 import ctypes, resource
-from hocket.run.freed_memory import give_back_freed_memory, keep_freed_memory
+from hocket.run.cluster.freed_memory import give_back_freed_memory, keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.run.gradients import Gradients, Verdict
+from hocket.run.weights.gradients import Gradients, Verdict
 
 CPU = torch.device("cpu")
 

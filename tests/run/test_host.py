@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.run.host import (
+from hocket.run.cluster.host import (
     address_towards,
     identity,
     interface_with,
@@ -19,7 +19,7 @@ from hocket.run.host import (
 from tests.run.network import ADDRESSES, outputs, two_hosts
 
 SCRIPT = """
-from hocket.run.host import *
+from hocket.run.cluster.host import *
 print(identity())
 print(address_towards("10.203.0.1"))
 print(interface_with(address_towards("10.203.0.1")))

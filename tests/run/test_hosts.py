@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from hocket.run.failure import Cause, Report, read_report
+from hocket.run.diagnostics.failure import Cause, Report, read_report
 from tests.run.network import ADDRESSES, PORT, Hosts, codes_of, outputs, two_hosts
 from tests.run.on_hosts import NUM_MICROBATCHES, plain_loop
 from tests.run.processes import eventually

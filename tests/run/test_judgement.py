@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.gradients import Verdict
-from hocket.run.judgement import Judgement
+from hocket.run.weights.gradient_status import Judgement
+from hocket.run.weights.gradients import Verdict
 from tests.run.forked import answers_of
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
-from hocket.run.launch import launch
+from hocket.run.cluster.launch import launch
 from tests.run.processes import environment, none_alive_within
 
 HERE: Final = "tests.run.workers"
@@ -143,8 +143,8 @@ def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 SCRIPT: Final = """
 import pathlib, sys
-from hocket.run.launch import launch
-from hocket.run.world import join_world
+from hocket.run.cluster.launch import launch
+from hocket.run.cluster.world import join_world
 
 class Point:
     pass

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.run.link import Link, Listener, connect
-from hocket.run.packets import (
+from hocket.run.comm.shm.link import Link, Listener, connect
+from hocket.run.comm.shm.packets import (
     MAX_PACKET_BYTES,
     Announcement,
     Complaint,

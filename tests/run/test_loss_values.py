@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import NonFiniteError
-from hocket.run.loss_values import LossValues
+from hocket.run.stage.loss_values import LossValues
 
 
 def named(total: float, accuracy: float = 0.5) -> dict[str, Tensor]:

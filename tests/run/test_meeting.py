@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from hocket.errors import WaitError
-from hocket.run.meeting import Meeting, meet
+from hocket.run.cluster.rendezvous import Meeting, meet
 from tests.run.processes import eventually
 
 PATIENT_S = 20.0

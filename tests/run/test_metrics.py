@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ModelError
-from hocket.run.metrics import named_means
+from hocket.run.data.metrics import named_means
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.env import ExitCode
 from hocket.errors import NoMemoryError
-from hocket.run.no_memory import MemoryWatch, is_out_of_memory
-from hocket.run.story import worker_error
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
+from hocket.run.device.out_of_memory import MemoryWatch, is_out_of_memory
+from hocket.run.diagnostics.root_cause import worker_error
 from hocket.schedules import make_schedule
 from tests.run.forked import run_forked
 

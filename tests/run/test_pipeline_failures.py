@@ -22,8 +22,8 @@ from torch.nn.utils import parameters_to_vector
 
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
-from hocket.run.launch import launch
-from hocket.run.story import worker_error
+from hocket.run.cluster.launch import launch
+from hocket.run.diagnostics.root_cause import worker_error
 from tests.run import failing
 from tests.run.forked import Outcome, run_forked
 from tests.run.processes import eventually, none_alive_within, start

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from hocket.run.launch import launch
+from hocket.run.cluster.launch import launch
 from tests.run import sound
 from tests.run.failing import loss, make_batches, make_model, make_pipeline
 from tests.run.forked import run_forked

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from hocket.run.precision import LossScale, Precision
+from hocket.run.stage.precision import LossScale, Precision
 
 CPU = torch.device("cpu")
 

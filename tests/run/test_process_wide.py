@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from hocket.run.process_wide import handling, waking
+from hocket.run.diagnostics.process_wide import handling, waking
 
 
 def _a(number: int, frame: FrameType | None) -> None: ...

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DataError
-from hocket.run.batch import count_samples, digest, split_batch
-from hocket.run.reads import PartBatch, Reads, begin_of, parts_of
+from hocket.run.data.batch import count_samples, digest, split_batch
+from hocket.run.data.reads import PartBatch, Reads, begin_of, parts_of
 
 sizes = st.integers(1, 60)
 few = st.integers(1, 6)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import hocket
-from hocket.model.allocations import allocations
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch
-from hocket.run.loss import LossFunction
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import capture
+from hocket.model.profile.allocations import allocations
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import LossFunction
+from hocket.run.stage.runner import StageRunner
 from tests.run.comparison import case, check_run
 from tests.run.forked import answers_of
 from tests.run.plain_loop import make_optimizer

@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from hocket.errors import SchemaError, WaitError
-from hocket.run.rendezvous import Role, agree, learn
-from hocket.run.schema import ANY, Schema, TensorSpec
-from hocket.run.transport import Channel
+from hocket.run.comm.schema import ANY, Schema, TensorSpec
+from hocket.run.comm.schema_exchange import Role, agree, learn
+from hocket.run.comm.transport import Channel
 
 CHANNEL = Channel("F0>1", 4, 5)
 SENT = Schema.parse("float32[4, 8], int64[4]")

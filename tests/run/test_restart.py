@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import WorkerError
-from hocket.run.launch import launch
+from hocket.run.cluster.launch import launch
 from tests.run import restarting
 from tests.run.forked import answers_of
 from tests.run.network import ADDRESSES, PORT, codes_of, outputs, two_hosts

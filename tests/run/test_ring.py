@@ -9,7 +9,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.run.ring import NOBODY, NUM_SLOTS, Entry, Ring, State, read_ring
+from hocket.run.diagnostics.flight_recorder import (
+    NOBODY,
+    NUM_SLOTS,
+    Entry,
+    Ring,
+    State,
+    read_ring,
+)
 from tests.run.processes import START_S, start
 
 texts = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=12)
@@ -73,7 +80,7 @@ def test_outlives_its_writer(tmp_path: Path) -> None:
     path = tmp_path / "ring"
     program = (
         "import os, pathlib, signal, sys\n"
-        "from hocket.run.ring import Ring\n"
+        "from hocket.run.diagnostics.flight_recorder import Ring\n"
         "ring = Ring.create(pathlib.Path(sys.argv[1]), os.getpid())\n"
         "ring.begin('1B3', 12)\n"
         "ring.wait('y of stage 0', 0)\n"

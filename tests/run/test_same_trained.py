@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from hocket.errors import ModelError
-from hocket.run.same_trained import SameTrained
+from hocket.run.stage.trainable_check import SameTrained
 
 
 @pytest.mark.parametrize("trained", [True, False])

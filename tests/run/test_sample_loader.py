@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError, RunError
-from hocket.run.reads import PartBatch, Reads
-from hocket.run.sample_loader import EvaluationLoader, SampleLoader
-from hocket.run.samples import Draw
+from hocket.run.data.reads import PartBatch, Reads
+from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
+from hocket.run.data.samples import Draw
 from tests.run.numbered import Numbered
 
 pytestmark = pytest.mark.filterwarnings(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.errors import DataError
-from hocket.run.sampler import ResumableSampler
+from hocket.run.data.sampler import ResumableSampler
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**32 - 1)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.run.samples import _STEP, Draw, FirstSamples, _mixed, first_samples
+from hocket.run.data.samples import _STEP, Draw, FirstSamples, _mixed, first_samples
 from tests.run.numbered import Numbered
 
 seeds = st.integers(0, 2**32 - 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import SchemaError
-from hocket.run.schema import (
+from hocket.run.comm.schema import (
     ALIGNMENT_BYTES,
     ANY,
     Schema,

@@ -10,8 +10,8 @@ from torch import nn
 
 import hocket
 from hocket.errors import ModelError, RecipeError
-from hocket.run.precision import Precision
-from hocket.run.settings import Parameters, Settings, precision_of
+from hocket.run.stage.precision import Precision
+from hocket.run.weights.settings import Parameters, Settings, precision_of
 
 
 def sgd(parameters: Parameters) -> torch.optim.Optimizer:

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hocket.run.link import Link
-from hocket.run.schema import Schema, message_tag, schema_of
-from hocket.run.shared_memory import SharedMemoryTransport, place
+from hocket.run.comm.schema import Schema, message_tag, schema_of
+from hocket.run.comm.shm.link import Link
+from hocket.run.comm.shm.transport import SharedMemoryTransport, place
 from tests.run.pair import (
     BACK,
     SCHEMA,

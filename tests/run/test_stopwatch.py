@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from hocket.run.stopwatch import HostWatch, StreamWatch, make_stopwatch
+from hocket.run.device.stopwatch import HostWatch, StreamWatch, make_stopwatch
 
 HANDING_S = 0.001  # what the host takes to hand over one op
 

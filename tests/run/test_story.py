@@ -10,9 +10,15 @@ import pytest
 
 from hocket.env import ExitCode
 from hocket.errors import HocketError, WaitError
-from hocket.run.failure import Cause, Report, read_report, report_of, write_report
-from hocket.run.ring import NOBODY, Entry, Ring, State
-from hocket.run.story import first_failures, headline, worker_error
+from hocket.run.diagnostics.failure import (
+    Cause,
+    Report,
+    read_report,
+    report_of,
+    write_report,
+)
+from hocket.run.diagnostics.flight_recorder import NOBODY, Entry, Ring, State
+from hocket.run.diagnostics.root_cause import first_failures, headline, worker_error
 
 
 def report(

@@ -13,7 +13,7 @@ import hocket
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.errors import FitError, HocketError
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from hocket.schedules.v_min import RepeatingBubbleWarning
 from tests.run.forked import answers_of
 

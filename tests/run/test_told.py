@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import PlanError
-from hocket.run.exchange import Exchange
-from hocket.run.told import told_by_first
-from hocket.run.world import World, world_of_one
+from hocket.run.cluster.broadcast import told_by_first
+from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.cluster.world import World, world_of_one
 
 TIMEOUT_S: Final = 0.05
 LONG_S: Final = 0.5

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import RunError
-from hocket.run.group import new_group
-from hocket.run.schema import message_tag
-from hocket.run.torch_transport import TorchTransport
-from hocket.run.torch_wire import wire_number
+from hocket.run.cluster.group import new_group
+from hocket.run.comm.dist.transport import TorchTransport
+from hocket.run.comm.dist.wire import wire_number
+from hocket.run.comm.schema import message_tag
 from tests.run.pair import (
     BACK,
     SCHEMA,

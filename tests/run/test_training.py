@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hocket.run.loss import TOTAL
+from hocket.run.data.loss import TOTAL
 from tests.run.comparison import NUM_STEPS, case, difference
 from tests.run.forked import answers_of
 from tests.run.training_loop import (

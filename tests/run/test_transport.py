@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hocket.errors import WaitError
-from hocket.run.schema import Schema, message_tag
-from hocket.run.transport import Channel
+from hocket.run.comm.schema import Schema, message_tag
+from hocket.run.comm.transport import Channel
 from tests.run.pair import (
     KINDS,
     SCHEMA,

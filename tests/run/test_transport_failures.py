@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.schema import message_tag
+from hocket.run.comm.schema import message_tag
 from tests.run.pair import (
     KINDS,
     SCHEMA,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import SchemaError
-from hocket.run.schema import Schema, message_tag, schema_of
+from hocket.run.comm.schema import Schema, message_tag, schema_of
 from tests.run.pair import (
     KINDS,
     SCHEMA,

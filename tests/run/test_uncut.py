@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import hocket
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 from tests.run.forked import run_forked
 
 MODULE: Final = "tests.run.test_uncut"

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, SequentialLR, StepLR
 
 from hocket.errors import RecipeError
-from hocket.run.settings import (
+from hocket.run.weights.settings import (
     OptimizerFactory,
     Parameters,
     SchedulerFactory,
     Settings,
 )
-from hocket.run.undo import Kept
-from hocket.run.undo_check import check_undo
-from hocket.run.update import Updater
+from hocket.run.weights.undo import Kept
+from hocket.run.weights.undo_check import check_undo
+from hocket.run.weights.updater import Updater
 from tests.run.optimizers import OPTIMIZERS
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.model.capture import capture
-from hocket.model.optimizer_bytes import optimizer_bytes
-from hocket.model.work import layer_weights
-from hocket.run.settings import OptimizerFactory, Parameters, Settings
-from hocket.run.update import Updater
+from hocket.model.capture.capture import capture
+from hocket.model.profile.optimizer_bytes import optimizer_bytes
+from hocket.model.profile.work import layer_weights
+from hocket.run.weights.settings import OptimizerFactory, Parameters, Settings
+from hocket.run.weights.updater import Updater
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

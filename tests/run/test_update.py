@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hocket.run.settings import Parameters, Settings
-from hocket.run.update import Updater
+from hocket.run.weights.settings import Parameters, Settings
+from hocket.run.weights.updater import Updater
 
 
 def descent(parameters: Parameters) -> torch.optim.Optimizer:

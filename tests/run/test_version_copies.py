@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.run.loans.neighbour import OfNeighbour
-from hocket.run.versions import Versions
+from hocket.run.stage.versions import Versions
+from hocket.run.weights.stale_ties.neighbour import OfNeighbour
 
 NUM_STEPS: Final = 6
 

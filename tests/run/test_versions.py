@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.run.versions import Versions
+from hocket.run.stage.versions import Versions
 
 
 def made(delay: int = 1) -> tuple[nn.Linear, nn.Parameter, Versions]:

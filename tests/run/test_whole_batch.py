@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
-from hocket.model.per_sample import PerSample
-from hocket.run.loss import losses_of
-from hocket.run.whole_batch import PerMicrobatch, check_mean
+from hocket.model.trace.per_sample import PerSample
+from hocket.run.data.loss import losses_of
+from hocket.run.stage.batch_loss_check import PerMicrobatch, check_mean
 
 CPU: Final = torch.device("cpu")
 NUM: Final = 6

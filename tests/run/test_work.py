@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.model.example import Example
-from hocket.run.layout import Layout
-from hocket.run.work import Work, grouped, make_works
+from hocket.model.trace.example import Example
+from hocket.run.cluster.layout import Layout
+from hocket.run.data.step_batch import Work, grouped, make_works
 
 
 def works_of(sizes: list[int], rank: int) -> list[Work]:

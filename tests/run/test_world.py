@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import RunError, SchemaError, WaitError
-from hocket.run.exchange import MAX_BYTES, Exchange
-from hocket.run.reporting import reporting
-from hocket.run.world import join_world
+from hocket.run.cluster.reporting import reporting
+from hocket.run.cluster.store_exchange import MAX_BYTES, Exchange
+from hocket.run.cluster.world import join_world
 
 
 def exchanges(world_size: int, timeout_s: float) -> list[Exchange]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import HocketError
-from hocket.run.gradients import Gradients
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.weights.gradients import Gradients
 from tests.run.once import captured_once
 from tests.run.optimizers import GRADIENTS, OPTIMIZERS, make_scheduler
 from tests.run.training_loop import data_of, loss_of, model_of

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import call_arguments, split_batch
-from hocket.run.loss import TOTAL, named_losses
-from hocket.run.settings import Parameters
-from hocket.run.work import grouped
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import call_arguments, split_batch
+from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.data.step_batch import grouped
+from hocket.run.weights.settings import Parameters
 from tests.run.optimizers import OPTIMIZERS, make_scheduler
 from tests.run.plain_loop import call_model, in_stages
 from tests.run.zoo import batches, make_model, specimen_of

@@ -26,12 +26,12 @@ from hocket.errors import (
     WaitError,
     WorkerError,
 )
-from hocket.run.clock import ping
-from hocket.run.job import Json
-from hocket.run.launch import launch
-from hocket.run.reporting import reporting
-from hocket.run.ring import Ring
-from hocket.run.world import World, join_world
+from hocket.run.cluster.clock import ping
+from hocket.run.cluster.launch import launch
+from hocket.run.cluster.reporting import reporting
+from hocket.run.cluster.world import World, join_world
+from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.job_folder import Json
 
 NEVER_S = 300.0  # longer than any test
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from hocket.run.batch import call_arguments
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
+from hocket.run.data.batch import call_arguments
 from tests.run.exactness import train_one
 from tests.run.forked import answers_of
 from tests.run.once import captured_once, keep_ready

@@ -15,7 +15,7 @@ from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
 from torchvision.models.resnet import Bottleneck
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from hocket.model.per_sample import PerSample
+from hocket.model.trace.per_sample import PerSample
 from tests.run.zoo import Specimen, classes
 
 

@@ -78,8 +78,8 @@ def checkpoint_command(
 
 def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
     from hocket.draw.quantity import byte_size
-    from hocket.run.checkpoint.folder import newest, saved
-    from hocket.run.checkpoint.opened import open_checkpoint
+    from hocket.run.checkpoint.format.folder import newest, saved
+    from hocket.run.checkpoint.format.opened import open_checkpoint
 
     yield "checkpoint", "saved", "workers", "size", ""
     latest = newest(folder)
@@ -102,9 +102,9 @@ def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
 
 def _verify(folder: Path, step: str) -> None:
     from hocket.draw.quantity import byte_size
-    from hocket.run.checkpoint.folder import find
-    from hocket.run.checkpoint.manifest import MANIFEST
-    from hocket.run.checkpoint.verify import verify
+    from hocket.run.checkpoint.format.folder import find
+    from hocket.run.checkpoint.format.manifest import MANIFEST
+    from hocket.run.checkpoint.format.verify import verify
 
     path = folder if (folder / MANIFEST).exists() else find(folder, _step(step))
     opened = verify(path)
@@ -117,7 +117,7 @@ def _verify(folder: Path, step: str) -> None:
 def _export(
     folder: Path, target: Path, step: str, to: Target, *, averaged: bool
 ) -> None:
-    from hocket.run.checkpoint.export import Format, export
+    from hocket.run.checkpoint.exchange.export import Format, export
 
     files = export(
         folder, target, Format(to.value), step=_step(step), averaged=averaged

@@ -16,9 +16,9 @@ from hocket.env import ExitCode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hocket.run.doctor.finding import Finding
+    from hocket.run.cluster.doctor.finding import Finding
 
-ENTRY: Final = "hocket.run.doctor.examine:worker"
+ENTRY: Final = "hocket.run.cluster.doctor.examine:worker"
 STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -38,7 +38,7 @@ def doctor_command(
     Under torchrun every worker takes part, and rank 0 tells: `torchrun ... -m hocket
     doctor`. Ends with 4 if something must be mended before training can run.
     """
-    from hocket.run.doctor.finding import Verdict, worst
+    from hocket.run.cluster.doctor.finding import Verdict, worst
 
     findings = gather(workers, folder)
     if not findings:  # another worker tells
@@ -60,9 +60,9 @@ def gather(num_workers: int, folder: Path) -> list[Finding]:
     Raises:
         WorkerError: a worker ended before it could tell.
     """
-    from hocket.run.doctor.examine import examine
-    from hocket.run.doctor.finding import Finding
-    from hocket.run.launch import launch
+    from hocket.run.cluster.doctor.examine import examine
+    from hocket.run.cluster.doctor.finding import Finding
+    from hocket.run.cluster.launch import launch
 
     if env.RANK.is_set or num_workers == 1:
         return examine(folder)

@@ -224,7 +224,7 @@ def _measured(resolved: Resolved, wish: Wish, paper: Paper) -> Shown:
     from hocket.recipes.planning import Shown
     from hocket.recipes.run_folder import claim_folder
     from hocket.recipes.task import check_data
-    from hocket.run.launch import launch
+    from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)
     typer.echo(f"measuring on {wish.num_devices} workers of this machine", err=True)

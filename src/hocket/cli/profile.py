@@ -23,7 +23,7 @@ from hocket.cli.train import (
 )
 
 if TYPE_CHECKING:
-    from hocket.model.profile import LayerProfile, Profile
+    from hocket.model.profile.profile import LayerProfile, Profile
 
 ENTRY: Final = "hocket.recipes.profiling:main"
 
@@ -75,7 +75,7 @@ def profile_recipe(
     resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
     from hocket.recipes.run_folder import claim_folder
     from hocket.recipes.task import check_data
-    from hocket.run.launch import launch
+    from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)
     pipeline = resolved.recipe.pipeline
@@ -95,7 +95,7 @@ def profile_recipe(
 def report(result: dict[str, Any]) -> Iterator[str]:
     """The profile for people."""
     from hocket.draw.quantity import percent, seconds
-    from hocket.model.profile import Profile
+    from hocket.model.profile.profile import Profile
 
     profile = Profile.from_json(result["profile"])
     conditions = profile.conditions

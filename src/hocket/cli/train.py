@@ -164,7 +164,7 @@ def start_workers(
     """
     from hocket.recipes.run_folder import enter_folder
     from hocket.recipes.task import check_data
-    from hocket.run.launch import launch
+    from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)
     folder, lock = enter_folder(resolved, run_dir)

@@ -4,8 +4,9 @@
              └───── network ─────┐  ─ network   between nodes, one card per node
     node 1   4 ═ 5 ═ 6 ═ 7 ──────┘
 
-Workers are numbered as `run/layout.py` numbers them: replica after replica, and in each
-its devices. What several of them send over one card at the same time, they share.
+Workers are numbered as `run/cluster/layout.py` numbers them: replica after replica, and
+in each its devices. What several of them send over one card at the same time, they
+share.
 """
 
 from __future__ import annotations

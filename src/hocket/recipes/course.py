@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hocket.recipes.optimizer import learning_rate_share
 from hocket.recipes.recipe import Recipe
-from hocket.run.sample_loader import EvaluationLoader, SampleLoader
-from hocket.run.samples import Samples
+from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
+from hocket.run.data.samples import Samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hocket.errors import DataError
-from hocket.run.batch import digest
-from hocket.run.samples import Draw
+from hocket.run.data.batch import digest
+from hocket.run.data.samples import Draw
 
 
 class Dataset(Protocol):
@@ -28,7 +28,8 @@ class DatasetSamples:
     """A dataset's samples, put together as torch's DataLoader does it.
 
     What the dataset varies by chance it varies by its own random numbers, which are not
-    the same on all workers: let it vary nothing, or be `hocket.run.samples.Samples`.
+    the same on all workers: let it vary nothing, or be
+    `hocket.run.data.samples.Samples`.
 
     Args:
         dataset: the same on every worker.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 NUM_CLASSES: Final = 10
 NUM_CHANNELS: Final = 1

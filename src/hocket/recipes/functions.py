@@ -16,7 +16,7 @@ from typing import Any
 from hocket.errors import RecipeError
 from hocket.recipes.dataset_samples import DatasetSamples
 from hocket.recipes.records import Watcher
-from hocket.run.samples import Samples
+from hocket.run.data.samples import Samples
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def own_data(name: str, arguments: Mapping[str, Any]) -> tuple[Samples, Samples]
 
     Args:
         name: `module:function`. The function returns a pair, of each of which is taken
-            what is `hocket.run.samples.Samples`, or else has a length and gives
+            what is `hocket.run.data.samples.Samples`, or else has a length and gives
             `(inputs, targets)` for an index, as torch's datasets do.
         arguments: of the function.
 
@@ -99,6 +99,6 @@ def _samples(name: str, part: Any) -> Samples:
         return DatasetSamples(part)
     raise RecipeError(
         f"{name} returned a pair with {type(part).__name__} in it: it must be "
-        "hocket.run.samples.Samples, or have a length and give (inputs, targets) for "
-        "an index"
+        "hocket.run.data.samples.Samples, or have a length and give "
+        "(inputs, targets) for an index"
     )

@@ -27,7 +27,7 @@ from hocket.recipes.digits import load_digits
 from hocket.recipes.functions import own_data
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.text import load_text
-from hocket.run.samples import Samples, first_samples
+from hocket.run.data.samples import Samples, first_samples
 
 
 def load_samples(recipe: Recipe) -> tuple[Samples, Samples]:

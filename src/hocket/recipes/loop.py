@@ -19,10 +19,10 @@ from hocket.recipes.records import (
 from hocket.recipes.saving import CHECKPOINTS_NAME, Totals
 from hocket.recipes.task import Task
 from hocket.run.early_stop import EarlyStop
-from hocket.run.evaluate import EvaluationResult
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.step_result import StepResult
 from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline
-from hocket.run.step_result import StepResult
 
 NUM_TIMED_STEPS: Final = 11  # the last ones: their middle one stands for all
 

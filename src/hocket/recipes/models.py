@@ -41,7 +41,7 @@ from hocket.recipes.resnext import make_resnext
 from hocket.recipes.seq2seq import Seq2Seq
 from hocket.recipes.transformer import Blocks
 from hocket.recipes.vit import Pooling, VisionTransformer
-from hocket.run.samples import FirstSamples, Samples
+from hocket.run.data.samples import FirstSamples, Samples
 
 if TYPE_CHECKING:
     from transformers import BertConfig

@@ -28,7 +28,7 @@ class PipelineSettings(Settings):
         max_delay: by how many updates the weights may be old that stages read where
             the planner chooses: 1 lets "auto" take orders that never flush.
         correction: what updates do about gradients of old weights, where the schedule
-            has such (`hocket.run.correction`).
+            has such (`hocket.run.weights.correction`).
         num_discounted_updates: over which a correction "lr-discount" fades; a quarter
             of the training where it is not said.
         num_microbatches: that each replica cuts its part of the batch into.

@@ -20,8 +20,8 @@ from hocket.recipes.optimizer import make_optimizer
 from hocket.recipes.resolve import Resolved, resolve
 from hocket.recipes.run_folder import RECIPE_NAME
 from hocket.recipes.task import make_task
-from hocket.run.planning import plan
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.tune.planning import plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hocket.model.profile import path_of
+from hocket.model.profile.profile import path_of
 from hocket.recipes.course import Course
 from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import RECIPE_NAME

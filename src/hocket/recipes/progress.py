@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.records import EvaluationRecord, StepRecord, SummaryRecord, Watcher
-from hocket.run.build import Plan
+from hocket.run.engine.plan import Plan
 
 RECENT_STEPS: Final = 20  # what "now" means in the numbers shown
 PLAIN_INTERVAL_S: Final = 5.0  # between lines where nothing can be drawn over

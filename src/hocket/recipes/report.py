@@ -17,7 +17,7 @@ from hocket.recipes.history import History
 from hocket.recipes.progress import result_line
 from hocket.recipes.records import EvaluationRecord, StepRecord, SummaryRecord
 from hocket.recipes.run_folder import RECIPE_NAME, REPORT_NAME
-from hocket.run.build import Plan
+from hocket.run.engine.plan import Plan
 
 
 def write_report(

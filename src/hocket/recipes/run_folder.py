@@ -8,7 +8,7 @@
         sample.txt       what a model of text writes
         checkpoints/     (hocket.recipes.saving)
         lock             held while the run is at work
-        workers/         what workers leave when they fail (hocket.run.job)
+        workers/         reports of failed workers (hocket.run.diagnostics)
 
 Two runs never share one: of two that want the same, the second is told. A run that goes
 on from its own checkpoint enters its folder again.
@@ -25,7 +25,7 @@ from hocket.errors import RecipeError
 from hocket.recipes.recipe import CheckpointSettings
 from hocket.recipes.resolve import Resolved
 from hocket.recipes.saving import NEWEST
-from hocket.run.checkpoint.lock import FolderLock
+from hocket.run.checkpoint.format.lock import FolderLock
 
 RECIPE_NAME: Final = "recipe.toml"
 REPORT_NAME: Final = "report.html"

@@ -15,7 +15,7 @@ from typing import Final
 
 from hocket.errors import CheckpointError
 from hocket.recipes.recipe import CheckpointSettings
-from hocket.run.checkpoint.folder import newest, step_of
+from hocket.run.checkpoint.format.folder import newest, step_of
 
 CHECKPOINTS_NAME: Final = "checkpoints"
 NEWEST: Final = "auto"

@@ -30,7 +30,7 @@ from hocket.recipes.objectives import (
     class_metrics,
 )
 from hocket.recipes.recipe import Recipe
-from hocket.run.samples import Samples
+from hocket.run.data.samples import Samples
 
 
 @dataclass(frozen=True, slots=True)

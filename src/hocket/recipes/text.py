@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
-from hocket.run.batch import digest
-from hocket.run.samples import Draw
+from hocket.run.data.batch import digest
+from hocket.run.data.samples import Draw
 
 
 @dataclass(frozen=True, slots=True)

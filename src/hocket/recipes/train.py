@@ -37,8 +37,8 @@ from hocket.recipes.resolve import Resolved, resolve
 from hocket.recipes.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_folder
 from hocket.recipes.saving import NEWEST, starting_point
 from hocket.recipes.task import Task, make_task
+from hocket.run.cluster.world import World, join_world
 from hocket.run.pipeline import Pipeline
-from hocket.run.world import World, join_world
 
 PROMPT: Final = b"\n"
 

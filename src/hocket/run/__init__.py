@@ -1,1 +1,7 @@
-"""Workers that play a schedule: stages, messages, reductions, failures."""
+"""The runtime: real processes that play a schedule on a user's model.
+
+Rooms, each importing only those before it: diagnostics, cluster, device, comm, data,
+stage, nets, weights, engine, tune, checkpoint. On top stand `pipeline.py` (the public
+object) and `assembly.py` (how one is put together).
+Begin reading with `pipeline.py`, then `engine/`.
+"""

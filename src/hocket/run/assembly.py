@@ -25,28 +25,29 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.schedule import Schedule
-from hocket.model.outline import Outline
+from hocket.model.stages.outline import Outline
 from hocket.planner.recompute import RecomputeName
-from hocket.run.batch import call_arguments, split_batch
-from hocket.run.build import Plan, Request, build_plan
 from hocket.run.checkpoint.keeper import Checkpoints
-from hocket.run.choose import choose_order
-from hocket.run.crew import StepCrew, StreamCrew
-from hocket.run.evaluate import Evaluator
-from hocket.run.freed_memory import give_back_freed_memory
-from hocket.run.layout import Layout, make_layout
-from hocket.run.loss import LossFunction
-from hocket.run.make_crew import make_crew
-from hocket.run.order import make_order
-from hocket.run.place import Place
-from hocket.run.repeating import warn_of_repeating_bubble
-from hocket.run.ring import Ring
-from hocket.run.settings import Settings
-from hocket.run.stream_check import refuse_settings, refuse_without_effect
-from hocket.run.timed_order import is_timed, timed_order
-from hocket.run.transport import NUM_BUFFERS, Transport
-from hocket.run.transports import TransportName, buffers_of, make_transport
-from hocket.run.world import World
+from hocket.run.cluster.freed_memory import give_back_freed_memory
+from hocket.run.cluster.layout import Layout, make_layout
+from hocket.run.cluster.world import World
+from hocket.run.comm.transport import NUM_BUFFERS, Transport
+from hocket.run.comm.transports import TransportName, buffers_of, make_transport
+from hocket.run.data.batch import call_arguments, split_batch
+from hocket.run.data.loss import LossFunction
+from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.engine.evaluate import Evaluator
+from hocket.run.engine.executor import StepCrew, StreamCrew
+from hocket.run.engine.flush_free_check import refuse_settings, refuse_without_effect
+from hocket.run.engine.make_executor import make_crew
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.worker_context import Place
+from hocket.run.tune.build import Request, build_plan
+from hocket.run.tune.choose import choose_order
+from hocket.run.tune.order import make_order
+from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
+from hocket.run.tune.timed_order import is_timed, timed_order
+from hocket.run.weights.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from math import isnan
 from typing import Any, assert_never
 
 from hocket.errors import DataError
-from hocket.run.evaluate import EvaluationResult
-from hocket.run.loss import TOTAL
-from hocket.run.step_result import StepResult
+from hocket.run.data.loss import TOTAL
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.step_result import StepResult
 
 
 class Goal(Enum):

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hocket.errors import DataError
-from hocket.run.evaluate import EvaluationResult
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.step_result import StepResult
 from hocket.run.pipeline import Pipeline
-from hocket.run.step_result import StepResult
 
 Callback = Callable[[StepResult, EvaluationResult | None], object]
 

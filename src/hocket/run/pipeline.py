@@ -15,33 +15,33 @@ from hocket.core.timeline import Timeline
 from hocket.errors import CheckpointError, RunError
 from hocket.planner.recompute import RecomputeName
 from hocket.run.assembly import Wishes, assemble
-from hocket.run.build import Plan
-from hocket.run.correction.correction import CorrectionName
-from hocket.run.crew import StepCrew, StreamCrew
-from hocket.run.evaluate import EvaluationResult
-from hocket.run.freed_memory import give_back_freed_memory
-from hocket.run.gather import gather_state
-from hocket.run.job import Json
-from hocket.run.loader import check_last_batch, check_same_length, noted
-from hocket.run.loss import LossFunction
-from hocket.run.metrics import Metrics, check_metrics
-from hocket.run.reporting import ring_of
-from hocket.run.sample_loader import served
-from hocket.run.seed import generators_kept
-from hocket.run.settings import (
+from hocket.run.cluster.freed_memory import give_back_freed_memory
+from hocket.run.cluster.reporting import ring_of
+from hocket.run.cluster.world import World, join_world
+from hocket.run.comm.transports import TransportName
+from hocket.run.data.loader import check_last_batch, check_same_length, noted
+from hocket.run.data.loss import LossFunction
+from hocket.run.data.metrics import Metrics, check_metrics
+from hocket.run.data.step_batch import Work, grouped, make_works
+from hocket.run.diagnostics.job_folder import Json
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.executor import StepCrew, StreamCrew
+from hocket.run.engine.flush_free import Stream, drains_after
+from hocket.run.engine.gather import gather_state
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.steps import Steps
+from hocket.run.engine.timeline import gather_timeline
+from hocket.run.engine.worker_loader import worker_loader
+from hocket.run.stage.seed import generators_kept
+from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.settings import (
     OptimizerFactory,
     PrecisionName,
     SchedulerFactory,
     Settings,
     precision_of,
 )
-from hocket.run.step_result import StepResult
-from hocket.run.steps import Steps
-from hocket.run.stream import Stream, drains_after
-from hocket.run.timeline import gather_timeline
-from hocket.run.transports import TransportName
-from hocket.run.work import Work, grouped, make_works
-from hocket.run.world import World, join_world
 
 
 class Pipeline:
@@ -56,7 +56,7 @@ class Pipeline:
             Nothing else of it is kept: where nobody else refers to it, the weights of
             the other workers' stages are freed.
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
-            scalar tensor or a dict of named ones (see `hocket.run.loss`). One that
+            scalar tensor or a dict of named ones (see `hocket.run.data.loss`). One that
             compares samples is refused where batches are cut, unless it is given as
             `hocket.PerMicrobatch(loss)`.
         optimizer: called on each stage with its parameters, a list that also has
@@ -256,7 +256,11 @@ class Pipeline:
         check_last_batch(loader, self._num_parts)
         size = self._settings.accumulate
         batches = noted(
-            self._served(loader), self._ring, self._step, "next batch", per_step=size
+            self._worker_loader(loader),
+            self._ring,
+            self._step,
+            "next batch",
+            per_step=size,
         )
         steps = map(self._works_of, grouped(batches, size))
         yield from self._driver.train(steps, drains)
@@ -300,7 +304,7 @@ class Pipeline:
         self._check_loader(loader)
         self._settle()
         with self._using(use_ema), self._reported(), generators_kept(self.world.device):
-            return self._evaluator.evaluate(self._served(loader), metrics)
+            return self._evaluator.evaluate(self._worker_loader(loader), metrics)
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.
@@ -474,5 +478,7 @@ class Pipeline:
         with self._reported():
             check_same_length(loader, self.world)
 
-    def _served(self, loader: Iterable[Any]) -> Iterable[Any]:
-        return served(loader, self._crew, self.plan, self._layout, self.world.device)
+    def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+        return worker_loader(
+            loader, self._crew, self.plan, self._layout, self.world.device
+        )

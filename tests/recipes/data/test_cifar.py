@@ -12,7 +12,7 @@ import torch
 
 from hocket.errors import DataError
 from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 from tests.recipes.data import cifar_folder as folders
 from tests.recipes.data.real import real
 from tests.recipes.data.test_unpickle import Runs

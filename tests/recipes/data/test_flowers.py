@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from hocket.errors import DataError
 from hocket.recipes.data.flowers import load_flowers
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 from tests.recipes.data.flowers_folder import flowers, write_labels
 
 pytest.importorskip("PIL.Image")

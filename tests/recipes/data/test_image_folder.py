@@ -11,7 +11,7 @@ import torch
 
 from hocket.errors import DataError
 from hocket.recipes.data.image_folder import ImageFolder, load_image_folder
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 Image = pytest.importorskip("PIL.Image")
 

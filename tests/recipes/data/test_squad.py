@@ -16,8 +16,8 @@ from torch.nn import functional
 from hocket.errors import DataError
 from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.data.squad import Squad, load_squad
+from hocket.run.data.sample_loader import SampleLoader
 from hocket.run.pipeline import Pipeline
-from hocket.run.sample_loader import SampleLoader
 
 CONTEXT = "The tower, built in 1889 by Gustave Eiffel's firm, stands in Paris."
 

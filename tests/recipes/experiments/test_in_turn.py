@@ -13,7 +13,7 @@ from hocket.recipes.experiments.in_turn import (
     paired_ratio,
     spread,
 )
-from hocket.run.world import join_world
+from hocket.run.cluster.world import join_world
 
 
 def test_the_order_turns_round_after_every_round() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import hocket
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from tests.run.checkpoint.jobs import make_pipeline
 from tests.run.exactness import weight_digests
 from tests.run.zoo import batches

@@ -12,7 +12,7 @@ import torch
 
 import hocket
 from hocket.errors import CheckpointError
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, struck
 from tests.run.once import captured_once
 from tests.run.zoo import ZOO, batches, make_model

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hocket.run.checkpoint.collect import Share
 from hocket.run.checkpoint.commit import Order, commit
-from hocket.run.checkpoint.export import open_one
-from hocket.run.checkpoint.manifest import Group, Run, Section, Updates
-from hocket.run.checkpoint.read import read_tensors
-from hocket.run.exchange import Exchange
+from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.format.manifest import Group, Run, Section, Updates
+from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.cluster.store_exchange import Exchange
 
 TIMEOUT_S: Final = 20.0
 

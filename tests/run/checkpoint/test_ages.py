@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DamagedError
-from hocket.run.checkpoint.ages import by_age, names_by_age
 from hocket.run.checkpoint.commit import Order, commit
-from hocket.run.checkpoint.export import open_one
-from hocket.run.checkpoint.manifest import Section
-from hocket.run.checkpoint.old import old_places, stored_names
-from hocket.run.checkpoint.read import read_tensors
+from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.format.manifest import Section
+from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.stale_weights import old_places, stored_names
+from hocket.run.checkpoint.weight_ages import by_age, names_by_age
 from tests.run.checkpoint.made import alone, run_of, save_by_two, share_of
 
 counts = st.integers(0, 5)

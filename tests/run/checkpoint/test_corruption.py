@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.export import open_one
-from hocket.run.checkpoint.verify import verify
+from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.format.verify import verify
 from tests.run.checkpoint.made import save, save_by_two
 
 NUM_FLIPS = 700

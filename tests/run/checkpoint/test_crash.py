@@ -13,7 +13,7 @@ import pytest
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.commit import clean
-from hocket.run.checkpoint.folder import newest, saved
+from hocket.run.checkpoint.format.folder import newest, saved
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, save_and_die, struck
 from tests.run.checkpoint.made import files_below, numbers_in, save
 from tests.run.fork_server import fork_server

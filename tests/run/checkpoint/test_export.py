@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import CheckpointError, DamagedError
 from hocket.model.vision_operators import declare_vision_operators
-from hocket.run.checkpoint.dcp import read_dcp
-from hocket.run.checkpoint.export import open_one
+from hocket.run.checkpoint.exchange.dcp import read_dcp
+from hocket.run.checkpoint.exchange.export import open_one
 from tests.run.checkpoint.jobs import data_of, make_pipeline
 from tests.run.zoo import make_model
 

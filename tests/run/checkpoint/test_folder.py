@@ -11,15 +11,15 @@ import pytest
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.commit import clean
-from hocket.run.checkpoint.folder import find, newest, previous, saved
-from hocket.run.checkpoint.lock import FolderLock
-from hocket.run.checkpoint.retention import prune
-from hocket.run.checkpoint.verify import is_whole, verify
+from hocket.run.checkpoint.format.folder import find, newest, previous, saved
+from hocket.run.checkpoint.format.lock import FolderLock
+from hocket.run.checkpoint.format.retention import prune
+from hocket.run.checkpoint.format.verify import is_whole, verify
 from tests.run.checkpoint.made import numbers_in, save
 
 HOLD = """
 import sys, pathlib
-from hocket.run.checkpoint.lock import FolderLock
+from hocket.run.checkpoint.format.lock import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -110,7 +110,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     """A data loader's worker may outlive the run that made it."""
     program = (
         "import os, pathlib, sys, time\n"
-        "from hocket.run.checkpoint.lock import FolderLock\n"
+        "from hocket.run.checkpoint.format.lock import FolderLock\n"
         f"lock = FolderLock(pathlib.Path({str(tmp_path)!r}))\n"
         "ready, tell = os.pipe()\n"
         "if os.fork() == 0:\n"

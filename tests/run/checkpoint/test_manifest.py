@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.manifest import (
+from hocket.run.checkpoint.format.manifest import (
     Group,
     Manifest,
     Part,
@@ -25,7 +25,7 @@ from hocket.run.checkpoint.manifest import (
     from_json,
     to_json,
 )
-from hocket.run.checkpoint.verify import verify
+from hocket.run.checkpoint.format.verify import verify
 from tests.run.checkpoint.made import save
 
 HASH = "0123456789abcdef" * 4

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler as lr
 
 import hocket
 from hocket.recipes.lars import Lars
-from hocket.run.settings import OptimizerFactory, Parameters, SchedulerFactory
+from hocket.run.weights.settings import OptimizerFactory, Parameters, SchedulerFactory
 from tests.run.comparison import difference
 from tests.run.optimizers import muon
 from tests.run.zoo import ZOO, batches, make_model

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.manifest import Group, Part, Updates
+from hocket.run.checkpoint.format.manifest import Group, Part, Updates
+from hocket.run.checkpoint.format.values import encode
 from hocket.run.checkpoint.regroup import Saved
-from hocket.run.checkpoint.values import encode
 
 NAMES = {name: name for name in "abcd"}
 

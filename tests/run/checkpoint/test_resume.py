@@ -16,9 +16,9 @@ from torch import nn
 
 import hocket
 from hocket.errors import CheckpointError, DamagedError, DataError
-from hocket.run.checkpoint.folder import saved
-from hocket.run.crew import StepCrew
-from hocket.run.settings import PrecisionName
+from hocket.run.checkpoint.format.folder import saved
+from hocket.run.engine.executor import StepCrew
+from hocket.run.weights.settings import PrecisionName
 from tests.run.checkpoint.jobs import make_optimizer, make_pipeline, make_scheduler
 from tests.run.zoo import ZOO, batches, make_model
 

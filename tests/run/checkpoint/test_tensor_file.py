@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.dtypes import BY_NAME
-from hocket.run.checkpoint.manifest import ITEM_BYTES, Section, TensorFile
-from hocket.run.checkpoint.opened import Place
-from hocket.run.checkpoint.read import read_tensors
-from hocket.run.checkpoint.tensor_file import Source, write_tensors
+from hocket.run.checkpoint.format.dtypes import BY_NAME
+from hocket.run.checkpoint.format.manifest import ITEM_BYTES, Section, TensorFile
+from hocket.run.checkpoint.format.opened import Place
+from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.format.tensor_file import Source, write_tensors
 
 
 def written(path: Path, tensors: dict[str, Tensor]) -> TensorFile:

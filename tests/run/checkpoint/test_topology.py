@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.run.checkpoint.export import open_one
-from hocket.run.checkpoint.manifest import Section
-from hocket.run.checkpoint.read import read_tensors
-from hocket.run.checkpoint.verify import verify
+from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.format.manifest import Section
+from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.format.verify import verify
 from tests.run.checkpoint.jobs import SAVED_AT
 from tests.run.forked import answers_of, run_forked
 

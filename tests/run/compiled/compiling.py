@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from hocket.model.stage import StageModule
-from hocket.run.batch import Microbatch
-from hocket.run.compiled.before import CompiledWork, compile_stage
-from hocket.run.compiled.capture import Needs
-from hocket.run.compiled.function import CompiledFunction
-from hocket.run.compiled.lower import settings
-from hocket.run.loss import LossFunction
-from hocket.run.precision import Precision
-from hocket.run.stage import StageRunner
+from hocket.model.stages.stage import StageModule
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import LossFunction
+from hocket.run.stage.compiled.capture import Needs
+from hocket.run.stage.compiled.function import CompiledFunction
+from hocket.run.stage.compiled.lower import settings
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.runner import StageRunner
+from hocket.run.tune.compile_stages import CompiledWork, compile_stage
 
 CPU = torch.device("cpu")
 BOTH = Needs(whole=True, apart=True)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch
+from hocket.run.stage.runner import StageRunner
 from tests.run.compiled.compiling import CPU, compile_one, function_of
 from tests.run.split.test_runner import parts_of, runner_of
 from tests.run.zoo import ZOO

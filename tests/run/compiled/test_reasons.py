@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.model.stage import StageModule
-from hocket.run.batch import Microbatch
-from hocket.run.compiled.before import CompileWarning
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.model.stages.stage import StageModule
+from hocket.run.data.batch import Microbatch
+from hocket.run.tune.compile_stages import CompileWarning
 from tests.run.compiled.compiling import compile_one
 from tests.run.zoo import classes
 
@@ -196,7 +196,7 @@ def test_graphs_that_compute_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         """Returns twice what the graph returns."""
         return lambda inputs: [2 * x for x in module(*inputs)]
 
-    monkeypatch.setattr("hocket.run.compiled.capture.lowered", wrong)
+    monkeypatch.setattr("hocket.run.stage.compiled.capture.lowered", wrong)
     check_runs_as_it_is(stage_with(plain), "computes something else")
 
 
@@ -214,12 +214,12 @@ def test_graphs_that_make_something_else_of_a_buffer(
 
         return run
 
-    monkeypatch.setattr("hocket.run.compiled.capture.lowered", wrong)
-    monkeypatch.setattr("hocket.run.compiled.products.lowered", wrong)
+    monkeypatch.setattr("hocket.run.stage.compiled.capture.lowered", wrong)
+    monkeypatch.setattr("hocket.run.stage.compiled.products.lowered", wrong)
     check_runs_as_it_is(stage_with(averaged_in_place), "computes something else")
 
 
 def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """To compile them would take longer than anybody waits."""
-    monkeypatch.setattr("hocket.run.compiled.capture._MOST_NODES", 10)
+    monkeypatch.setattr("hocket.run.stage.compiled.capture._MOST_NODES", 10)
     check_runs_as_it_is(stage_with(plain), "operators, and to compile more than 10")

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch
-from hocket.run.compiled.products import Backward
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch
+from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.runner import StageRunner
 from tests.run.compiled.compiling import CPU, compile_one, function_of
 from tests.run.compiled.test_stage import assert_close
 from tests.run.zoo import classes

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch
-from hocket.run.precision import Precision
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.runner import StageRunner
 from tests.run.comparison import difference
 from tests.run.compiled.compiling import CPU, compile_one, function_of
 from tests.run.split.test_runner import grads_of, parts_of, runner_of, short

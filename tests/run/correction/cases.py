@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.run.settings import Parameters
+from hocket.run.weights.settings import Parameters
 from tests.run.optimizers import OPTIMIZERS
 
 NUM_STEPS = 9

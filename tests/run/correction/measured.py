@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import hocket
 from bench.live_bytes import distinct_bytes, play_bytes
 from hocket.core.peak import peak_parts
-from hocket.run.world import World, join_world
+from hocket.run.cluster.world import World, join_world
 from tests.run.optimizers import OPTIMIZERS
 
 WIDTH: Final = 256  # so that weights are nearly all that there is

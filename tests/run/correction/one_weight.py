@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.run.settings import Settings
-from hocket.run.update import Updater
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.updater import Updater
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 

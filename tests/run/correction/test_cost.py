@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 import hocket
 from hocket.core.costs import StageCost
 from hocket.errors import PlanError, RecipeError
-from hocket.model.allocations import allocations
+from hocket.model.profile.allocations import allocations
 from hocket.planner.rank import Search
-from hocket.run.correction.correction import CorrectionName
-from hocket.run.correction.cost import correction_cost
-from hocket.run.settings import Parameters, Settings
-from hocket.run.update import Updater
+from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.correction.cost import correction_cost
+from hocket.run.weights.settings import Parameters, Settings
+from hocket.run.weights.updater import Updater
 from tests.run.optimizers import OPTIMIZERS
 
 NAMES: tuple[CorrectionName, ...] = get_args(CorrectionName)

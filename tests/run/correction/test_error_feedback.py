@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.run.settings import Settings
+from hocket.run.weights.settings import Settings
 from tests.run.correction.one_weight import MakeOptimizer, descent, train
 
 LR = 0.2

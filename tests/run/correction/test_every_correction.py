@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import RecipeError
-from hocket.run.checkpoint.values import decode, encode
-from hocket.run.correction.correction import CorrectionName
-from hocket.run.settings import Settings
-from hocket.run.update import Updater
+from hocket.run.checkpoint.format.values import decode, encode
+from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.updater import Updater
 from tests.run.correction.one_weight import descent
 from tests.run.optimizers import OPTIMIZERS
 

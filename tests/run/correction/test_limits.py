@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.run.correction.correction import CorrectionName
-from hocket.run.settings import Settings
+from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.settings import Settings
 from tests.run.correction.one_weight import descent, train
 
 NUM_UPDATES = 500

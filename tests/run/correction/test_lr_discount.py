@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hocket.errors import RecipeError
-from hocket.run.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
-from hocket.run.settings import Settings
-from hocket.run.update import Updater
+from hocket.run.weights.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.updater import Updater
 from tests.run.correction.one_weight import descent, train
 
 LR = 0.2

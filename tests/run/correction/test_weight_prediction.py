@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.run.settings import Settings
-from hocket.run.update import Updater
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.updater import Updater
 from tests.run.correction.one_weight import MakeOptimizer, descent, train
 
 LR = 0.1

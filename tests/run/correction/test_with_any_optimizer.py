@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.run.correction.correction import CorrectionName
+from hocket.run.weights.correction.correction import CorrectionName
 from tests.run.correction.cases import CASES, CUT
 from tests.run.correction.plain_torch import Wanted, trained
 from tests.run.optimizers import make_scheduler

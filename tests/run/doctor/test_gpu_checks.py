@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 import torch
 
-from hocket.run.doctor.finding import Verdict
-from hocket.run.doctor.gpu import (
+from hocket.run.cluster.doctor.finding import Verdict
+from hocket.run.cluster.doctor.gpu import (
     Device,
     Gpus,
     driver_version,

@@ -15,23 +15,23 @@ import pytest
 import torch
 
 import hocket
-from hocket.run.doctor.cores import Cores, judge_cores, judge_load, probe_cores
-from hocket.run.doctor.finding import Finding, Verdict, worst
-from hocket.run.doctor.limits import (
+from hocket.run.cluster.doctor.cores import Cores, judge_cores, judge_load, probe_cores
+from hocket.run.cluster.doctor.finding import Finding, Verdict, worst
+from hocket.run.cluster.doctor.limits import (
     Limits,
     judge_locked_memory,
     judge_open_files,
     probe_limits,
 )
-from hocket.run.doctor.names import Naming, judge_name, probe_name
-from hocket.run.doctor.ports import (
+from hocket.run.cluster.doctor.names import Naming, judge_name, probe_name
+from hocket.run.cluster.doctor.ports import (
     DEFAULT_PORT,
     Ports,
     judge_default_port,
     judge_free_ports,
     probe_ports,
 )
-from hocket.run.doctor.room import (
+from hocket.run.cluster.doctor.room import (
     Memory,
     Space,
     judge_disk,
@@ -41,7 +41,7 @@ from hocket.run.doctor.room import (
     probe_memory,
     probe_shared_memory,
 )
-from hocket.run.doctor.versions import (
+from hocket.run.cluster.doctor.versions import (
     Needed,
     Versions,
     judge_encoding,
@@ -147,7 +147,7 @@ def test_the_limits_are_this_process_s() -> None:
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, 4096));"
-        "from hocket.run.doctor.limits import *;"
+        "from hocket.run.cluster.doctor.limits import *;"
         "found = probe_limits(); print(found.open_files, found.locked_bytes)"
     )
     done = subprocess.run(

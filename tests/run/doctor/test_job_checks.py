@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.doctor.finding import Finding, Verdict
-from hocket.run.doctor.job import judge_clocks, judge_meeting, judge_no_meeting
-from hocket.run.doctor.links import Link, judge_links, pairs_of
+from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.job import judge_clocks, judge_meeting, judge_no_meeting
+from hocket.run.cluster.doctor.links import Link, judge_links, pairs_of
 from tests.run.doctor.test_host_checks import check
 from tests.run.forked import run_forked
 
@@ -87,7 +87,7 @@ def test_meeting() -> None:
 def test_workers_examine_their_job(tmp_path: Path) -> None:
     """Really: two of them add up, compare what they run, and rank 0 has it all."""
     outcome = run_forked(
-        "hocket.run.doctor.examine:worker",
+        "hocket.run.cluster.doctor.examine:worker",
         str(tmp_path),
         num_workers=2,
         folder=tmp_path,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
-from hocket.run.loans.loan import Loan, find_loans
-from hocket.run.stream_check import refuse_shared
+from hocket.run.engine.flush_free_check import refuse_shared
+from hocket.run.weights.stale_ties.loan import Loan, find_loans
 from hocket.schedules import make_schedule
 
 NAMES = ("wpipe", "wpipe-overlapped", "pipedream")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.run.loans.borrowed import Borrowed
-from hocket.run.loans.lent import Lent
-from hocket.run.versions import Versions
+from hocket.run.stage.versions import Versions
+from hocket.run.weights.stale_ties.borrowed import Borrowed
+from hocket.run.weights.stale_ties.lent import Lent
 from tests.run.pair import (
     KINDS,
     SHARED,

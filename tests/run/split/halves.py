@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.model.stage import StageModule
-from hocket.run.split.by_graph import ByGraph
-from hocket.run.split.by_layers import ByLayers
-from hocket.run.split.splitter import Remainder, Splitter
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.model.stages.stage import StageModule
+from hocket.run.stage.split.by_graph import ByGraph
+from hocket.run.stage.split.by_layers import ByLayers
+from hocket.run.stage.split.splitter import Remainder, Splitter
 
 Gradients: TypeAlias = dict[str, Tensor | None]
 How: TypeAlias = Literal["export", "sequential"]

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from hocket.model.allocations import allocations
-from hocket.run.split.by_layers import ByLayers
-from hocket.run.split.splitter import Remainder
+from hocket.model.profile.allocations import allocations
+from hocket.run.stage.split.by_layers import ByLayers
+from hocket.run.stage.split.splitter import Remainder
 from tests.run.split.halves import How, halves, stage_of
 from tests.run.split.layers import LAYERS
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from hocket.run.split.by_layers import ByLayers
-from hocket.run.split.plain import keeps_to_itself, operator_of
+from hocket.run.stage.split.by_layers import ByLayers
+from hocket.run.stage.split.plain import keeps_to_itself, operator_of
 from tests.run.split.halves import (
     assert_same,
     found,

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch, split_batch
-from hocket.run.precision import Precision
-from hocket.run.split.splitter import SplitBy
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch, split_batch
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.runner import StageRunner
+from hocket.run.stage.split.splitter import SplitBy
 from tests.run.zoo import ZOO, batches, make_model
 
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.model.capture import capture
-from hocket.model.cut import cut
-from hocket.run.batch import Microbatch
-from hocket.run.split.splitter import SplitBy
-from hocket.run.stage import StageRunner
+from hocket.model.capture.capture import capture
+from hocket.model.stages.cut import cut
+from hocket.run.data.batch import Microbatch
+from hocket.run.stage.runner import StageRunner
+from hocket.run.stage.split.splitter import SplitBy
 from tests.run.comparison import difference
 from tests.run.compiled.test_shared_gradients import NUM, WIDTH, Summed
 from tests.run.split.test_runner import CPU, grads_of

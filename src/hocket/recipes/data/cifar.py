@@ -35,7 +35,7 @@ from hocket.recipes.data.cifar_files import (
     read_labels,
 )
 from hocket.recipes.data.vary_images import vary_images
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 
 class Cifar:

@@ -30,7 +30,7 @@ from torch import Tensor
 from hocket.errors import DataError
 from hocket.recipes.data.origin import Origin
 from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 _URL: Final = "https://gluebenchmark.com/tasks"
 _FEWEST_TOKENS: Final = 8  # what stands around the sentences takes three of them

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 from hocket.errors import DataError
 from hocket.recipes.data.colours import Colours
 from hocket.recipes.data.origin import Origin
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -25,7 +25,7 @@ from torch import Tensor
 from hocket.errors import DataError
 from hocket.recipes.data.origin import Origin
 from hocket.recipes.data.vocabulary import BEGIN, END, PAD, Vocabulary
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 _FEWEST_TOKENS: Final = 2  # a word, and the mark at its beginning or end
 

@@ -26,7 +26,7 @@ from hocket.errors import DataError
 from hocket.recipes.data.bert_words import located_words
 from hocket.recipes.data.squad_json import SQUAD, Paragraph, SquadFile, read_squad
 from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
-from hocket.run.samples import Draw
+from hocket.run.data.samples import Draw
 
 _NUM_AROUND: Final = 3  # [CLS] question [SEP] window [SEP]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from hocket.run.world import World
+from hocket.run.cluster.world import World
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 

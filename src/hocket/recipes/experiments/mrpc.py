@@ -25,7 +25,7 @@ from hocket.recipes.experiments.on_mrpc import (
     setting,
 )
 from hocket.recipes.task import Task
-from hocket.run.world import World
+from hocket.run.cluster.world import World
 from hocket.schedules import make_schedule
 
 ENTRY: Final = "hocket.recipes.experiments.mrpc:worker"

@@ -24,10 +24,10 @@ from hocket.recipes.recipe import Recipe
 from hocket.recipes.resolve import resolve
 from hocket.recipes.task import Task, make_task
 from hocket.recipes.train import make_pipeline
-from hocket.run.job import Json
-from hocket.run.launch import launch
+from hocket.run.cluster.launch import launch
+from hocket.run.cluster.world import World, join_world
+from hocket.run.diagnostics.job_folder import Json
 from hocket.run.pipeline import Pipeline
-from hocket.run.world import World, join_world
 
 RECIPE: Final = "mrpc-bert"
 NUM_WORKERS: Final = 2

@@ -32,8 +32,8 @@ from hocket.recipes.experiments.in_turn import paired_ratio, spread
 from hocket.recipes.experiments.on_mrpc import SIZES, Run, launched, ready, setting
 from hocket.recipes.recipe import Recipe
 from hocket.recipes.task import Task
+from hocket.run.cluster.world import World
 from hocket.run.pipeline import Pipeline
-from hocket.run.world import World
 from hocket.schedules import make_schedule
 
 ENTRY: Final = "hocket.recipes.experiments.wpipe:worker"

@@ -17,17 +17,17 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from hocket.errors import CheckpointError
-from hocket.model.outline import Outline
-from hocket.run.build import Plan
+from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.corrections import corrected, kept_tensors
-from hocket.run.checkpoint.manifest import Group, Run, Section, Updates
-from hocket.run.checkpoint.old import old_weights
+from hocket.run.checkpoint.format.manifest import Group, Run, Section, Updates
+from hocket.run.checkpoint.format.values import encode
 from hocket.run.checkpoint.random_state import random_state
-from hocket.run.checkpoint.values import encode
-from hocket.run.crew import Crew
-from hocket.run.layout import Layout
-from hocket.run.update import Updater
-from hocket.run.world import World
+from hocket.run.checkpoint.stale_weights import old_weights
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
+from hocket.run.engine.executor import Crew
+from hocket.run.engine.plan import Plan
+from hocket.run.weights.updater import Updater
 
 _NO_OPTIONS: Final = frozenset({"params", "param_names"})
 

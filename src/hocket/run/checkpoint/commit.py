@@ -24,13 +24,13 @@ from typing import Any
 from hocket import __version__
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.collect import Share
-from hocket.run.checkpoint.durable import (
+from hocket.run.checkpoint.format.durable import (
     remove_folder,
     replace_file,
     sync_folder,
     write_file,
 )
-from hocket.run.checkpoint.folder import (
+from hocket.run.checkpoint.format.folder import (
     LATEST,
     Pointer,
     free_name,
@@ -38,7 +38,7 @@ from hocket.run.checkpoint.folder import (
     pointer,
     saved,
 )
-from hocket.run.checkpoint.manifest import (
+from hocket.run.checkpoint.format.manifest import (
     MANIFEST,
     MANIFEST_HASH,
     Manifest,
@@ -47,10 +47,10 @@ from hocket.run.checkpoint.manifest import (
     Run,
     to_json,
 )
-from hocket.run.checkpoint.opened import read_checkpoint
-from hocket.run.checkpoint.retention import prune
-from hocket.run.checkpoint.tensor_file import Source, write_tensors
-from hocket.run.exchange import Exchange
+from hocket.run.checkpoint.format.opened import read_checkpoint
+from hocket.run.checkpoint.format.retention import prune
+from hocket.run.checkpoint.format.tensor_file import Source, write_tensors
+from hocket.run.cluster.store_exchange import Exchange
 
 log = logging.getLogger(__name__)
 

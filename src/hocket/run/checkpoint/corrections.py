@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hocket.run.checkpoint.ages import by_age, form_checked, like, names_by_age
-from hocket.run.checkpoint.manifest import Corrected, Section
-from hocket.run.checkpoint.opened import Opened, Place
-from hocket.run.correction.correction import Correction, CorrectionState
-from hocket.run.update import Updater
+from hocket.run.checkpoint.format.manifest import Corrected, Section
+from hocket.run.checkpoint.format.opened import Opened, Place
+from hocket.run.checkpoint.weight_ages import by_age, form_checked, like, names_by_age
+from hocket.run.weights.correction.correction import Correction, CorrectionState
+from hocket.run.weights.updater import Updater
 
 
 @dataclass(frozen=True, slots=True)

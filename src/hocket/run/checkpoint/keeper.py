@@ -15,23 +15,23 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from hocket.errors import CheckpointError, DamagedError, DataError
-from hocket.model.outline import Outline
-from hocket.run.build import Plan
+from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.background import Writer
 from hocket.run.checkpoint.collect import Share, collect, describe
 from hocket.run.checkpoint.commit import Order, clean, commit
-from hocket.run.checkpoint.folder import find, previous
-from hocket.run.checkpoint.lock import FolderLock, token_in
-from hocket.run.checkpoint.manifest import Run
-from hocket.run.checkpoint.opened import check_pointer, open_checkpoint
-from hocket.run.checkpoint.read import check_tensors, read_tensors
+from hocket.run.checkpoint.format.folder import find, previous
+from hocket.run.checkpoint.format.lock import FolderLock, token_in
+from hocket.run.checkpoint.format.manifest import Run
+from hocket.run.checkpoint.format.opened import check_pointer, open_checkpoint
+from hocket.run.checkpoint.format.read import check_tensors, read_tensors
 from hocket.run.checkpoint.restore import Key, Needs, needs_of, restore
 from hocket.run.checkpoint.snapshot import HostCopies
-from hocket.run.crew import Crew
-from hocket.run.exchange import Exchange
-from hocket.run.layout import Layout
-from hocket.run.ring import Ring
-from hocket.run.world import World
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.cluster.world import World
+from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.engine.executor import Crew
+from hocket.run.engine.plan import Plan
 
 log = logging.getLogger(__name__)
 

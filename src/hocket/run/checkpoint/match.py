@@ -9,10 +9,10 @@ from typing import Final
 from torch import Tensor
 
 from hocket.errors import CheckpointError
-from hocket.model.state import State
-from hocket.run.checkpoint.dtypes import name_of
-from hocket.run.checkpoint.manifest import Run
-from hocket.run.checkpoint.opened import Place
+from hocket.model.trace.state import State
+from hocket.run.checkpoint.format.dtypes import name_of
+from hocket.run.checkpoint.format.manifest import Run
+from hocket.run.checkpoint.format.opened import Place
 
 _NUM_SHOWN: Final = 3
 

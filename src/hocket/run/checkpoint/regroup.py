@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.manifest import Part, Updates
+from hocket.run.checkpoint.format.manifest import Part, Updates
 
 # What the schedules of torch keep as a list with an entry per group.
 _PER_GROUP: Final = frozenset(

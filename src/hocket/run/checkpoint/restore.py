@@ -10,21 +10,26 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DamagedError
-from hocket.model.outline import Outline
-from hocket.run.build import Plan
+from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.collect import state_of_stage
 from hocket.run.checkpoint.corrections import Going, going_on, kept_places, put_kept
-from hocket.run.checkpoint.manifest import Part, Run, Section
+from hocket.run.checkpoint.format.manifest import Part, Run, Section
+from hocket.run.checkpoint.format.opened import Opened, Place
+from hocket.run.checkpoint.format.values import decode, tensor_names
 from hocket.run.checkpoint.match import check_setup, match_names
-from hocket.run.checkpoint.old import num_wanted, old_places, put_old, trained_in
-from hocket.run.checkpoint.opened import Opened, Place
 from hocket.run.checkpoint.random_state import set_random_state
 from hocket.run.checkpoint.regroup import NewUpdates, Saved
-from hocket.run.checkpoint.values import decode, tensor_names
-from hocket.run.crew import Crew
-from hocket.run.layout import Layout
-from hocket.run.update import Updater
-from hocket.run.world import World
+from hocket.run.checkpoint.stale_weights import (
+    num_wanted,
+    old_places,
+    put_old,
+    trained_in,
+)
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
+from hocket.run.engine.executor import Crew
+from hocket.run.engine.plan import Plan
+from hocket.run.weights.updater import Updater
 
 Key = tuple[Section, str]
 T = TypeVar("T")

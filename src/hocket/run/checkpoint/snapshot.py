@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hocket.run.checkpoint.collect import Tensors
-from hocket.run.checkpoint.manifest import Section
+from hocket.run.checkpoint.format.manifest import Section
 
 
 class HostCopies:

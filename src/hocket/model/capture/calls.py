@@ -1,0 +1,150 @@
+"""Watch a model run: which module calls which, with what, and what it computes itself.
+
+Detector                        works: no       only hands on what modules return
+├── body                        works: no
+│   ├── body.conv1
+│   └── body.layer1
+├── pyramid                     works: torch.add, at models.py:31
+└── loss                        works: torch.Tensor.item, at models.py:57
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from hocket.model.capture.source_line import place_of
+from hocket.model.trace.example import Example
+
+# To ask for these is not to compute: what follows from them is the same for every
+# microbatch of one size, and that other sizes lead to the same calls is looked at.
+_QUESTIONS: Final = frozenset(
+    {
+        "__len__",
+        "device",
+        "dim",
+        "dtype",
+        "is_cuda",
+        "is_floating_point",
+        "layout",
+        "ndim",
+        "numel",
+        "requires_grad",
+        "shape",
+        "size",
+    }
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a module, with the very objects that it took and returned.
+
+    Args:
+        path: of the module in the model.
+        module: that was called.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        out: what it returned.
+        inner: the calls that it made itself, in order.
+        work: what its own code computed first, and where; empty if nothing.
+    """
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    out: Any = None
+    inner: list[Call] = field(default_factory=list)
+    work: str = ""
+
+    def all(self) -> Iterator[Call]:
+        """This call and those inside it."""
+        yield self
+        for call in self.inner:
+            yield from call.all()
+
+
+def watch_calls(model: nn.Module, example: Example) -> Call:
+    """Run a model once, on the data, and write down its calls.
+
+    Plain attributes of its modules are put back; buffers and random numbers are the
+    caller's to keep.
+    """
+    args, kwargs = example.call()
+    watch = _Watch()
+    with ExitStack() as stack:
+        stack.enter_context(attributes_kept(model))
+        for path, module in model.named_modules():
+            for remove in watch.follow(path, module):
+                stack.callback(remove)
+        with torch.enable_grad(), watch:
+            model(*args, **kwargs)
+    (call,) = watch.found
+    return call
+
+
+class _Watch(TorchFunctionMode):
+    """Notices calls of modules, and of torch's functions in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Call] = []
+        self.stack: list[Call] = []
+
+    def follow(self, path: str, module: nn.Module) -> list[Callable[[], None]]:
+        """Be told of a module's calls; returns what ends it."""
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self.stack.append(Call(path, module, args, kwargs))
+
+        def after(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            call = self.stack.pop()
+            call.out = out
+            (self.stack[-1].inner if self.stack else self.found).append(call)
+
+        return [
+            module.register_forward_pre_hook(
+                before, prepend=True, with_kwargs=True
+            ).remove,
+            module.register_forward_hook(after, with_kwargs=True).remove,
+        ]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self.stack and not self.stack[-1].work and _asked(func) not in _QUESTIONS:
+            place = place_of(traceback.extract_stack()).strip()
+            self.stack[-1].work = f"{resolve_name(func) or func}, {place}"
+        return func(*args, **(kwargs or {}))
+
+
+def _asked(function: Any) -> str:
+    """The name of a function, method or property."""
+    name: str = getattr(function, "__name__", "")
+    owner = getattr(function, "__self__", None)
+    return getattr(owner, "__name__", name) if name == "__get__" else name
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what modules run as they are note on themselves, or assign anew."""
+    before = [
+        (module, dict(vars(module)), dict(module._buffers))
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            for name in vars(module).keys() - attributes.keys():
+                delattr(module, name)
+            vars(module).update(attributes)
+            module._buffers.update(buffers)

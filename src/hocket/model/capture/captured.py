@@ -1,0 +1,200 @@
+"""A captured model: its work in both modes, and the layers it can be cut between."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from hocket.errors import ModelError
+from hocket.model.trace.align import partners, same_places
+from hocket.model.trace.example import Example
+from hocket.model.trace.flow import Flow, flow_of
+from hocket.model.trace.layers import (
+    Layer,
+    layer_names,
+    positions,
+    positions_between_modules,
+    used_state,
+    with_unused,
+)
+from hocket.model.trace.observe import Observation, Seen
+from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.state import State
+from hocket.model.trace.trace import Trace
+from hocket.model.trace.value import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A model's work, cut into layers.
+
+    Args:
+        model: as given; nothing of it is copied or changed.
+        example: the microbatch it was captured with.
+        state: its parameters and buffers.
+        layers: the smallest pieces, in order. A cut is admissible before each but the
+            first.
+        training: the work in training mode.
+        evaluation: the work in evaluation mode.
+        partner_of: the evaluation call for each training call, where there is one.
+        starts: per layer, the position in training and in evaluation where it begins.
+        values: what is known of each value that crosses, by the call that makes it.
+        fixed_batch: why only the example's number of samples works, or nothing.
+        frozen: modules that were in evaluation mode inside a model in training.
+        trained: the parameters that wanted a gradient.
+    """
+
+    model: nn.Module
+    example: Example
+    state: State
+    layers: tuple[Layer, ...]
+    training: Flow
+    evaluation: Flow
+    partner_of: Mapping[fx.Node, fx.Node]
+    starts: tuple[tuple[int, int], ...]
+    values: Mapping[fx.Node, Value]
+    fixed_batch: str
+    frozen: tuple[nn.Module, ...]
+    trained: frozenset[str]
+
+    @property
+    def any_batch(self) -> bool:
+        """Whether stages run with other numbers of samples than the example's."""
+        return not self.fixed_batch
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the same parameters want a gradient as when it was captured."""
+        return self.trained == _trained(self.state)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal work on equal shapes; reuses profiles, compares workers."""
+        tensors = self.state.tensors.items()
+        state = [(name, tuple(x.shape), str(x.dtype)) for name, x in tensors]
+        leaves = [_leaf_text(leaf) for leaf in self.example.leaves]
+        text = [str(state), str(leaves), str([layer.name for layer in self.layers])]
+        for flow in (self.training, self.evaluation):
+            text += [_text(flow.trace, node) for node in flow.trace.calls]
+        return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def captured(
+    model: nn.Module,
+    example: Example,
+    traces: tuple[Trace, Trace],
+    seen: tuple[Observation, Observation, Observation],
+    fixed_batch: str,
+    *,
+    between_modules: bool = False,
+) -> Captured:
+    """Find the layers of a model.
+
+    Args:
+        model: as given.
+        example: what it was captured with.
+        traces: of training and of evaluation.
+        seen: of training, of training with one sample more, and of evaluation.
+        fixed_batch: why only the example's number of samples works, or nothing.
+        between_modules: a layer begins with every module that is run as it is.
+
+    Raises:
+        ModelError: the model returns nothing that it has computed.
+    """
+    if not traces[0].output.all_input_nodes:
+        raise ModelError(
+            "the model's forward returned None, or a constant; it must return what it "
+            "has computed: is a `return` missing?"
+        )
+    training, evaluation = flow_of(traces[0], seen[0]), flow_of(traces[1], seen[2])
+    partner_of = partners(training, evaluation)
+    places = same_places(training, evaluation, partner_of)
+    if between_modules:
+        starts = positions_between_modules(training, places)
+    else:
+        starts = positions(training, places)
+    values = _values(training, starts, seen[1], example.num_samples)
+    both = [(start, places.get(start, 0)) for start in starts]
+    return Captured(
+        model,
+        example,
+        traces[0].state,
+        _layers(training, evaluation, both, values),
+        training,
+        evaluation,
+        partner_of,
+        tuple(both),
+        values,
+        fixed_batch,
+        tuple(x for x in model.modules() if model.training and not x.training),
+        _trained(traces[0].state),
+    )
+
+
+def _values(
+    flow: Flow, starts: Sequence[int], more: Observation, num_samples: int
+) -> dict[fx.Node, Value]:
+    values = {}
+    for node in dict.fromkeys(x for start in starts for x in flow.crossing[start]):
+        seen, grown = flow.seen(node), more.facts[node].structure
+        assert isinstance(grown, Seen)
+        growth = tuple(b - a for a, b in zip(seen.shape, grown.shape, strict=True))
+        name = f"{flow.trace.path_of(node)}:{node.name}"
+        values[node] = Value(
+            name, seen.shape, growth, num_samples, seen.dtype, seen.requires_grad
+        )
+    return values
+
+
+def _trained(state: State) -> frozenset[str]:
+    return frozenset(name for name, x in state.tensors.items() if x.requires_grad)
+
+
+def _layers(
+    training: Flow,
+    evaluation: Flow,
+    starts: Sequence[tuple[int, int]],
+    values: Mapping[fx.Node, Value],
+) -> tuple[Layer, ...]:
+    state = training.trace.state
+    here, there = zip(*starts, strict=True)
+    used = zip(used_state(training, here), used_state(evaluation, there), strict=True)
+    homes = with_unused(state, [a | b for a, b in used])
+    layers = []
+    for start, home, (name, modules) in zip(
+        here, homes, layer_names(training, here), strict=True
+    ):
+        names = [x for x in state.tensors if x in home]
+        parameters = tuple(x for x in names if state.is_parameter(x))
+        layers.append(
+            Layer(
+                name,
+                modules,
+                parameters,
+                tuple(x for x in names if not state.is_parameter(x)),
+                sum(state.tensors[x].nbytes for x in parameters),
+                tuple(values[node] for node in training.crossing[start]),
+            )
+        )
+    return tuple(layers)
+
+
+def _leaf_text(leaf: object) -> str:
+    if isinstance(leaf, PerSample):
+        return f"{len(leaf)} entries"
+    return str(getattr(leaf, "shape", leaf))
+
+
+def _text(trace: Trace, node: fx.Node) -> str:
+    args = fx.node.map_arg((node.args, node.kwargs), lambda x: x.name)
+    target = node.target if isinstance(node.target, str) else _target_name(node.target)
+    inside = trace.objects.get(target, "")
+    return f"{node.name} {target} {args} {inside}"
+
+
+def _target_name(target: Any) -> str:
+    return f"{target.__module__}.{getattr(target, '__qualname__', target)}"

@@ -1,0 +1,189 @@
+"""Turn an exported program into a trace: fewer nodes, the model's own names."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+
+from hocket.errors import CaptureError
+from hocket.model.capture import bindings
+from hocket.model.capture.export import ASSIGNED
+from hocket.model.capture.inner import with_autocast, with_grad_mode
+from hocket.model.trace.state import State
+from hocket.model.trace.trace import Trace
+
+aten = torch.ops.aten
+
+# Checks of what held in the example. They cost time and mend nothing.
+_CHECKS: Final = frozenset(
+    {
+        aten._assert_tensor_metadata.default,
+        aten._assert_scalar.default,
+        aten._assert_async.default,
+        aten._assert_async.msg,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    }
+)
+_INNER: Final = {
+    torch.ops.higher_order.wrap_with_set_grad_enabled: with_grad_mode,
+    torch.ops.higher_order.wrap_with_autocast: with_autocast,
+}
+
+
+def to_trace(program: ExportedProgram, state: State) -> Trace:
+    """The program's graph with parameters and buffers under their names.
+
+    Raises:
+        CaptureError: the model changes its own inputs, or holds objects that are
+            neither tensors nor plain values.
+    """
+    return _Conversion(program, state).trace()
+
+
+class _Conversion:
+    """One pass over the program's nodes."""
+
+    def __init__(self, program: ExportedProgram, state: State) -> None:
+        self.program = program
+        self.state = state
+        self.graph = fx.Graph()
+        self.num_samples = self.graph.placeholder("num_samples")
+        self.objects: dict[str, Any] = {}
+        self.leaf_of: dict[fx.Node, int] = {}
+        self.modules: dict[fx.Node, tuple[str, ...]] = {}
+        self.new: dict[fx.Node, Any] = {}
+        self.read: dict[str, fx.Node] = {}
+        self.sizes: set[str] = set()
+
+    def trace(self) -> Trace:
+        for spec in self.program.graph_signature.output_specs:
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise CaptureError(
+                    f"the model cannot be captured: it changes {spec.target!r} in a "
+                    f"way that torch.export reports as {spec.kind.name}"
+                )
+        placeholders = [x for x in self.program.graph.nodes if x.op == "placeholder"]
+        specs = self.program.graph_signature.input_specs
+        inputs = [spec for spec in specs if spec.kind is InputKind.USER_INPUT]
+        for node, spec in zip(placeholders, specs, strict=True):
+            self.new[node] = self._input(node, spec, inputs)
+        for node in self.program.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                self._call(node)
+        self.graph.output(self._mapped(self.program.graph.output_node().args[0]))
+        self.graph.eliminate_dead_code(_must_stay)
+        alive = set(self.graph.nodes)
+        return Trace(
+            self.graph,
+            self.state,
+            self.objects,
+            self.leaf_of,
+            self.num_samples,
+            {node: paths for node, paths in self.modules.items() if node in alive},
+            self.program.call_spec.out_spec,
+        )
+
+    def _input(self, node: fx.Node, spec: InputSpec, inputs: list[InputSpec]) -> Any:
+        match spec.kind:
+            case InputKind.PARAMETER | InputKind.BUFFER:
+                return self._read(str(spec.target))
+            case InputKind.CONSTANT_TENSOR:
+                return self._object(node.name, self.program.constants[str(spec.target)])
+            case InputKind.USER_INPUT if isinstance(node.meta.get("val"), torch.Tensor):
+                placeholder = self.graph.placeholder(node.name)
+                self.leaf_of[placeholder] = inputs.index(spec)
+                size = node.meta["val"].shape[:1]
+                self.sizes.update(str(x) for x in size if isinstance(x, torch.SymInt))
+                return placeholder
+            case InputKind.USER_INPUT:
+                return node.meta.get("val")
+            case _:
+                raise CaptureError(
+                    "the model cannot be captured: it holds the object "
+                    f"{spec.target!r}, which is neither a tensor nor a module"
+                )
+
+    def _read(self, name: str) -> fx.Node:
+        first = self.state.first_name[name]
+        if first not in self.read:
+            self.read[first] = self.graph.create_node("get_attr", first)
+        return self.read[first]
+
+    def _object(self, name: str, value: Any) -> fx.Node:
+        self.objects[name] = value
+        return self.graph.create_node("get_attr", name)
+
+    def _call(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            inner = getattr(self.program.graph_module, str(node.target))
+            bindings.rebind(inner)
+            self.new[node] = self._object(str(node.target), inner)
+        elif node.target not in _CHECKS:
+            self.new[node] = self._copied(node)
+            self._assign(node)
+
+    def _copied(self, node: fx.Node) -> Any:
+        if self._is_num_samples(node):
+            return self.num_samples
+        args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)
+        if node.target is aten.slice.Tensor and _is_whole(*args):
+            return args[0]
+        target: Any = node.target
+        target = _INNER.get(target, target)
+        new = self.graph.create_node("call_function", target, args, kwargs, node.name)
+        return self._note(node, new)
+
+    def _note(self, node: fx.Node, new: fx.Node) -> fx.Node:
+        stack: dict[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+        self.modules[new] = tuple(
+            dict.fromkeys(
+                _with_call(key, path) for key, (path, _) in stack.items() if path
+            )
+        )
+        return new
+
+    def _assign(self, node: fx.Node) -> None:
+        """Put into its buffer what a submodule assigned to it."""
+        name = node.meta.get(ASSIGNED)
+        if name is not None:
+            value = self.graph.call_function(aten.detach.default, (self.new[node],))
+            pair = (self._read(name), self._note(node, value))
+            self._note(node, self.graph.call_function(aten.copy_.default, pair))
+
+    def _is_num_samples(self, node: fx.Node) -> bool:
+        is_size = node.target is aten.sym_size.int
+        return is_size and str(node.meta.get("val")) in self.sizes
+
+    def _mapped(self, argument: Any) -> Any:
+        return fx.node.map_arg(argument, self.new.__getitem__)
+
+
+def _with_call(key: str, path: str) -> str:
+    """The path of a module, with `@1` if this is its second call."""
+    _, at, call = key.partition("@")
+    return path + at + call
+
+
+def _is_whole(
+    value: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> bool:
+    """Whether a slice takes all there is; the arguments are those of aten.slice."""
+    to_end = end is None or end == sys.maxsize
+    return start in (None, 0) and to_end and step == 1
+
+
+def _must_stay(node: fx.Node) -> bool:
+    """Whether a node does something besides its value."""
+    if node.op != "call_function":
+        return node.op != "get_attr"
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target in _INNER.values()
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    is_batch_norm = "batch_norm" in node.target.name()  # writes its running statistics
+    return node.target._schema.is_mutable or is_random or is_batch_norm

@@ -1,0 +1,236 @@
+"""Run torch.export over a model so that what it does not see becomes an error.
+
+torch.export 2.13 loses four things without a word: the backward of a custom autograd
+function, a buffer that a submodule assigns anew, state kept in a plain attribute, and
+a batch dimension that the model pins to the example's. All four are caught here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from io import StringIO
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.fx.experimental import proxy_tensor
+
+from hocket.errors import CaptureError
+from hocket.model.capture.attribute_writes import Notes
+from hocket.model.capture.constants import constants_shown
+from hocket.model.capture.kept_state import check_forgets
+from hocket.model.capture.no_checkpointing import NoCheckpointing
+from hocket.model.capture.source_line import OTHER_WAY, place_of
+from hocket.model.trace.example import Example
+from hocket.model.trace.per_sample import PerSample
+
+# Unlikely to be a number that the model itself compares the batch size with.
+EXPORT_SAMPLES: Final = 13
+ASSIGNED: Final = "hocket_assigned_buffer"
+_LOST: Final = (
+    "the model cannot be captured: it calls torch.utils.checkpoint, and a captured "
+    "graph would keep all activations all the same"
+)
+
+
+def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:
+    """The model's graph in the mode that it is in.
+
+    Args:
+        model: in training or evaluation mode.
+        example: what it is called with.
+        any_batch: leave the number of samples open.
+
+    Raises:
+        CaptureError: the model's code cannot be captured, or not with an open number
+            of samples.
+    """
+    _refuse_lists(example)
+    given, notes, changed = example, Notes(model), list[str]()
+    if any_batch:
+        example = example.resized(EXPORT_SAMPLES)
+    args, kwargs = example.call()
+    shapes = ShapesCollection()
+    for leaf, batched in zip(example.leaves, example.batched, strict=True):
+        if batched and any_batch:
+            shapes[leaf] = {0: Dim.AUTO}
+    state = _tensor_attributes(model)
+    hook = model.register_forward_hook(lambda *_: changed.extend(notes.changed()))
+    with _quiet() as warned, _watched(model), _no_new_attributes(model), hook:
+        try:
+            dynamic = shapes.dynamic_shapes(model, args, kwargs)
+            program = torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic, strict=False
+            )
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise _capture_error(error) from error
+    _check_attributes(state, [str(warning.message) for warning in warned])
+    if changed:
+        check_forgets(model, given, list(dict.fromkeys(changed)))
+    if any_batch:
+        _check_open(program, example)
+    return program
+
+
+def _refuse_lists(example: Example) -> None:
+    for name, leaf in zip(example.names, example.leaves, strict=True):
+        if isinstance(leaf, PerSample):
+            raise CaptureError(
+                f"the model cannot be captured: the argument {name} is a PerSample, "
+                f"and a captured graph takes nothing but tensors\n{OTHER_WAY}"
+            )
+
+
+def _capture_error(error: Exception) -> CaptureError:
+    reason = next((line for line in str(error).splitlines() if line.strip()), "")
+    return CaptureError(
+        f"the model cannot be captured{_operation(error)}: {type(error).__name__}: "
+        f"{reason.strip()}\n"
+        f"{place_of(traceback.extract_tb(error.__traceback__))}\n{OTHER_WAY}"
+    )
+
+
+def _operation(error: Exception) -> str:
+    """The last operator before the model's code looked at the data, where known."""
+    code = str(getattr(error, "partial_fx_graph", ""))
+    operators = re.findall(r"torch\.ops\.([\w.]+)\(", code)
+    return f", at the operation {operators[-1]}" if operators else ""
+
+
+@contextmanager
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Keep the exporter's log and warnings to ourselves; its errors are raised."""
+    loggers = [logging.getLogger(x) for x in ("torch.fx", "torch.export", "torch")]
+    levels = [logger.level for logger in loggers]
+    record = warnings.catch_warnings(record=True)
+    with record as warned, redirect_stderr(StringIO()):
+        warnings.simplefilter("always")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield warned
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_no_custom_functions())
+        stack.enter_context(NoCheckpointing(_LOST, CaptureError))
+        stack.enter_context(constants_shown())
+        hook = torch.nn.modules.module.register_module_buffer_registration_hook(
+            _Assignments(model).note
+        )
+        stack.callback(hook.remove)
+        yield
+
+
+@contextmanager
+def _no_custom_functions() -> Iterator[None]:
+    """Refuse a custom autograd function: the graph would lose its backward."""
+    function = torch.autograd.Function
+    original = function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch._"):
+            return original.__get__(None, cls)(*args, **kwargs)
+        place = place_of(traceback.extract_stack())
+        raise CaptureError(
+            f"the model cannot be captured: {cls.__module__}.{cls.__qualname__} is a "
+            "custom autograd function, and a captured graph would replace its backward "
+            f"by that of the operators in its forward\n{place}\n{OTHER_WAY}"
+        )
+
+    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        function.apply = original  # type: ignore[method-assign]
+
+
+class _Assignments:
+    """Marks the nodes whose values a submodule assigns to its buffers.
+
+    torch.export itself does so for the outermost module only.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.paths = {id(module): path for path, module in model.named_modules()}
+
+    def note(self, module: nn.Module, name: str, buffer: Any) -> None:
+        mode = proxy_tensor.get_proxy_mode()
+        path = self.paths.get(id(module))
+        if mode is None or not path or not isinstance(buffer, Tensor):
+            return
+        slot = proxy_tensor.get_proxy_slot(buffer, mode.tracer, None)
+        if slot is None:
+            raise CaptureError(
+                f"the model cannot be captured: {path} assigns a new tensor to its "
+                f"buffer {name}; change it in place (self.{name}.copy_(...))\n"
+                f"{place_of(traceback.extract_stack())}\n{OTHER_WAY}"
+            )
+        slot.proxy.node.meta[ASSIGNED] = f"{path}.{name}"
+
+
+def _tensor_attributes(model: nn.Module) -> frozenset[str]:
+    """Tensors that modules keep in plain attributes, as torch.export writes them."""
+    return frozenset(
+        f"self.{path}.{name}" if path else f"self.{name}"
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    )
+
+
+@contextmanager
+def _no_new_attributes(model: nn.Module) -> Iterator[None]:
+    """Remove what the model's code notes on its modules: those tensors are fake."""
+    before = {module: frozenset(vars(module)) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, names in before.items():
+            for name in vars(module).keys() - names:
+                delattr(module, name)
+
+
+def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
+    """The exporter only warns of an attribute that changes, and then forgets it.
+
+    One that held no tensor before is a note that the model keeps (`self.last = x`);
+    one that did is state.
+    """
+    assigned = {name for text in messages for name in re.findall(r"self\.[\w.]+", text)}
+    changed = sorted(assigned & state)
+    if changed:
+        raise CaptureError(
+            "the model cannot be captured: it keeps state in the plain attribute "
+            f"{', '.join(changed)}, which a captured graph would never change; make it "
+            f"a buffer (register_buffer) and change it in place\n{OTHER_WAY}"
+        )
+
+
+def _check_open(program: ExportedProgram, example: Example) -> None:
+    """The exporter pins a dimension without a word where the model asks for it."""
+    names = program.graph_signature.user_inputs
+    nodes = {node.name: node for node in program.graph.nodes}
+    for name, batched in zip(names, example.batched, strict=True):
+        if not batched:
+            continue
+        value = nodes[str(name)].meta["val"]
+        if not isinstance(value.shape[0], torch.SymInt):
+            raise CaptureError(
+                f"the model's code fixes the number of samples of {name}, so it runs "
+                "with the example's number only"
+            )

@@ -1,0 +1,106 @@
+"""Activation checkpointing is refused where it would be wrong, or be lost.
+
+`torch.utils.checkpoint` runs a part of the forward again in the backward. Where
+forwards read old weights, the newest stand in their place by then, and the gradient
+would be wrong without a word:
+
+    forward of step 5     w4 in place     checkpoint(block, x)
+    update 4              w5 in place
+    backward of step 5                    block(x) once more, with w5
+
+A captured graph would keep all activations, as if there were no checkpoint. A stage's
+own recomputation knows better in both cases.
+
+Both kinds of checkpoint begin in a class of torch's, which asks from the first use of
+this on whether this thread is where none may begin. Where torch has renamed one of
+them, its kind is not seen here (stages are tried out, too:
+`hocket.run.stage.stale_weight_check`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from functools import cache
+from threading import local
+from typing import Any, Final
+
+import torch.utils.checkpoint as torch_checkpoint
+
+from hocket.errors import ModelError
+from hocket.model.capture.source_line import place_of
+
+CHECKPOINTING: Final = (
+    "recomputation belongs to the stage: leave the checkpoint out (for Hugging Face's "
+    'models: gradient_checkpointing_disable()), and say recompute="all" or "auto"'
+)
+
+
+class _Here(local):
+    """Of this thread: what forbids checkpoints, innermost last."""
+
+    def __init__(self) -> None:
+        self.forbids: list[NoCheckpointing] = []
+
+
+_here: Final = _Here()
+
+
+class NoCheckpointing:
+    """While it is entered, a checkpoint that this thread begins is an error.
+
+    Args:
+        why: none may begin; nothing where they may after all.
+        error: to raise; it names the line.
+    """
+
+    def __init__(self, why: str, error: type[ModelError] = ModelError) -> None:
+        self.why = why
+        self.error = error
+        _watch()
+
+    def __enter__(self) -> None:
+        """Forbid it."""
+        _here.forbids.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        """Go back to what was before."""
+        _here.forbids.pop()
+
+
+def around_old_weights(delay: int) -> NoCheckpointing:
+    """For forwards that read weights so many updates old, at least 1."""
+    updates = "1 update" if delay == 1 else f"{delay} updates"
+    return NoCheckpointing(
+        f"a stage reads weights that are {updates} old, and its forward calls torch."
+        "utils.checkpoint, which would run a part of it again in the backward, with "
+        "the newest weights"
+    )
+
+
+@cache
+def _watch() -> None:
+    """Have both kinds of checkpoint ask; once per process."""
+    reentrant: Any = getattr(torch_checkpoint, "CheckpointFunction", None)
+    if reentrant is not None and "apply" not in vars(reentrant):
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            _ask()
+            return super(reentrant, cls).apply(*args, **kwargs)
+
+        reentrant.apply = classmethod(apply)
+    other: Any = getattr(torch_checkpoint, "_checkpoint_hook", None)
+    if other is not None:
+        begin = other.__init__
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            _ask()
+            begin(self, *args, **kwargs)
+
+        other.__init__ = init
+
+
+def _ask() -> None:
+    if _here.forbids and _here.forbids[-1].why:
+        forbids = _here.forbids[-1]
+        place = place_of(traceback.extract_stack())
+        raise forbids.error(f"{forbids.why}: {CHECKPOINTING}\n{place}")

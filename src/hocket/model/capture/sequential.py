@@ -1,0 +1,134 @@
+"""Capture an nn.Sequential: its children, run as the modules they are."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from hocket.errors import CaptureError
+from hocket.model.trace.example import Example
+from hocket.model.trace.observe import Facts, Seen
+from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.state import State
+from hocket.model.trace.trace import Trace
+
+
+def is_plain_sequential(model: nn.Module) -> bool:
+    """Whether calling the children one after the other is all that a model does."""
+    is_plain = type(model).forward is nn.Sequential.forward
+    return isinstance(model, nn.Sequential) and is_plain and not has_hooks(model)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to be called when a module runs, or its gradients come."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(hooks)
+
+
+def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Trace:
+    """List the children's calls; children that are plain Sequentials are opened.
+
+    Raises:
+        CaptureError: the example is not one positional argument.
+    """
+    positional, keywords = example.call()
+    if len(positional) != 1 or keywords:
+        raise CaptureError(
+            "an nn.Sequential takes exactly one positional argument; the example has "
+            f"{len(positional)} and the keywords {sorted(keywords)}"
+        )
+    graph = fx.Graph()
+    num_samples = graph.placeholder("num_samples")
+    leaves = [
+        graph.placeholder(f"leaf_{i}") if isinstance(leaf, Tensor | PerSample) else leaf
+        for i, leaf in enumerate(example.leaves)
+    ]
+    leaf_of = {x: i for i, x in enumerate(leaves) if isinstance(x, fx.Node)}
+    value = pytree.tree_unflatten(leaves, example.spec)[0][0]
+    objects: dict[str, Any] = {}
+    modules: dict[fx.Node, tuple[str, ...]] = {}
+    for path, module in _children(model, ""):
+        target = f"module_{path.replace('.', '_')}"
+        objects[target] = module
+        value = graph.create_node("call_module", target, (value,), name=f"out_{target}")
+        modules[value] = _prefixes(path)
+    graph.output((value,))
+    out_spec = pytree.tree_structure(0)
+    return Trace(graph, state, objects, leaf_of, num_samples, modules, out_spec)
+
+
+def open_structures(trace: Trace, facts: Mapping[fx.Node, Facts]) -> bool:
+    """Let single tensors cross where a child returns a tuple, list or dict of them.
+
+    A message carries tensors, so what a child returns is taken apart right behind it
+    and put together again where the next child is called:
+
+        (a, b) = first(x)           a cut between the two sends a and b
+        second((a, b))
+
+    Args:
+        trace: its graph is changed.
+        facts: of the graph's nodes, for the structure of what each returns.
+
+    Returns:
+        Whether anything was changed.
+    """
+    opened = False
+    for node in trace.calls:
+        (user, *_) = node.users
+        structure = facts[node].structure
+        if user.op == "call_module" and _can_open(structure):
+            with trace.graph.inserting_after(node):
+                user.args = (_taken_apart(trace, node, structure),)
+            opened = True
+    return opened
+
+
+def _can_open(structure: Any) -> bool:
+    keys = (key for path, _ in pytree.tree_leaves_with_path(structure) for key in path)
+    kinds = (pytree.SequenceKey, pytree.MappingKey)
+    is_tensor = isinstance(structure, Seen)
+    return not is_tensor and all(isinstance(key, kinds) for key in keys)
+
+
+def _taken_apart(trace: Trace, node: fx.Node, structure: Any) -> Any:
+    """The same structure, made of the nodes that take its tensors out."""
+    paths = trace.modules
+
+    def take(path: tuple[Any, ...], leaf: object) -> Any:
+        if not isinstance(leaf, Seen):
+            return leaf
+        value = node
+        for key in path:
+            index = key.idx if isinstance(key, pytree.SequenceKey) else key.key
+            with trace.graph.inserting_after(value):
+                value = trace.graph.call_function(operator.getitem, (value, index))
+            paths[value] = paths[node]
+        return value
+
+    return pytree.tree_map_with_path(take, structure)
+
+
+def _children(model: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    # `_modules`, because `named_children` leaves out a module that is used twice.
+    for name, child in model._modules.items():
+        path = f"{prefix}{name}"
+        if isinstance(child, nn.Sequential) and is_plain_sequential(child):
+            yield from _children(child, f"{path}.")
+        elif child is not None:
+            yield path, child
+
+
+def _prefixes(path: str) -> tuple[str, ...]:
+    """`a.b.c` -> `a`, `a.b`, `a.b.c`."""
+    parts = path.split(".")
+    return tuple(".".join(parts[: i + 1]) for i in range(len(parts)))

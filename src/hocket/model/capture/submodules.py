@@ -1,0 +1,227 @@
+"""Capture a model as calls of its submodules, each run as it is.
+
+For models whose code cannot be captured, because somewhere inside it looks at the data.
+The submodules may do what they like; the code between them may only hand tensors on:
+
+    features = self.body(images)            body, head and loss are run as they are;
+    outputs = self.head(features)           what stands here is watched, and refused
+    return self.loss(outputs, targets)      if it computes anything itself
+
+A submodule that only hands on, too, is opened in its turn, so that the model can be cut
+between the submodules of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from hocket.errors import CaptureError
+from hocket.model.capture.calls import Call
+from hocket.model.trace.example import Example
+from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.state import State
+from hocket.model.trace.trace import Trace
+
+_STRANGER: Final = (
+    "a tensor that is none of its arguments, parameters and buffers, and that no "
+    "submodule returned"
+)
+_PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype)
+
+
+def take(structure: Any, index: int) -> Any:
+    """One leaf of what a submodule returned."""
+    return pytree.tree_leaves(structure)[index]
+
+
+def put_together(spec: pytree.TreeSpec, *leaves: Any) -> Any:
+    """What a submodule is called with."""
+    return pytree.tree_unflatten(list(leaves), spec)
+
+
+def closed_modules(calls: Sequence[Call], state: State) -> dict[str, str]:
+    """The modules that are run as they are, and why each is not opened.
+
+    Args:
+        calls: of the model, in all modes.
+        state: of the model.
+    """
+    closed: dict[str, str] = {}
+    own = {id(tensor) for tensor in state.tensors.values()}
+    for root in calls:
+        for call in root.all():
+            why = _why_closed(call, root) or _stranger(call, own)
+            if why:
+                closed.setdefault(call.path, why)
+    return closed
+
+
+def check_open(closed: Mapping[str, str], names: Sequence[str]) -> None:
+    """Refuse a model, or a name of a submodule, that cannot be cut at.
+
+    Raises:
+        CaptureError: says what the code between the submodules computes.
+    """
+    if "" in closed:
+        raise CaptureError(
+            "the model cannot be cut between its submodules, either: in its forward, "
+            f"{closed['']}. Put that into a submodule of its own"
+        )
+    for name in names:
+        parts = name.split(".")
+        for path in (".".join(parts[:i]) for i in range(1, len(parts))):
+            if path in closed:
+                raise CaptureError(
+                    f"the model cannot be cut before {name}, which is a part of "
+                    f"{path}: {closed[path]}. Put that into a submodule of its own"
+                )
+
+
+def trace_submodules(
+    call: Call, closed: Mapping[str, str], example: Example, state: State
+) -> Trace:
+    """List the calls of the submodules that are run as they are.
+
+    Args:
+        call: of the whole model.
+        closed: the paths of the modules that are not opened.
+        example: what it was called with.
+        state: of the model.
+    """
+    return _Listing(closed, example, state).trace(call)
+
+
+def _why_closed(call: Call, root: Call) -> str:
+    if call.work:
+        return f"its own code computes {call.work}"
+    hooks = (call.module._forward_hooks, call.module._forward_pre_hooks)
+    if call is not root and any(hooks):
+        return "it has hooks"
+    return "" if call.inner else "it calls no submodules"
+
+
+def _stranger(call: Call, state: set[int]) -> str:
+    """What a module hands on that it neither got nor was returned, in words."""
+    known = state | _tensor_ids((call.args, dict(call.kwargs)))
+    for inner in call.inner:
+        if not _tensor_ids((inner.args, dict(inner.kwargs))) <= known:
+            return f"it gives {inner.path} {_STRANGER}"
+        known |= _tensor_ids(inner.out)
+    return "" if _tensor_ids(call.out) <= known else f"it returns {_STRANGER}"
+
+
+def _tensor_ids(structure: Any) -> set[int]:
+    leaves = pytree.tree_leaves(structure)
+    return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor | PerSample)}
+
+
+class _Listing:
+    """Turns calls into a graph, by recognising objects that are handed on."""
+
+    def __init__(
+        self, closed: Mapping[str, str], example: Example, state: State
+    ) -> None:
+        self.closed = closed
+        self.state = state
+        self.graph = fx.Graph()
+        self.num_samples = self.graph.placeholder("num_samples")
+        self.objects: dict[str, Any] = {}
+        self.modules: dict[fx.Node, tuple[str, ...]] = {}
+        self.leaf_of: dict[fx.Node, int] = {}
+        self.origin: dict[int, fx.Node] = {}
+        self.names = {id(tensor): name for name, tensor in state.tensors.items()}
+        for i, leaf in enumerate(example.leaves):
+            if isinstance(leaf, Tensor | PerSample):
+                node = self.graph.placeholder(f"leaf_{i}")
+                self.leaf_of[node] = i
+                self.origin[id(leaf)] = node
+
+    def trace(self, root: Call) -> Trace:
+        for call in self._whole(root):
+            self._add(call)
+        leaves, spec = pytree.tree_flatten(root.out)
+        self.graph.output([self._leaf(leaf) for leaf in leaves])
+        self.graph.eliminate_dead_code(lambda node: node.op != "call_function")
+        return Trace(
+            self.graph,
+            self.state,
+            self.objects,
+            self.leaf_of,
+            self.num_samples,
+            self.modules,
+            spec,
+        )
+
+    def _whole(self, call: Call) -> Iterator[Call]:
+        """The calls of modules that are run as they are, in order."""
+        for inner in call.inner:
+            if inner.path in self.closed:
+                yield inner
+            else:
+                yield from self._whole(inner)
+
+    def _add(self, call: Call) -> None:
+        target = f"module_{call.path.replace('.', '_')}"
+        self.objects[target] = call.module
+        args = tuple(self._argument(x, call) for x in call.args)
+        kwargs = {key: self._argument(x, call) for key, x in call.kwargs.items()}
+        node = self.graph.create_node("call_module", target, args, kwargs)
+        self._note(node, call)
+        self._remember(call, node)
+
+    def _remember(self, call: Call, node: fx.Node) -> None:
+        leaves, spec = pytree.tree_flatten(call.out)
+        if spec.is_leaf():
+            self.origin[id(call.out)] = node
+            return
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, _PLAIN):
+                taken = self.graph.call_function(take, (node, i))
+                self._note(taken, call)
+                self.origin[id(leaf)] = taken
+
+    def _note(self, node: fx.Node, call: Call) -> None:
+        parts = call.path.split(".")
+        self.modules[node] = tuple(".".join(parts[: i + 1]) for i in range(len(parts)))
+
+    def _argument(self, value: Any, call: Call) -> Any:
+        leaves, spec = pytree.tree_flatten(value)
+        nodes = [self._leaf(leaf) for leaf in leaves]
+        if spec.is_leaf():
+            return nodes[0]
+        form = self._object("form", spec)
+        node = self.graph.call_function(put_together, (form, *nodes))
+        self._note(node, call)
+        return node
+
+    def _leaf(self, leaf: Any) -> Any:
+        """The node that made a leaf, or a constant."""
+        if id(leaf) in self.origin and not isinstance(leaf, _PLAIN):
+            return self.origin[id(leaf)]
+        if id(leaf) in self.names:
+            return self.graph.create_node("get_attr", self.names[id(leaf)])
+        assert not isinstance(leaf, Tensor | PerSample), "its module would be closed"
+        return leaf if isinstance(leaf, _PLAIN) else self._object("constant", leaf)
+
+    def _object(self, kind: str, value: Any) -> fx.Node:
+        name = f"{kind}_{len(self.objects)}"
+        self.objects[name] = value
+        return self.graph.create_node("get_attr", name)
+
+
+def same_calls(a: Trace, b: Trace) -> bool:
+    """Whether two traces call the same submodules with the same."""
+    return _text(a) == _text(b)
+
+
+def _text(trace: Trace) -> list[str]:
+    return [
+        f"{node.name} {node.target} "
+        f"{fx.node.map_arg((node.args, node.kwargs), lambda x: x.name)}"
+        for node in trace.graph.nodes
+    ]

@@ -1,0 +1,183 @@
+"""Measure I and W of each layer, taken apart as stages do it.
+
+All I from the last layer to the first, then all W in the same order, as in a stage:
+
+    F F F │ I I I │ W W W
+            │   └── from here on, what was held for these W is given back
+            └────── here begins what each W needs: inputs and outputs' gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hocket.model.profile.allocations import allocations
+from hocket.model.profile.clock import Clock, clock_of
+from hocket.model.profile.passes import Finish, Span, forwards, timed
+from hocket.model.stages.splitter import Remainder, Splitter
+
+
+@dataclass(frozen=True, slots=True)
+class HalfBytes:
+    """What one layer takes while its backward is apart.
+
+    Args:
+        held_bytes: from the end of I until W has ended, without what was there before
+            the forward (weights, the batch).
+        held_input_bytes: likewise, of what the layer received; not part of the former.
+        input_work_bytes: the most at once in I, beyond what there was when it began.
+        weight_work_bytes: likewise in W.
+    """
+
+    held_bytes: int
+    held_input_bytes: int
+    input_work_bytes: int
+    weight_work_bytes: int
+
+
+def one_pass_in_halves(
+    splitters: Sequence[Splitter],
+    inputs: Sequence[Any],
+    finish: Finish,
+    device: torch.device,
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each layer's F, of its I, and of its W."""
+    clock = clock_of(device)
+    forward_s: list[float] = []
+    input_s: list[float] = []
+    weight_s: list[float] = []
+    spans = [partial(_timed_on, clock, forward_s, x) for x in splitters]
+    begins, grads = _forwards(splitters, inputs, finish, spans)
+    lefts = _first_halves(splitters, begins, grads, lambda: timed(clock, input_s))
+    _second_halves(lefts, lambda: timed(clock, weight_s))
+    return forward_s, input_s[::-1], weight_s[::-1]
+
+
+@contextmanager
+def _timed_on(clock: Clock, seconds: list[float], splitter: Splitter) -> Iterator[None]:
+    """A forward whose backward will be apart."""
+    with timed(clock, seconds), splitter.on():
+        yield
+
+
+def half_bytes(
+    splitters: Sequence[Splitter],
+    inputs: Sequence[Any],
+    finish: Finish,
+    there: Sequence[Tensor],
+    device: torch.device,
+) -> list[HalfBytes]:
+    """What each layer holds, and what its halves hold at most while they run.
+
+    Args:
+        splitters: of each layer.
+        inputs: the leaves of the batch.
+        finish: of the model's output.
+        there: what is there anyway.
+        device: where all this runs.
+    """
+    held: list[tuple[int, int]] = []
+
+    def look(left: Remainder, received: Sequence[Tensor]) -> None:
+        held.append(_held(left, received, there))
+
+    with allocations(device) as log:
+        begins, grads = _forwards(splitters, inputs, finish, [x.on for x in splitters])
+        lefts = _first_halves(splitters, begins, grads, log.span, look)
+        _second_halves(lefts, log.span)
+    num = len(splitters)
+    first, second = log.peaks[:num], log.peaks[num:]
+    return [
+        HalfBytes(*own, of_input, of_weight)
+        for own, of_input, of_weight in zip(held, first, second, strict=True)
+    ][::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """What a layer's I begins from.
+
+    Args:
+        received: what its forward was given.
+        starts: its outputs' places in the graph, so that they themselves need not stay.
+    """
+
+    received: tuple[Tensor, ...]
+    starts: list[GradientEdge]
+
+
+def _forwards(
+    splitters: Sequence[Splitter],
+    inputs: Sequence[Any],
+    finish: Finish,
+    spans: Sequence[Span],
+) -> tuple[list[_Begin], list[Tensor]]:
+    """Where each I begins, and the gradients that the last one is given."""
+    pieces = [splitter.module for splitter in splitters]
+    live = forwards(pieces, inputs, finish, spans)
+    grads = [torch.ones_like(x) for x in live[-1].outputs]
+    begins = [
+        _Begin(own.received, [get_gradient_edge(x) for x in own.outputs])
+        for own in live
+    ]
+    return begins, grads
+
+
+def _ignore(left: Remainder, received: Sequence[Tensor]) -> None:
+    """Where only time counts."""
+
+
+def _first_halves(
+    splitters: Sequence[Splitter],
+    begins: list[_Begin],
+    grads: Sequence[Tensor],
+    span: Span,
+    look: Callable[[Remainder, Sequence[Tensor]], None] = _ignore,
+) -> list[Remainder]:
+    """Every I inside a span, from the last layer to the first; what each leaves."""
+    lefts = []
+    for splitter in reversed(splitters):
+        own = begins.pop()
+        leaves = [x for x in own.received if x.requires_grad]
+        with span():
+            found, left = splitter.input_gradients(own.starts, grads, leaves)
+            grads = [
+                torch.zeros_like(x) if grad is None else grad
+                for x, grad in zip(leaves, found, strict=True)
+            ]
+        look(left, own.received)
+        lefts.append(left)
+    return lefts
+
+
+def _second_halves(lefts: Sequence[Remainder], span: Span) -> None:
+    for left in lefts:
+        with span():
+            left.finish()
+
+
+def _held(
+    left: Remainder, received: Sequence[Tensor], there: Sequence[Tensor]
+) -> tuple[int, int]:
+    """What the layer made, and what it received; of what was there, nothing."""
+    known = _blocks_held(left, there)
+    given = _blocks_held(left, received)
+    given = {at: size for at, size in given.items() if at not in known}
+    made = left.num_bytes - sum(known.values()) - sum(given.values())
+    return made, sum(given.values())
+
+
+def _blocks_held(left: Remainder, tensors: Sequence[Tensor]) -> dict[int, int]:
+    """The bytes of each block of memory that it holds, by address."""
+    if not tensors or not left.holds(tensors):
+        return {}
+    storages = [x.untyped_storage() for x in tensors if left.holds([x])]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

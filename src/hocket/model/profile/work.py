@@ -1,0 +1,144 @@
+"""A captured model as work for the planner: its layers' costs, counted or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hocket.core.hardware import Hardware
+from hocket.model.capture.captured import Captured
+from hocket.model.profile.flops import Finish, count_layers
+from hocket.model.profile.profile import LayerProfile, Profile
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
+from hocket.planner.counted import Counted
+from hocket.planner.work import HeldBytes, LayerCost, Measured, Weights
+
+
+def counted_work(
+    captured: Captured,
+    hardware: Hardware,
+    state_bytes: Mapping[str, int],
+    *,
+    finish: Finish | None = None,
+    precision: str = "float32",
+    keeps_undo: bool = False,
+    correction: CorrectionCost = NO_CORRECTION,
+) -> Counted:
+    """From FLOPs and bytes, for a device that need not be there.
+
+    Args:
+        captured: the model.
+        hardware: the device.
+        state_bytes: of the optimizer, by parameter.
+        finish: the loss; see `count_layers`.
+        precision: of matrix multiplications.
+        keeps_undo: whether updates of pipelines may have to be undone.
+        correction: of old gradients, where an order has such.
+
+    Raises:
+        PlanError: the device has no such precision.
+    """
+    hardware.reached_flops(precision)
+    layers = count_layers(
+        captured,
+        layer_weights(captured, state_bytes, keeps_undo=keeps_undo),
+        finish=finish,
+        precision=precision,
+    )
+    only = captured.example.num_samples if captured.fixed_batch else None
+    return Counted(name_of(captured), layers, hardware, precision, only, correction)
+
+
+def measured_work(
+    captured: Captured,
+    profiles: Mapping[int, Profile],
+    state_bytes: Mapping[str, int],
+    *,
+    update_s_per_byte: float,
+    keeps_undo: bool = False,
+    correction: CorrectionCost = NO_CORRECTION,
+) -> Measured:
+    """From one or two profiles.
+
+    Args:
+        captured: the model.
+        profiles: by the number of samples in the microbatch; at most two.
+        state_bytes: of the optimizer, by parameter.
+        update_s_per_byte: of weights, gradients and state.
+        keeps_undo: whether updates of pipelines may have to be undone.
+        correction: of old gradients, where an order has such.
+    """
+    sizes = sorted(profiles)
+    weights = layer_weights(captured, state_bytes, keeps_undo=keeps_undo)
+    costs = {
+        size: tuple(
+            _layer_cost(layer, own)
+            for layer, own in zip(profile.layers, weights, strict=True)
+        )
+        for size, profile in profiles.items()
+    }
+    only = captured.example.num_samples if captured.fixed_batch else None
+    return Measured(
+        name_of(captured),
+        (sizes[0], sizes[-1]),
+        (costs[sizes[0]], costs[sizes[-1]]),
+        update_s_per_byte,
+        profiles[sizes[0]].conditions["device_name"],
+        only,
+        correction,
+    )
+
+
+def layer_weights(
+    captured: Captured, state_bytes: Mapping[str, int], *, keeps_undo: bool = False
+) -> list[tuple[Weights, ...]]:
+    """The parameters and buffers of each layer, with all that belongs to them.
+
+    Args:
+        captured: the model.
+        state_bytes: of the optimizer, by parameter.
+        keeps_undo: whether an update keeps copies of all three.
+    """
+
+    def weights(name: str) -> Weights:
+        tensor = captured.state.tensors[name]
+        gradient_bytes = tensor.nbytes if tensor.requires_grad else 0
+        state = state_bytes.get(name, 0)
+        # Copies of the weight, its gradient and its state: see `Updater.undo_bytes`.
+        undo_bytes = 2 * gradient_bytes + state if keeps_undo else 0
+        return Weights(name, tensor.nbytes, gradient_bytes, state, undo_bytes)
+
+    return [
+        tuple(map(weights, (*layer.parameters, *layer.buffers)))
+        for layer in captured.layers
+    ]
+
+
+def name_of(captured: Captured) -> str:
+    """The model's class and size."""
+    tensors = captured.state.tensors.items()
+    is_parameter = captured.state.is_parameter
+    count = sum(x.numel() for name, x in tensors if is_parameter(name))
+    return f"{type(captured.model).__name__} of {count:,} parameters"
+
+
+def _layer_cost(layer: LayerProfile, weights: tuple[Weights, ...]) -> LayerCost:
+    return LayerCost(
+        layer.name,
+        layer.forward_s,
+        layer.input_grad_s,
+        layer.weight_grad_s,
+        layer.activation_bytes,
+        layer.kept_input_bytes,
+        layer.received_bytes,
+        layer.received_grad_bytes,
+        layer.forward_work_bytes,
+        layer.backward_work_bytes,
+        weights,
+        HeldBytes(
+            layer.weight_grad_held_bytes,
+            layer.held_input_bytes,
+            layer.input_grad_work_bytes,
+            layer.weight_grad_work_bytes,
+        ),
+        layer.split_s,
+    )

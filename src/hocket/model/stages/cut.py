@@ -1,0 +1,227 @@
+"""Cut a captured model into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any
+
+from torch import fx, nn
+
+from hocket.errors import ModelError
+from hocket.model.capture.captured import Captured
+from hocket.model.stages.emit import emit
+from hocket.model.stages.parameter_paths import give_homes
+from hocket.model.stages.part import Part, part_of
+from hocket.model.stages.stage import StageModule as StageModule
+from hocket.model.trace.value import Value
+
+
+def cut(captured: Captured, boundaries: Sequence[int]) -> tuple[StageModule, ...]:
+    """Cut a model before the given layers.
+
+        layers       0  1  2 | 3  4 | 5        boundaries (3, 5): three stages
+
+    Args:
+        captured: the model.
+        boundaries: the layers at which stages 1, 2, ... begin.
+
+    Raises:
+        ModelError: the boundaries do not increase strictly, or are no layers; or
+            parameters were frozen or thawed since the capture.
+    """
+    if not captured.is_current:
+        raise ModelError(
+            "requires_grad of some parameters changed after the model was captured, "
+            "and with it what has to be sent back: capture it again"
+        )
+    num_layers = len(captured.layers)
+    edges = (0, *boundaries, num_layers)
+    pairs = list(pairwise(edges))
+    if any(end <= begin for begin, end in pairs):
+        raise ModelError(
+            f"boundaries must increase strictly and lie between 1 and "
+            f"{num_layers - 1}, because the model has {num_layers} layers; got "
+            f"{tuple(boundaries)}"
+        )
+    return tuple(
+        _stage(captured, index, len(edges) - 1, begin, end)
+        for index, (begin, end) in enumerate(pairs)
+    )
+
+
+def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int, ...]:
+    """The boundaries at which the named modules begin.
+
+    Args:
+        captured: the model.
+        names: one module (or layer) per stage but the first, in order.
+
+    Raises:
+        ModelError: a name at which the model cannot be cut; lists the nearest that can.
+    """
+    known: dict[str, int] = {}
+    for index, layer in enumerate(captured.layers):
+        for name in (*layer.modules, layer.name):
+            known.setdefault(name, index)
+    cuts = {name: index for name, index in known.items() if index}
+    found = []
+    for name in names:
+        if name not in cuts:
+            raise ModelError(_unknown(captured, name, known, list(cuts)))
+        found.append(cuts[name])
+    if sorted(set(found)) != found:
+        raise ModelError(
+            f"cut points must follow the order of the model, each at another layer: "
+            f"{', '.join(names)} are the layers {', '.join(map(str, found))}"
+        )
+    return tuple(found)
+
+
+def shared_parameters(stages: Sequence[StageModule]) -> dict[str, tuple[int, ...]]:
+    """Parameters that several stages use: their gradients must be added up.
+
+    Args:
+        stages: of one model.
+
+    Returns:
+        The stages that use each, by the parameter's first name in the uncut model.
+    """
+    users: dict[str, tuple[int, ...]] = {}
+    for stage in stages:
+        for name, _ in stage.named_parameters():
+            users[name] = (*users.get(name, ()), stage.index)
+    return {name: found for name, found in users.items() if len(found) > 1}
+
+
+def num_frozen_stages(stages: Sequence[StageModule]) -> int:
+    """How many stages at the front have nothing to train, in them or before them.
+
+    The last stage is never among them: without it nothing would be trained at all.
+
+    Args:
+        stages: of one model.
+    """
+    for number, stage in enumerate(stages):
+        trains = any(parameter.requires_grad for parameter in stage.parameters())
+        if trains or any(value.requires_grad for value in stage.sent):
+            return number
+    return len(stages) - 1
+
+
+def _unknown(
+    captured: Captured, name: str, known: Mapping[str, int], cuts: list[str]
+) -> str:
+    if name in known:
+        return f"the model begins with {name}, so it cannot be cut before it"
+    modules = [path for path, _ in captured.model.named_modules() if path]
+    what = "is no place to cut at" if name in modules else "is no module of the model"
+    near = get_close_matches(name, cuts, n=5, cutoff=0.3) or cuts[:5]
+    return f"{name} {what}; the nearest that are: {', '.join(near) or 'none'}"
+
+
+def _stage(
+    captured: Captured, index: int, num_stages: int, begin: int, end: int
+) -> StageModule:
+    is_last = index == num_stages - 1
+    parts = _parts(captured, begin, end)
+    received = captured.layers[begin].received
+    sent = () if is_last else captured.layers[end].received
+    leaves = sorted(parts[True].leaves | parts[False].leaves)
+    size_at = _size_at(captured, received, leaves)
+    if size_at is None and any(part.uses_num_samples for part in parts.values()):
+        leaves = sorted({*leaves, captured.example.batched.index(True)})
+        size_at = _size_at(captured, received, leaves)
+    modules = _modules(parts)
+    inside = {x for module in modules.values() for x in module.modules()}
+    stage = StageModule(
+        index=index,
+        num_stages=num_stages,
+        batch_inputs=tuple(leaves),
+        received=received,
+        sent=sent,
+        has_random=_has_random(parts[True]),
+        fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
+        size_at=size_at,
+        rebuild=_rebuild(captured) if is_last else None,
+        frozen=tuple(x for x in captured.frozen if x in inside),
+        changed_buffers=captured.training.changed,
+    )
+    code = {}
+    for mode, part in parts.items():
+        before, after = (_crossing(captured, layer, mode) for layer in (begin, end))
+        title = f"stage {index} of {num_stages}, {'training' if mode else 'evaluation'}"
+        code[mode] = emit(part, before, leaves, after, title)
+    names = _names(captured, parts, begin, end)
+    stage.set_code(code, give_homes(stage, captured.state, names, modules))
+    stage.training = captured.model.training
+    return stage
+
+
+def _rebuild(captured: Captured) -> Callable[[Any], Any] | None:
+    """What puts the outputs into the model's structure; none for a single tensor."""
+    spec = captured.training.trace.out_spec
+    return None if spec.is_leaf() else lambda leaves: spec.unflatten(leaves)
+
+
+def _parts(captured: Captured, begin: int, end: int) -> dict[bool, Part]:
+    flows = {True: captured.training, False: captured.evaluation}
+    parts = {}
+    for mode, flow in flows.items():
+        starts = [pair[0 if mode else 1] for pair in captured.starts]
+        edges = (*starts, len(flow.compute))
+        parts[mode] = part_of(flow, edges[begin], edges[end])
+    return parts
+
+
+def _crossing(captured: Captured, layer: int, mode: bool) -> list[fx.Node]:
+    """The calls whose values cross before a layer, in the order of messages."""
+    if layer == len(captured.layers):
+        return []
+    nodes = captured.training.crossing[captured.starts[layer][0]]
+    return list(nodes) if mode else [captured.partner_of[node] for node in nodes]
+
+
+def _size_at(
+    captured: Captured, received: Sequence[Value], leaves: Sequence[int]
+) -> tuple[int, int] | None:
+    """Which argument of the stage tells the number of samples."""
+    size = captured.example.num_samples
+    for place, value in enumerate(received):
+        for dim, (length, growth) in enumerate(
+            zip(value.shape, value.per_sample, strict=True)
+        ):
+            if length == size and growth == 1:
+                return place, dim
+    for place, leaf in enumerate(leaves):
+        if captured.example.batched[leaf]:
+            return len(received) + place, 0
+    return None
+
+
+def _has_random(part: Part) -> bool:
+    return any(part.flow.facts[node].is_random for node in part.body)
+
+
+def _names(
+    captured: Captured, parts: Mapping[bool, Part], begin: int, end: int
+) -> frozenset[str]:
+    """The first names of all that the stage keeps."""
+    layers = captured.layers[begin:end]
+    names = {x for layer in layers for x in (*layer.parameters, *layer.buffers)}
+    for part in parts.values():
+        for node in (*part.body, *part.kept):
+            names.update(part.flow.trace.reads(node))
+    return frozenset(names)
+
+
+def _modules(parts: Mapping[bool, Part]) -> dict[str, nn.Module]:
+    """The modules that the stage runs as they are, by path."""
+    found: dict[str, Any] = {}
+    for part in parts.values():
+        for node in part.body:
+            if node.op == "call_module":
+                trace = part.flow.trace
+                found[trace.path_of(node)] = trace.objects[str(node.target)]
+    return found

@@ -1,0 +1,220 @@
+"""Write the Python functions of one stage, in one mode.
+
+The source of such a function, made once per stage and mode:
+
+    def stage(self, device, state_1, ..., constant_7, ..., value_9, ...):
+        linear = torch._C._nn.linear(value_9, state_1, state_2);  value_9 = None
+        ...
+        return (add,)
+
+and of the one that makes its constants, once per number of samples:
+
+    def stage(self, device, num_samples_1, state_2, ...):
+        ...
+        return (getitem, getitem_1)
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from hocket.model.capture import bindings
+from hocket.model.stages.mask import simplified
+from hocket.model.stages.part import Part, simple_mask
+from hocket.model.trace.trace import Trace
+
+_PAIR: Final = (0, 1)
+_NUMBER: Final = itertools.count()  # tells sources apart in tracebacks
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Makes what depends on nothing but the number of samples and the device.
+
+    Args:
+        function: takes the objects, the device, the number of samples and the buffers.
+        buffers: that it reads, by first name.
+    """
+
+    function: Callable[..., tuple[Any, ...]]
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A stage in one mode, as functions.
+
+    Args:
+        function: takes the objects, the device, the state, the constants, and the
+            values: those received, then the batch's tensors.
+        state: the parameters and buffers that it reads, by first name.
+        constants: where the stage has some.
+        objects: modules, inner graphs and constant tensors, as attributes.
+        graph: what `function` was compiled from.
+        title: what tracebacks call it.
+    """
+
+    function: Callable[..., Any]
+    state: tuple[str, ...]
+    constants: Constants | None
+    objects: SimpleNamespace
+    graph: fx.Graph
+    title: str
+
+
+def emit(
+    part: Part,
+    received: Sequence[fx.Node],
+    leaves: Sequence[int],
+    sent: Sequence[fx.Node],
+    title: str,
+) -> Code:
+    """Write and compile the functions of a part.
+
+    Args:
+        part: what to write.
+        received: the calls whose values come from the stage before, in order.
+        leaves: the positions in the batch of the tensors that follow them.
+        sent: the calls whose values go to the next stage, in order.
+        title: what tracebacks call it.
+    """
+    trace = part.flow.trace
+    objects: dict[str, Any] = {}
+    copy = _Copy(trace, objects)
+    for node in part.state:
+        copy.new[node] = copy.placeholder("state")
+    for node in part.constants:
+        copy.new[node] = copy.placeholder("constant")
+    for node in part.masks:
+        copy.masks[node] = copy.placeholder("mask"), copy.placeholder("is_causal")
+    for node in received:
+        copy.new[node] = copy.placeholder("value")
+    placeholder_of = {position: node for node, position in trace.leaf_of.items()}
+    for position in leaves:
+        copy.new[placeholder_of[position]] = copy.placeholder("value")
+    for node in part.body:
+        copy.add(node, simple_mask(part.flow, node))
+    copy.graph.output(copy.mapped(_result(part, sent)))
+    return Code(
+        compile_graph(copy.graph, title),
+        tuple(str(node.target) for node in part.state),
+        _constants(part, objects, f"{title}, constants"),
+        SimpleNamespace(**objects),
+        copy.graph,
+        title,
+    )
+
+
+def compile_graph(graph: fx.Graph, title: str) -> Callable[..., Any]:
+    """A Python function of the graph's placeholders, behind the objects it reads.
+
+    Args:
+        graph: calls only, of functions, methods and modules among the objects.
+        title: what tracebacks call it.
+    """
+    code = graph.python_code("self")
+    source = code.src.replace("def forward(", "def stage(", 1)
+    filename = f"<hocket {title} #{next(_NUMBER)}>"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    exec(compile(source, filename, "exec"), code.globals)
+    function: Callable[..., Any] = code.globals["stage"]
+    return function
+
+
+def _result(part: Part, sent: Sequence[fx.Node]) -> Any:
+    if not part.is_last:
+        return tuple(sent)
+    (leaves,) = part.flow.trace.output.args
+    assert isinstance(leaves, Sequence)
+    return leaves[0] if part.flow.trace.out_spec.is_leaf() else leaves
+
+
+def _constants(part: Part, objects: dict[str, Any], title: str) -> Constants | None:
+    if not part.constants and not part.masks:
+        return None
+    trace = part.flow.trace
+    copy = _Copy(trace, objects)
+    copy.new[trace.num_samples] = copy.placeholder("num_samples")
+    read = dict.fromkeys(x for node in part.kept for x in node.all_input_nodes)
+    buffers = [node for node in read if trace.is_state(node)]
+    for node in buffers:
+        copy.new[node] = copy.placeholder("state")
+    for node in part.kept:
+        copy.add(node)
+    wanted = [copy.mapped(node) for node in part.constants]
+    for node in part.masks:
+        pair = copy.graph.call_function(simplified, (copy.mapped(node),))
+        wanted += [copy.graph.call_function(operator.getitem, (pair, i)) for i in _PAIR]
+    copy.graph.output(tuple(wanted))
+    names = tuple(str(node.target) for node in buffers)
+    return Constants(compile_graph(copy.graph, title), names)
+
+
+class _Copy:
+    """A new graph, and what each node of the trace has become in it.
+
+    Of the trace's objects, those that the graph uses go into `objects`: whoever kept
+    the modules of other stages would keep their weights.
+    """
+
+    def __init__(self, trace: Trace, objects: dict[str, Any]) -> None:
+        self.trace = trace
+        self.objects = objects
+        self.graph = fx.Graph()
+        self.new: dict[fx.Node, Any] = {}
+        self.masks: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self.num_placeholders = 0
+        self.device = self.graph.placeholder("device")
+
+    def placeholder(self, name: str) -> fx.Node:
+        self.num_placeholders += 1
+        return self.graph.placeholder(f"{name}_{self.num_placeholders}")
+
+    def add(self, node: fx.Node, mask: fx.Node | None = None) -> None:
+        """Copy one call; for attention with a simple mask, the mask becomes a flag."""
+        if mask is not None:
+            query_key_value, rest = node.args[:3], node.args[4:]
+            simple, is_causal = self.masks[mask]
+            args = (*self.mapped(query_key_value), simple, *self.mapped(rest))
+            kwargs = {**self.mapped(node.kwargs), "is_causal": is_causal}
+        else:
+            args, kwargs = self.mapped(node.args), self.mapped(node.kwargs)
+        if node.op == "call_module":
+            self._use(str(node.target))
+            self.new[node] = self.graph.create_node(
+                "call_module", node.target, args, kwargs
+            )
+        else:
+            self.new[node] = bindings.call(self.graph, node.target, args, kwargs)
+
+    def mapped(self, argument: Any) -> Any:
+        return fx.node.map_aggregate(argument, self._mapped)
+
+    def _mapped(self, argument: Any) -> Any:
+        if isinstance(argument, torch.device):
+            return self.device
+        if not isinstance(argument, fx.Node):
+            return argument
+        if argument not in self.new:
+            self.new[argument] = self._object(argument)
+        return self.new[argument]
+
+    def _object(self, node: fx.Node) -> Any:
+        value = self.graph.create_node("get_attr", str(node.target))
+        if isinstance(self._use(str(node.target)), Tensor):
+            return self.graph.call_method("to", (value, self.device))
+        return value
+
+    def _use(self, target: str) -> Any:
+        value = self.objects[target] = self.trace.objects[target]
+        return value

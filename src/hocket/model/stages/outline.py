@@ -1,0 +1,65 @@
+"""What is known of the uncut model once it is cut: names, shapes, types; no values.
+
+Each worker trains its own stages. Whoever went on asking the whole model for its names
+would keep the other workers' weights in memory with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.model.trace.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The uncut model, without what it weighs.
+
+    Args:
+        state: its parameters and buffers, on the meta device.
+        names: those of its `state_dict()`, in its order.
+        kind: the name of its class.
+        config: of a model of the transformers library; None for any other.
+    """
+
+    state: State
+    names: tuple[str, ...]
+    kind: str
+    config: Any
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Outline:
+        """Read it off the model, of which nothing is kept."""
+        state = State.of(model)
+        tensors = {name: _empty(tensor) for name, tensor in state.tensors.items()}
+        config: Any = getattr(model, "config", None)
+        return cls(
+            replace(state, tensors=tensors),
+            tuple(model.state_dict()),
+            type(model).__name__,
+            config if hasattr(config, "to_json_string") else None,
+        )
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of all parameters together."""
+        return sum(
+            tensor.nbytes
+            for name, tensor in self.state.tensors.items()
+            if self.state.is_parameter(name)
+        )
+
+    def tensor(self, name: str) -> Tensor:
+        """The form of a tensor, by any of its names."""
+        return self.state.tensors[self.state.first_name[name]]
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, tensor.requires_grad)
+    return empty

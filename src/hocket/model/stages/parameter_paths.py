@@ -1,0 +1,85 @@
+"""Keep parameters in a stage under the paths that they have in the uncut model.
+
+    stage                          a plain container for each module on the way
+      transformer                  (or the module itself, if it is run as it is)
+        h
+          3
+            ln_1   weight, bias    the uncut model's own Parameter objects
+
+A tied parameter is kept under all its names, the first one first, so that
+`named_parameters()` calls it in every stage as the uncut model does, and `state_dict()`
+has every name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from hocket.model.trace.state import State
+
+# The dict that a module keeps a tensor in, and the tensor's key there.
+Home = tuple[dict[str, Any], str]
+
+
+def give_homes(
+    stage: nn.Module,
+    state: State,
+    names: frozenset[str],
+    modules: Mapping[str, nn.Module],
+) -> dict[str, Home]:
+    """Put parameters, buffers and modules into a stage.
+
+    Args:
+        stage: still empty.
+        state: of the uncut model.
+        names: the first names of what the stage keeps.
+        modules: the modules that it runs as they are, by path.
+
+    Returns:
+        Where each tensor is kept, by its first name.
+    """
+    homes: dict[str, Home] = {}
+    for name, first in state.first_name.items():
+        if first in names:
+            whole = next((x for x in modules if name.startswith(f"{x}.")), None)
+            if whole is not None:
+                _put_module(stage, whole, modules[whole])
+            else:
+                homes.setdefault(first, _put_tensor(stage, state, name))
+    for path, module in modules.items():
+        _put_module(stage, path, module)
+    return homes
+
+
+def _put_tensor(stage: nn.Module, state: State, name: str) -> Home:
+    path, _, key = name.rpartition(".")
+    container = _container(stage, path)
+    first = state.first_name[name]
+    # Straight into the dicts: a model may call its parts `index` or `type`, and a
+    # registration would refuse a name that a module has an attribute of.
+    if state.is_parameter(first):
+        kept: dict[str, Any] = container._parameters
+    else:
+        kept = container._buffers
+        if name not in state.persistent:
+            container._non_persistent_buffers_set.add(key)
+    kept[key] = state.tensors[first]
+    return kept, key
+
+
+def _put_module(stage: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, key = path.rpartition(".")
+    _container(stage, parent)._modules[key] = module
+
+
+def _container(stage: nn.Module, path: str) -> nn.Module:
+    module = stage
+    for key in filter(None, path.split(".")):
+        child = module._modules.get(key)
+        if child is None:
+            child = module._modules[key] = nn.Module()
+        module = child
+    return module

@@ -1,0 +1,218 @@
+"""A stage of a cut model: a module that computes one contiguous part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import ModelError
+from hocket.model.stages.emit import Code
+from hocket.model.stages.parameter_paths import Home
+from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.value import Value
+
+_NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
+
+
+class StageModule(nn.Module):
+    """One stage. Its parameters are the uncut model's own, under their own names.
+
+    `stage(*received, *batch)` takes the values from the stage before, in the order of
+    `received`, then the batch's tensors at the positions `batch_inputs`. It returns a
+    tuple in the order of `sent`; the last stage returns what the model returns.
+
+    Made by `hocket.model.stages.cut.cut`.
+
+    Args:
+        index: which stage of the model, from 0.
+        num_stages: how many there are.
+        batch_inputs: which leaves of the flattened batch `(args, kwargs)` it reads.
+        received: the values from the stage before.
+        sent: the values for the next stage.
+        has_random: whether it draws random numbers in training.
+        fixed_samples: the only number of samples it runs with; 0 if any will do.
+        size_at: which argument tells the number of samples, and in which dimension.
+        rebuild: puts the outputs into the model's own structure, where it has one.
+        frozen: modules run as they are that stay in evaluation mode in training.
+        changed_buffers: the first names of the model's buffers that training may
+            change, also of those in other stages.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        num_stages: int,
+        batch_inputs: tuple[int, ...],
+        received: tuple[Value, ...],
+        sent: tuple[Value, ...],
+        has_random: bool,
+        fixed_samples: int,
+        size_at: tuple[int, int] | None,
+        rebuild: Callable[[Any], Any] | None,
+        frozen: tuple[nn.Module, ...],
+        changed_buffers: frozenset[str],
+    ) -> None:
+        super().__init__()
+        self.index = index
+        self.num_stages = num_stages
+        self.batch_inputs = batch_inputs
+        self.received = received
+        self.sent = sent
+        self.has_random = has_random
+        self.fixed_samples = fixed_samples
+        self.size_at = size_at
+        self.changed_buffers = changed_buffers
+        self._rebuild = rebuild
+        # In a tuple, for nn.Module registers what is assigned by itself.
+        self._frozen = frozen
+        self._mode_runs: dict[bool, _Run] = {}
+
+    def set_code(self, code: Mapping[bool, Code], homes: Mapping[str, Home]) -> None:
+        """Give the stage its work, once its parameters are in place.
+
+        Args:
+            code: by mode, `True` for training.
+            homes: where each parameter and buffer is kept, by first name.
+        """
+        for mode, one in code.items():
+            buffers = one.constants.buffers if one.constants else ()
+            self._mode_runs[mode] = _Run(
+                one,
+                [homes[name] for name in one.state],
+                [homes[name] for name in buffers],
+                self.size_at,
+            )
+
+    @property
+    def training_code(self) -> Code:
+        """What `forward` runs in training."""
+        return self._mode_runs[True].code
+
+    def set_training_code(self, code: Code) -> None:
+        """Run other code in training, on the very same state."""
+        run = self._mode_runs[True]
+        self._mode_runs[True] = replace(run, code=code)
+
+    def training_arguments(
+        self, values: Sequence[Any], device: torch.device
+    ) -> tuple[Any, ...]:
+        """State and constants, as the code in training takes them before the values.
+
+        Args:
+            values: what `forward` would be called with; of tensors, shapes matter.
+            device: where constants are made.
+        """
+        run = self._mode_runs[True]
+        state = [home[name] for home, name in run.state]
+        if run.code.constants is None:
+            return tuple(state)
+        return (*state, *run.constants(device, values))
+
+    def with_training_code(self, code: Code) -> Self:
+        """A stage in training that runs other code, on the very same state."""
+        other = copy(self)
+        other._mode_runs = {True: replace(self._mode_runs[True], code=code)}
+        other.training = True
+        return other
+
+    def forward(self, *values: Tensor) -> Any:
+        """Compute the stage for one microbatch.
+
+        Raises:
+            ModelError: a number of samples that the captured model does not run with.
+        """
+        if self.fixed_samples:
+            self._check_size(values)
+        return self.rebuilt(self._mode_runs[self.training](values))
+
+    def rebuilt(self, out: Any) -> Any:
+        """What the code returned, in the model's own structure."""
+        return out if self._rebuild is None else self._rebuild(out)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch dropout, batch norm and the like; what was frozen stays so."""
+        super().train(mode)
+        for module in self._frozen:
+            module.training = False
+        return self
+
+    def extra_repr(self) -> str:
+        """Shown by `print(stage)`."""
+        place = f"{self.index} of {self.num_stages}"
+        return f"{place}, receives {len(self.received)}, sends {len(self.sent)}"
+
+    def _check_size(self, values: tuple[Tensor, ...]) -> None:
+        if self.size_at is None:
+            return
+        size = _num_samples(values, self.size_at)
+        if size != self.fixed_samples:
+            raise ModelError(
+                f"stage {self.index} got {size} samples, but the model runs only with "
+                f"the {self.fixed_samples} it was captured with, because its code "
+                "fixes the number: leave out smaller batches (drop_last=True)"
+            )
+
+
+def _num_samples(values: Sequence[Any], size_at: tuple[int, int]) -> int:
+    argument, dim = size_at
+    value = values[argument]
+    return value.shape[dim] if isinstance(value, Tensor) else len(value)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One mode of a stage at work.
+
+    Args:
+        code: what to call.
+        state: where its parameters and buffers are kept.
+        buffers: where the buffers that its constants depend on are kept.
+        size_at: which value tells the number of samples, and in which dimension.
+        kept: constants, by all that they depend on.
+    """
+
+    code: Code
+    state: list[Home]
+    buffers: list[Home]
+    size_at: tuple[int, int] | None
+    kept: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+
+    def __call__(self, values: tuple[Tensor, ...]) -> Any:
+        code = self.code
+        first = values[0]
+        is_tensor = isinstance(first, Tensor)
+        device = first.device if is_tensor else tensors_in(values)[0].device
+        # Read where it is kept, for `torch.func.functional_call` puts others there.
+        state = [home[name] for home, name in self.state]
+        if code.constants is None:
+            return code.function(code.objects, device, *state, *values)
+        constants = self.constants(device, values)
+        return code.function(code.objects, device, *state, *constants, *values)
+
+    def constants(self, device: torch.device, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Made where these values need others than were made before."""
+        num_samples = 0
+        if self.size_at is not None:
+            num_samples = _num_samples(values, self.size_at)
+        buffers = [home[name] for home, name in self.buffers]
+        key = (device, num_samples, *((id(x), x._version) for x in buffers))
+        found = self.kept.get(key)
+        return self._made(key, buffers) if found is None else found
+
+    def _made(self, key: tuple[Any, ...], buffers: list[Tensor]) -> tuple[Any, ...]:
+        constants = self.code.constants
+        assert constants is not None
+        device, num_samples, *_ = key
+        # Made in evaluation, they may serve training: no inference tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            made = constants.function(self.code.objects, device, num_samples, *buffers)
+        if len(self.kept) == _NUM_KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[key] = made
+        return made

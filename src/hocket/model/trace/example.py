@@ -1,0 +1,140 @@
+"""The example microbatch: what the model is called with, flattened into leaves.
+
+Everybody who speaks of a batch's tensors by number means this order: the leaves of the
+pytree `(args, kwargs)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.errors import ModelError
+from hocket.model.trace.per_sample import PerSample, map_tensors, num_rows, take_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One microbatch, flattened.
+
+    Args:
+        leaves: tensors and whatever else the arguments hold, in pytree order.
+        spec: puts the leaves back into `(args, kwargs)`.
+        names: of the leaves, as one would write them: `args[0]`, `attention_mask`.
+        num_samples: of the first leaf that has any.
+        batched: per leaf, whether its first dimension, or it as a list, is the samples.
+    """
+
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    names: tuple[str, ...]
+    num_samples: int
+    batched: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
+        """Flatten the arguments of a call.
+
+        Raises:
+            ModelError: no argument is a tensor with a batch dimension.
+        """
+        paths, spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+        leaves = tuple(leaf for _, leaf in paths)
+        sizes = [rows for leaf in leaves if (rows := num_rows(leaf)) is not None]
+        if not sizes:
+            kinds = ", ".join(type(leaf).__name__ for leaf in leaves) or "nothing"
+            raise ModelError(
+                "an example microbatch must hold a tensor whose first dimension is the "
+                f"samples, or a PerSample; got {kinds}"
+            )
+        return cls(
+            leaves,
+            spec,
+            tuple(_name(path) for path, _ in paths),
+            sizes[0],
+            tuple(num_rows(leaf) == sizes[0] for leaf in leaves),
+        )
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments again, as `(args, kwargs)`."""
+        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
+        return args, kwargs
+
+    def resized(self, num_samples: int) -> Example:
+        """The same with another number of samples; rows repeat as often as needed."""
+        rows = torch.arange(num_samples) % self.num_samples
+        leaves = tuple(
+            take_rows(map_tensors(leaf, Tensor.detach), rows) if batched else leaf
+            for leaf, batched in zip(self.leaves, self.batched, strict=True)
+        )
+        return replace(self, leaves=leaves, num_samples=num_samples)
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Example:
+        """The same with a function applied to every tensor."""
+        leaves = tuple(map_tensors(leaf, function) for leaf in self.leaves)
+        return replace(self, leaves=leaves)
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of another microbatch, which must have the example's form.
+
+        Whatever is not a tensor was fixed when the model was captured, so it must still
+        be the same.
+
+        Raises:
+            ModelError: another structure, or another value that is not a tensor.
+        """
+        known = pytree.tree_unflatten(list(self.names), self.spec)[1]
+        ordered = {key: kwargs[key] for key in known if key in kwargs}
+        ordered.update({key: x for key, x in kwargs.items() if key not in known})
+        leaves, spec = pytree.tree_flatten((tuple(args), ordered))
+        if spec != self.spec:
+            paths, _ = pytree.tree_flatten_with_path((tuple(args), ordered))
+            raise ModelError(
+                "these arguments have another structure than the example's: the "
+                f"example has {', '.join(self.names)}, these have "
+                f"{', '.join(_name(path) for path, _ in paths) or 'none'}"
+            )
+        for name, leaf, old in zip(self.names, leaves, self.leaves, strict=True):
+            _check_same(name, leaf, old)
+        return leaves
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """`(1, 'mask', 0)` -> `mask[0]`; `(0, 2)` -> `args[2]`."""
+    side, *rest = path
+    if side.idx == 0:
+        return "args" + "".join(str(key) for key in rest)
+    return str(rest[0].key) + "".join(str(key) for key in rest[1:])
+
+
+def _check_same(name: str, leaf: object, old: object) -> None:
+    if isinstance(leaf, Tensor) and isinstance(old, Tensor):
+        if leaf.dtype != old.dtype or leaf.shape[1:] != old.shape[1:]:
+            raise ModelError(
+                f"argument {name} is {_kind(leaf)}, but the model was captured with "
+                f"{_kind(old)}; only the number of samples may change"
+            )
+        return
+    if isinstance(leaf, PerSample) and isinstance(old, PerSample):
+        return
+    if type(leaf) is not type(old) or leaf != old:
+        raise ModelError(
+            f"argument {name} is {_shown(leaf)}, but the model was captured with "
+            f"{_shown(old)}; what is not a tensor is fixed by the capture: capture the "
+            "model again"
+        )
+
+
+def _shown(leaf: object) -> str:
+    if isinstance(leaf, PerSample):
+        return f"a PerSample of {len(leaf)}"
+    return _kind(leaf) if isinstance(leaf, Tensor) else repr(leaf)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

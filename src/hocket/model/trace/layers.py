@@ -1,0 +1,223 @@
+"""The smallest pieces worth cutting a model into, and their names."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from typing import Final
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from hocket.model.trace.flow import Flow
+from hocket.model.trace.state import State
+from hocket.model.trace.value import Value
+
+_MANY_MORE: Final = 2  # times the bytes: a skip adds less, a query as much again
+_BY_CALL: Final = "@"  # torch.export writes a module's second call as `block@1`
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A run of calls; the model may be cut before it (unless it is the first).
+
+    Args:
+        name: the module that begins here, where one does.
+        modules: all modules that begin here, outermost first.
+        parameters: the first names of the parameters it uses.
+        buffers: the same for buffers.
+        weight_bytes: of the parameters; tied ones count in every layer that uses them.
+        received: what a stage that begins here is sent.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    weight_bytes: int
+    received: tuple[Value, ...]
+
+
+def positions(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
+    """Where each layer begins, position 0 among them.
+
+    Between two calls that use weights there is at most one cut, where the fewest
+    tensors cross. Of these, those stay where no more tensors cross than at the next
+    ones to the left and right:
+
+        tensors crossing   1        3     4     2       1        2        1
+        calls              | query | key | value | dense | linear | linear |
+        kept               ^                             ^                 ^
+
+    and between two of them, those where less than twice the bytes cross: inside a
+    network with skip connections, but not inside its blocks.
+
+    Args:
+        flow: of the training trace.
+        places: the positions that may be cut at all.
+    """
+    best = _between(flow, places, _weighty(flow) or range(len(flow.compute)))
+    counts = [len(flow.crossing[position]) for position in best]
+    valleys = [
+        i for i, n in enumerate(counts) if n == min(counts[max(i - 1, 0) : i + 2])
+    ]
+    kept = {0, *(best[i] for i in valleys)}
+    for a, b in pairwise((*sorted(kept), len(flow.compute))):
+        inside = [position for position in best if a < position < b]
+        kept.update(_with_few_bytes(flow, a, b, inside))
+    return tuple(sorted(kept))
+
+
+def positions_between_modules(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
+    """Where each layer begins: wherever one can, between two modules run as they are.
+
+    Args:
+        flow: of the training trace.
+        places: the positions that may be cut at all.
+    """
+    modules = [i for i, x in enumerate(flow.compute) if x.op == "call_module"]
+    return (0, *_between(flow, places, modules))
+
+
+def _between(flow: Flow, places: Mapping[int, int], marks: Sequence[int]) -> list[int]:
+    """The best position between any two marks that follow each other."""
+    return [
+        min(found, key=lambda position: _cost(flow, position))
+        for left, right in pairwise(marks)
+        if (found := [i for i in range(left + 1, right + 1) if i in places])
+    ]
+
+
+def _with_few_bytes(flow: Flow, a: int, b: int, inside: Sequence[int]) -> list[int]:
+    """Where little more crosses than at `a` and `b`, but for what crosses both."""
+    both = set(flow.crossing[a]) & set(flow.crossing[b])
+    limit = _MANY_MORE * max(_num_bytes(flow, a, both), _num_bytes(flow, b, both))
+    return [position for position in inside if _num_bytes(flow, position, both) < limit]
+
+
+def layer_names(flow: Flow, starts: Sequence[int]) -> list[tuple[str, tuple[str, ...]]]:
+    """Per layer its name and the modules that begin with it."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for place, node in enumerate(flow.compute):
+        for path in flow.trace.modules.get(node, ()):
+            first.setdefault(path, place)
+            last[path] = place
+    named = []
+    for start, end in pairwise((*starts, len(flow.compute))):
+        own = range(start, end)
+        # What needs no weights may stand before the module that the layer begins with.
+        weights = (i for i in own if flow.trace.reads(flow.compute[i]))
+        head = next(weights, start)
+        modules = tuple(
+            path
+            for place in (head, *range(start, head))
+            for path in flow.trace.modules.get(flow.compute[place], ())
+            if first[path] == place
+        )
+        whole = sorted((x for x in modules if last[x] < end), key=_depth_of)
+        named.append((_name(flow, flow.compute[start], modules, whole), modules))
+    return named
+
+
+def used_state(flow: Flow, starts: Sequence[int]) -> list[set[str]]:
+    """Per layer, the first names of the parameters and buffers it uses."""
+    ends = (*starts[1:], len(flow.compute))
+    return [
+        {x for node in flow.compute[start:end] for x in flow.trace.reads(node)}
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def with_unused(state: State, used: Sequence[set[str]]) -> list[set[str]]:
+    """Give what no layer uses to the layer that has most of its module path."""
+    homes = [set(names) for names in used]
+    unused = state.tensors.keys() - set().union(*used)
+    for name in sorted(unused):
+        homes[_nearest(name, used)].add(name)
+    return homes
+
+
+def _nearest(name: str, used: Sequence[set[str]]) -> int:
+    shared = [max((_num_shared(name, x) for x in names), default=0) for names in used]
+    return shared.index(max(shared))
+
+
+def _num_shared(a: str, b: str) -> int:
+    """How many modules two names have in common, from the outermost."""
+    pairs = zip(a.split(".")[:-1], b.split(".")[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _weighty(flow: Flow) -> list[int]:
+    """The places of the calls that multiply by a matrix or look something up in one.
+
+    A norm's vectors weigh nothing, nor does adding a parameter to something.
+    """
+    trace = flow.trace
+    of_weights: set[fx.Node] = set()  # views of parameters and the like
+    found = []
+    for place, node in enumerate(flow.compute):
+        inputs = node.all_input_nodes
+        if all(trace.is_state(x) or x in of_weights for x in inputs):
+            of_weights.add(node)
+        matrices = [x for x in trace.reads(node) if trace.state.tensors[x].dim() > 1]
+        has_matrix = any(map(trace.state.is_parameter, matrices))
+        if (has_matrix or of_weights.intersection(inputs)) and not _is_light(node):
+            found.append(place)
+    return found
+
+
+def _is_light(node: fx.Node) -> bool:
+    """Whether a call only rearranges, or does a little for each element."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return target is operator.getitem
+    is_pointwise = torch.Tag.pointwise in target.tags
+    is_joining = target.namespace == "aten" and target._opname in ("cat", "stack")
+    return is_pointwise or is_joining or target.is_view
+
+
+def _cost(flow: Flow, position: int) -> tuple[int, int, int, int]:
+    """Fewest tensors, then the outermost module's border, fewest bytes, the latest."""
+    before, after = flow.compute[position - 1 : position + 1]
+    return (
+        len(flow.crossing[position]),
+        _depth(flow, before, after),
+        _num_bytes(flow, position),
+        -position,
+    )
+
+
+def _num_bytes(flow: Flow, position: int, but: Container[fx.Node] = ()) -> int:
+    values = (flow.seen(node) for node in flow.crossing[position] if node not in but)
+    return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)
+
+
+def _depth(flow: Flow, a: fx.Node, b: fx.Node) -> int:
+    """How many modules both are inside of."""
+    left, right = flow.trace.modules.get(a, ()), flow.trace.modules.get(b, ())
+    return len(set(left) & set(right))
+
+
+def _name(
+    flow: Flow, node: fx.Node, modules: tuple[str, ...], whole: Sequence[str]
+) -> str:
+    """Blocks of a list have the best names; then whole modules; then what begins."""
+    numbered = [path for path in modules if _last_part(path).isdigit()]
+    for names in (numbered, whole, modules[-1:]):
+        if names:
+            return names[0]
+    return ".".join(filter(None, (flow.trace.path_of(node), node.name)))
+
+
+def _depth_of(path: str) -> int:
+    return path.count(".")
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition(".")[2].partition(_BY_CALL)[0]

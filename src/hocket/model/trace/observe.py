@@ -1,0 +1,213 @@
+"""Watch a trace run once: shapes, gradients, shared memory, writes and random numbers.
+
+The run is on fake tensors: they have shapes and an autograd graph but no data, so it
+costs no memory, computes nothing and changes nothing. A module whose Python code
+looks at the data cannot run so; then the real ones run, and what they changed is put
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hocket.model.trace.example import Example
+from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import State
+from hocket.model.trace.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a tensor that was seen.
+
+    Args:
+        shape: with the example's number of samples.
+        dtype: its type.
+        requires_grad: whether a gradient flows back through it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one node did.
+
+    Args:
+        structure: what it returned, with `Seen` in the place of tensors.
+        makes: the memory that what it returned lives in.
+        touches: the same, and the memory of its inputs.
+        writes: the part of it that the node changed.
+        is_random: whether it drew random numbers.
+    """
+
+    structure: Any
+    makes: frozenset[int]
+    touches: frozenset[int]
+    writes: frozenset[int]
+    is_random: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One run of a trace.
+
+    Args:
+        facts: what each call did.
+        memory: where the batch, parameters and buffers live, by node.
+    """
+
+    facts: Mapping[fx.Node, Facts]
+    memory: Mapping[fx.Node, frozenset[int]]
+
+
+def observe(trace: Trace, example: Example, *, real: bool = False) -> Observation:
+    """Run a trace once and say what each node did.
+
+    Args:
+        trace: one mode of a model.
+        example: what to run it on.
+        real: run on the model's own tensors instead of fake ones.
+    """
+    if real:
+        with kept(trace.state):
+            return _Run(trace, example, dict(trace.state.tensors), real=True).all()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    example = example.mapped(fake.from_tensor)
+    state = {name: fake.from_tensor(x) for name, x in trace.state.tensors.items()}
+    with fake:
+        return _Run(trace, example, state, real=False).all()
+
+
+class _Run:
+    """One run; every value is kept, so that no memory is used twice."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        example: Example,
+        state: Mapping[str, Tensor],
+        *,
+        real: bool,
+    ) -> None:
+        self.trace = trace
+        self.state = state
+        self.real = real
+        self.random = _RandomWatch()
+        self.values: dict[fx.Node, Any] = {trace.num_samples: example.num_samples}
+        for node, position in trace.leaf_of.items():
+            self.values[node] = example.leaves[position]
+
+    def all(self) -> Observation:
+        facts = {}
+        with torch.enable_grad(), self.random:
+            for node in self.trace.graph.nodes:
+                if node.op == "get_attr":
+                    self.values[node] = self._attribute(str(node.target))
+                elif node.op.startswith("call"):
+                    facts[node] = self._call(node)
+        memory = {
+            node: frozenset(map(_memory, tensors_in(value)))
+            for node, value in self.values.items()
+            if node not in facts
+        }
+        return Observation(facts, memory)
+
+    def _attribute(self, target: str) -> Any:
+        if target in self.state:
+            return self.state[target]
+        return self.trace.objects[target]
+
+    def _call(self, node: fx.Node) -> Facts:
+        value_of = self.values.__getitem__
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+        inputs = tensors_in((args, kwargs))
+        versions = [x._version for x in inputs]
+        self.random.seen = False
+        out = self._function(node)(*args, **kwargs)
+        self.values[node] = out
+        outputs = tensors_in(out)
+        pairs = zip(inputs, versions, strict=True)
+        written = [x for x, version in pairs if x._version != version]
+        return Facts(
+            pytree.tree_map_only(Tensor, _seen, out),
+            frozenset(map(_memory, outputs)),
+            frozenset(map(_memory, [*inputs, *outputs])),
+            frozenset(map(_memory, written)),
+            self.random.seen,
+        )
+
+    def _function(self, node: fx.Node) -> Callable[..., Any]:
+        if node.op == "call_function":
+            assert callable(node.target)
+            return node.target
+        module = self.trace.objects[str(node.target)]
+        assert isinstance(module, nn.Module)
+        if self.real:
+            return module
+        path = self.trace.path_of(node)
+        own = [*module.named_parameters(), *module.named_buffers()]
+        first = self.trace.state.first_name
+        fakes = {name: self.state[first[f"{path}.{name}"]] for name, _ in own}
+        return lambda *args, **kwargs: torch.func.functional_call(
+            module, fakes, args, kwargs
+        )
+
+
+class _RandomWatch(TorchDispatchMode):
+    """Notices operators that draw random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.seen |= not _has_no_dropout(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _has_no_dropout(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether all that could be random is a dropout of 0, as in attention."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p", 0.0) == 0.0)
+
+
+def _seen(tensor: Tensor) -> Seen:
+    return Seen(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def kept(state: State) -> Iterator[None]:
+    """Leave buffers and random numbers as they were."""
+    with torch.random.fork_rng():
+        before = {
+            name: tensor.detach().clone()
+            for name, tensor in state.tensors.items()
+            if not state.is_parameter(name)
+        }
+        try:
+            yield
+        finally:
+            for name, tensor in before.items():
+                state.tensors[name].detach().copy_(tensor)

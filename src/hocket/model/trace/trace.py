@@ -1,0 +1,71 @@
+"""A model's work as one list of nodes, in the order in which the model does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from hocket.model.trace.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One mode (training or evaluation) of a model, as a graph of calls.
+
+    The graph's nodes are of five kinds only:
+
+        placeholder     a tensor of the batch, or `num_samples`
+        get_attr        a parameter or buffer by its first name, or one of `objects`
+        call_function   one operator
+        call_module     one module, run as it is; its target is one of `objects`
+        output          the flat list of the model's outputs
+
+    Args:
+        graph: the nodes.
+        state: the model's parameters and buffers.
+        objects: modules, inner graphs and constant tensors, by target.
+        leaf_of: the position in the batch of each placeholder but `num_samples`.
+        num_samples: stands for the size of the batch wherever the graph computes with
+            it.
+        modules: the paths of the modules that each call happens in, outermost first.
+        out_spec: puts the outputs back into the model's own structure.
+    """
+
+    graph: fx.Graph
+    state: State
+    objects: Mapping[str, Any]
+    leaf_of: Mapping[fx.Node, int]
+    num_samples: fx.Node
+    modules: dict[fx.Node, tuple[str, ...]]
+    out_spec: pytree.TreeSpec
+
+    @property
+    def calls(self) -> tuple[fx.Node, ...]:
+        """The nodes that compute, in order."""
+        kinds = ("call_function", "call_module")
+        return tuple(node for node in self.graph.nodes if node.op in kinds)
+
+    @property
+    def output(self) -> fx.Node:
+        """The last node."""
+        return self.graph.output_node()
+
+    def is_state(self, node: fx.Node) -> bool:
+        """Whether a node reads a parameter or buffer."""
+        return node.op == "get_attr" and node.target in self.state.tensors
+
+    def reads(self, node: fx.Node) -> tuple[str, ...]:
+        """The first names of the parameters and buffers that a node reads."""
+        if node.op == "call_module":
+            return self.state.below(self.path_of(node))
+        names = (str(arg.target) for arg in node.all_input_nodes if self.is_state(arg))
+        return tuple(dict.fromkeys(names))
+
+    def path_of(self, node: fx.Node) -> str:
+        """The innermost module that a node belongs to."""
+        paths = self.modules.get(node, ())
+        return paths[-1] if paths else ""

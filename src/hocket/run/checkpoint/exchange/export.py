@@ -1,0 +1,268 @@
+"""Take the weights out of a checkpoint, for other programs.
+
+    safetensors   one file, or several with an index.json where it would be too large
+    hf            a folder that `from_pretrained` of transformers reads
+    pt            a torch state dict, with every name of a tied weight
+    dcp           torch.distributed.checkpoint
+
+Every tensor is compared with its hash on the way. What is written is there as a whole
+or not at all, and nothing is written over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+import torch
+from torch import Tensor
+
+from hocket.errors import CheckpointError
+from hocket.run.checkpoint.format.durable import remove_folder, sync_folder, write_file
+from hocket.run.checkpoint.format.folder import find
+from hocket.run.checkpoint.format.manifest import MANIFEST, Section
+from hocket.run.checkpoint.format.opened import (
+    Opened,
+    Place,
+    check_pointer,
+    open_checkpoint,
+)
+from hocket.run.checkpoint.format.read import read_tensor
+from hocket.run.checkpoint.format.tensor_file import Source, write_tensors
+
+MAX_FILE_BYTES: Final = 5 * 10**9  # as the Hugging Face hub wants them
+
+
+class Format(Enum):
+    """What other programs read."""
+
+    SAFETENSORS = "safetensors"
+    HUGGING_FACE = "hf"
+    TORCH = "pt"
+    DISTRIBUTED = "dcp"
+
+
+def export(
+    checkpoint: str | Path,
+    target: str | Path,
+    format: Format = Format.SAFETENSORS,  # noqa: A002  (it is the word for it)
+    *,
+    step: int | str = "latest",
+    averaged: bool = False,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> list[Path]:
+    """Write a checkpoint's weights as other programs read them.
+
+    Args:
+        checkpoint: of a run's checkpoints, or one of them.
+        target: a file (safetensors, pt) or a folder (hf, dcp), not there yet.
+        format: which.
+        step: of the checkpoint, where the folder has several.
+        averaged: the averaged weights in the place of the trained ones.
+        max_file_bytes: a safetensors file with more is written as several.
+
+    Returns:
+        The files, or the folder.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it does not hold what was asked
+            for, or the target exists or cannot be written.
+        DamagedError: it is not what was saved.
+    """
+    target = Path(target)
+    opened = open_one(checkpoint, step)
+    places = _places(opened, averaged=averaged)
+    if target.exists():
+        raise CheckpointError(f"{target} exists already: give another name")
+    try:
+        match format:
+            case Format.SAFETENSORS:
+                return _safetensors(places, opened, target, max_file_bytes)
+            case Format.HUGGING_FACE:
+                return _hugging_face(places, opened, target, max_file_bytes)
+            case Format.TORCH:
+                return _torch(places, opened, target)
+            case Format.DISTRIBUTED:
+                return _distributed(places, opened, target)
+            case _:
+                assert_never(format)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {target}: {error.strerror}") from error
+
+
+def read_weights(
+    checkpoint: str | Path, *, step: int | str = "latest", averaged: bool = False
+) -> dict[str, Tensor]:
+    """A checkpoint's weights and buffers as a state dict, tied ones under all names.
+
+    Raises:
+        CheckpointError: as for `export`.
+        DamagedError: likewise.
+    """
+    opened = open_one(checkpoint, step)
+    return _state_dict(_places(opened, averaged=averaged), opened)
+
+
+def open_one(checkpoint: str | Path, step: int | str = "latest") -> Opened:
+    """The checkpoint at a path, or the one of a step in the folder there.
+
+    Raises:
+        CheckpointError: there is none.
+        DamagedError: it is not what was saved.
+    """
+    path = Path(checkpoint)
+    if not (path / MANIFEST).exists():
+        path = find(path, step)
+    check_pointer(path)
+    return open_checkpoint(path)
+
+
+def _places(opened: Opened, *, averaged: bool) -> dict[str, Place]:
+    places = opened.places(Section.WEIGHTS)
+    if averaged:
+        if not opened.manifest.run.has_averages:
+            raise CheckpointError(f"{opened.path} holds no averaged weights")
+        places |= opened.places(Section.AVERAGED)
+    return places
+
+
+def _state_dict(places: Mapping[str, Place], opened: Opened) -> dict[str, Tensor]:
+    state = {name: read_tensor(place, name) for name, place in places.items()}
+    for first, others in opened.manifest.run.ties.items():
+        if first in state:
+            state |= dict.fromkeys(others, state[first])
+    return state
+
+
+def _safetensors(
+    places: Mapping[str, Place], opened: Opened, target: Path, max_file_bytes: int
+) -> list[Path]:
+    """`model.safetensors`, or `model-00001-of-00002.safetensors` ... and an index."""
+    groups = list(_split(places, max_file_bytes))
+    if len(groups) == 1:
+        names = [target.name]
+    else:
+        stem, count = target.name.removesuffix(".safetensors"), len(groups)
+        names = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in _from_1(count)]
+    ties = opened.manifest.run.ties.items()
+    metadata = {other: first for first, others in ties for other in others}
+    files = []
+    for name, group in zip(names, groups, strict=True):
+        sources = {key: _source(key, place) for key, place in group.items()}
+        own = {other: first for other, first in metadata.items() if first in group}
+        path = target.with_name(name)
+        temporary = path.with_name(f".{name}.new")
+        temporary.unlink(missing_ok=True)
+        try:
+            write_tensors(temporary, Section.WEIGHTS, sources, own)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        files.append(path)
+    if len(groups) > 1:
+        index = target.with_name(f"{stem}.safetensors.index.json")
+        write_file(index, _index(names, groups))
+        files.append(index)
+    sync_folder(target.absolute().parent)
+    return files
+
+
+def _index(names: list[str], groups: list[dict[str, Place]]) -> bytes:
+    sizes = [place.record.num_bytes for group in groups for place in group.values()]
+    weight_map = {
+        key: name for name, group in zip(names, groups, strict=True) for key in group
+    }
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+    return json.dumps(index, indent=2).encode()
+
+
+def _hugging_face(
+    places: Mapping[str, Place], opened: Opened, target: Path, max_file_bytes: int
+) -> list[Path]:
+    config = opened.manifest.run.config
+    if config is None:
+        raise CheckpointError(
+            f"{opened.path} is of a model without a transformers config: only models "
+            "of that library become such a folder; take safetensors"
+        )
+
+    def write(folder: Path) -> None:
+        _safetensors(places, opened, folder / "model.safetensors", max_file_bytes)
+        write_file(folder / "config.json", json.dumps(config, indent=2).encode())
+
+    return _as_folder(target, write)
+
+
+def _torch(places: Mapping[str, Place], opened: Opened, target: Path) -> list[Path]:
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        torch.save(_state_dict(places, opened), temporary)
+        os.replace(temporary, target)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError):  # torch's own for a full disk
+            raise CheckpointError(f"cannot write {target}: {error}") from error
+        raise
+    return [target]
+
+
+def _distributed(
+    places: Mapping[str, Place], opened: Opened, target: Path
+) -> list[Path]:
+    import torch.distributed.checkpoint as dcp
+
+    state: dict[str, Any] = dict(_state_dict(places, opened))
+
+    def write(folder: Path) -> None:
+        with warnings.catch_warnings():  # it warns that one process is all there is
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+
+    return _as_folder(target, write)
+
+
+def _as_folder(target: Path, write: Any) -> list[Path]:
+    """Write into a folder of another name, and rename it when all is there."""
+    temporary = target.with_name(f".{target.name}.new")
+    remove_folder(temporary)
+    try:
+        temporary.mkdir(parents=True)
+        write(temporary)
+        sync_folder(temporary)
+        os.rename(temporary, target)
+    except BaseException:
+        remove_folder(temporary)
+        raise
+    sync_folder(target.absolute().parent)
+    return [target]
+
+
+def _split(
+    places: Mapping[str, Place], max_file_bytes: int
+) -> Iterator[dict[str, Place]]:
+    """Groups of at most so many bytes, or of one tensor that has more."""
+    group: dict[str, Place] = {}
+    size = 0
+    for name, place in places.items():
+        if group and size + place.record.num_bytes > max_file_bytes:
+            yield group
+            group, size = {}, 0
+        group[name] = place
+        size += place.record.num_bytes
+    yield group
+
+
+def _from_1(count: int) -> range:
+    return range(1, count + 1)
+
+
+def _source(name: str, place: Place) -> Source:
+    record = place.record
+    return Source(record.dtype, record.shape, partial(read_tensor, place, name))

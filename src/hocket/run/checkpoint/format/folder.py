@@ -1,0 +1,157 @@
+"""The folder of a run's checkpoints: their names, and which one is the newest."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hocket.errors import CheckpointError, DamagedError
+from hocket.run.checkpoint.format.manifest import MANIFEST
+
+LATEST: Final = "latest"
+_NAME: Final = re.compile(r"step-(\d{8,18})(?:\.\d{1,9})?")
+_POINTER: Final = re.compile(r"(step-[\d.]{8,30}) ([0-9a-f]{64})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What `latest` says.
+
+    Args:
+        name: of the newest complete checkpoint.
+        sha256: of its manifest, so that a changed digit does not name another.
+    """
+
+    name: str
+    sha256: str
+
+    @property
+    def text(self) -> str:
+        """As it stands in the file."""
+        return f"{self.name} {self.sha256}\n"
+
+
+def pointer(folder: Path) -> Pointer | None:
+    """What `latest` says, or nothing where nothing was saved yet.
+
+    Raises:
+        DamagedError: it is not what was written.
+    """
+    path = folder / LATEST
+    try:
+        content = path.read_bytes()[:200]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from error
+    found = _POINTER.fullmatch(content.decode(errors="replace"))
+    if found is None:
+        raise DamagedError(
+            f"{path} is damaged: it should name a checkpoint and the hash of its "
+            f"manifest. {_others(folder)}"
+        )
+    return Pointer(found[1], found[2])
+
+
+def newest(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint of a folder, or None where there is none yet.
+
+    For runs that may be started again: load it if it is there.
+
+    Raises:
+        DamagedError: `latest` is not what was written, or what it names is gone.
+    """
+    folder = Path(folder)
+    found = pointer(folder)
+    if found is None:
+        return None
+    if not (folder / found.name).is_dir():
+        raise DamagedError(
+            f"{folder / LATEST} names {found.name}, which is not there. "
+            f"{_others(folder)}"
+        )
+    return folder / found.name
+
+
+def saved(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, in the order in which they were saved.
+
+    Only their names and numbers are looked at; one whose manifest cannot be read comes
+    first.
+    """
+    found = [path for path in _entries(folder) if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (number_of(path), path.name))
+
+
+def number_of(path: Path) -> int:
+    """How many were saved before this one; -1 where its manifest does not say."""
+    try:
+        number = json.loads((path / MANIFEST).read_bytes())["number"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return -1
+    return number if isinstance(number, int) else -1
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name gives; -1 if it is none's name."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def find(folder: Path, step: int | str) -> Path:
+    """The checkpoint that the user asks for.
+
+    Args:
+        folder: of all of them.
+        step: "latest", or a number of steps; the last saved where several have it.
+
+    Raises:
+        CheckpointError: there is none; lists those that there are.
+        DamagedError: `latest` is not what was written.
+    """
+    if step == LATEST:
+        found = newest(folder)
+        if found is None:
+            raise CheckpointError(f"no checkpoint in {folder}. {_others(folder)}")
+        return found
+    if not isinstance(step, int):
+        raise CheckpointError(f"step={step!r}: 'latest', or a number of steps")
+    matching = [path for path in saved(folder) if step_of(path) == step]
+    if not matching:
+        raise CheckpointError(f"no checkpoint of step {step}. {_others(folder)}")
+    return matching[-1]
+
+
+def previous(folder: Path, than: Path | None) -> list[Path]:
+    """Those saved before one, the newest of them first; all if that one is None."""
+    every = saved(folder)[::-1]
+    return every[every.index(than) + 1 :] if than in every else every
+
+
+def free_name(folder: Path, step: int) -> str:
+    """A name for a new checkpoint: nothing that exists is ever written over."""
+    name = f"step-{step:08d}"
+    taken = {path.name for path in _entries(folder)}
+    number = 0
+    free = name
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    return free
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _others(folder: Path) -> str:
+    names = [path.name for path in saved(folder)]
+    if not names:
+        return f"Nothing was saved in {folder.absolute()}"
+    return f"{folder.absolute()} has {', '.join(names[-5:])}: ask for one by its step"

@@ -1,0 +1,230 @@
+"""A checkpoint whose manifest and parts are read and checked against their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hocket.errors import CheckpointError, DamagedError
+from hocket.run.checkpoint.format.folder import pointer, step_of
+from hocket.run.checkpoint.format.manifest import (
+    MANIFEST,
+    MANIFEST_HASH,
+    Manifest,
+    Part,
+    Section,
+    TensorFile,
+    TensorRecord,
+    from_json,
+)
+
+SLICE_BYTES: Final = 4 * 2**20  # read and hashed at once: fits a cache
+_MAX_JSON_BYTES: Final = 512 * 2**20
+# Neither a link out of the folder nor a pipe on which opening would wait.
+_OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of a tensor are.
+
+    Args:
+        path: of the file.
+        begin: the first byte.
+        record: what is there.
+    """
+
+    path: Path
+    begin: int
+    record: TensorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint, read but for its tensors.
+
+    Args:
+        path: of its folder.
+        manifest: checked against its hash.
+        parts: by rank, likewise.
+    """
+
+    path: Path
+    manifest: Manifest
+    parts: tuple[Part, ...]
+
+    def files(self, section: Section) -> Iterator[tuple[Part, TensorFile]]:
+        """The tensor files of one section, by rank."""
+        for part in self.parts:
+            for file in part.files:
+                if file.section is section:
+                    yield part, file
+
+    def places(self, section: Section) -> dict[str, Place]:
+        """Every tensor of a section, by name."""
+        return {
+            name: Place(self.path / file.name, begin, record)
+            for _, file in self.files(section)
+            for name, record, begin in file.places()
+        }
+
+
+def open_checkpoint(path: Path) -> Opened:
+    """Read manifest and parts, and see that all files are there in full length.
+
+    Raises:
+        DamagedError: something is missing, too short, or not what was written.
+        CheckpointError: it is no checkpoint.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no folder, so no checkpoint")
+    opened = read_checkpoint(path)
+    step = opened.manifest.run.step
+    if step != step_of(path):
+        raise DamagedError(
+            f"{path / MANIFEST} is of step {step}: it belongs to another checkpoint, "
+            "or the folder was renamed"
+        )
+    return opened
+
+
+def read_checkpoint(path: Path) -> Opened:
+    """The same, whatever the folder's name.
+
+    Raises:
+        DamagedError: something is missing, too short, or not what was written.
+    """
+    content = _checked(path / MANIFEST, _expected(path), MANIFEST_HASH)
+    manifest = from_json(Manifest, content, path / MANIFEST)
+    parts = tuple(
+        from_json(Part, _checked(path / x.name, x.sha256, MANIFEST), path / x.name)
+        for x in manifest.parts
+    )
+    for part in parts:
+        for file in part.files:
+            _check_file(path / file.name, file, path / part.name)
+    return Opened(path, manifest, parts)
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[int]:
+    """Open a regular file of a checkpoint for reading.
+
+    Raises:
+        DamagedError: it is missing, or is no regular file.
+    """
+    try:
+        handle = os.open(path, _OPEN)
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DamagedError(f"{path} is no regular file")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def hash_range(
+    handle: int, begin: int, num_bytes: int, path: Path, into: memoryview | None = None
+) -> str:
+    """The SHA-256 of some bytes of a file, which are kept where the caller says.
+
+    Args:
+        handle: of the file.
+        begin: the first byte.
+        num_bytes: how many.
+        path: for errors.
+        into: as long as that; without it, nothing is kept.
+
+    Raises:
+        DamagedError: the file ends before, or cannot be read.
+    """
+    digest = hashlib.sha256()
+    kept = memoryview(bytearray(min(SLICE_BYTES, num_bytes))) if into is None else into
+    done = 0
+    while done < num_bytes:
+        size = min(SLICE_BYTES, num_bytes - done)
+        target = kept[:size] if into is None else kept[done : done + size]
+        try:
+            got = os.preadv(handle, [target], begin + done)
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}") from error
+        if got == 0:
+            raise DamagedError(f"{path} ends after {begin + done:,} bytes")
+        digest.update(target[:got])
+        done += got
+    return digest.hexdigest()
+
+
+def damaged_tensor(place: Place, name: str) -> DamagedError:
+    """What to say of a tensor whose bytes do not match its hash."""
+    last = place.begin + place.record.num_bytes
+    return DamagedError(
+        f"{place.path} is damaged: the bytes {place.begin:,} to {last:,} ({name}) are "
+        "not those that were saved (SHA-256)"
+    )
+
+
+def _expected(path: Path) -> str:
+    """The hash that the manifest should have, from both places that tell it."""
+    hash_path = path / MANIFEST_HASH
+    with open_file(hash_path) as handle:
+        content = os.read(handle, 200)
+    told, _, rest = content.decode(errors="replace").partition(" ")
+    if rest != f" {MANIFEST}\n":
+        raise DamagedError(f"{hash_path} is damaged: not `<hash>  {MANIFEST}`")
+    return told
+
+
+def check_pointer(path: Path) -> None:
+    """See that `latest`, where it names this checkpoint, means what is there now.
+
+    Raises:
+        DamagedError: it does not.
+    """
+    found = pointer(path.parent)
+    if found is not None and found.name == path.name:
+        told = _expected(path)
+        if told != found.sha256:
+            raise DamagedError(
+                f"{path.parent / 'latest'} names {path.name} with the hash "
+                f"{found.sha256[:12]}..., but {path / MANIFEST_HASH} says "
+                f"{told[:12]}...: one of them is damaged"
+            )
+
+
+def _checked(path: Path, sha256: str, told_by: str) -> bytes:
+    with open_file(path) as handle:
+        size = os.fstat(handle).st_size
+        if size > _MAX_JSON_BYTES:
+            raise DamagedError(f"{path} has {size:,} bytes: too many for what it is")
+        content = bytearray(size)
+        found = hash_range(handle, 0, size, path, memoryview(content))
+    if found != sha256:
+        raise DamagedError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}..., where {told_by} says "
+            f"{sha256[:12]}..."
+        )
+    return bytes(content)
+
+
+def _check_file(path: Path, file: TensorFile, told_by: Path) -> None:
+    with open_file(path) as handle:
+        size = os.fstat(handle).st_size
+        if size != file.num_bytes:
+            raise DamagedError(
+                f"{path} has {size:,} bytes, where {told_by.name} says "
+                f"{file.num_bytes:,}"
+            )
+        if hash_range(handle, 0, file.header_bytes, path) != file.header_sha256:
+            raise DamagedError(
+                f"{path} is damaged: its first {file.header_bytes:,} bytes are not "
+                "those that were saved (SHA-256)"
+            )

@@ -1,0 +1,49 @@
+"""Which checkpoints stay: the newest that are whole."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from hocket.run.checkpoint.format.durable import remove_folder
+from hocket.run.checkpoint.format.folder import newest, saved
+from hocket.run.checkpoint.format.verify import is_whole
+
+log = logging.getLogger(__name__)
+
+
+def prune(folder: Path, keep: int | None) -> list[str]:
+    """Remove all but the newest `keep` checkpoints that are whole.
+
+    What `latest` names stays in any case. A broken one is removed only when `keep`
+    whole ones were saved after it.
+
+    Args:
+        folder: of the checkpoints; only the holder of its lock may call this.
+        keep: at least 1; None for all.
+
+    Returns:
+        The names of those removed.
+    """
+    if keep is None:
+        return []
+    latest = newest(folder)
+    removed = []
+    num_whole = 0
+    for path in saved(folder)[::-1]:
+        if num_whole < keep or path == latest:
+            num_whole += is_whole(path)
+            continue
+        retire(path)
+        removed.append(path.name)
+    if removed:
+        log.info("removed older checkpoints: %s", ", ".join(removed))
+    return removed
+
+
+def retire(path: Path) -> None:
+    """Remove one; half removed, it has no checkpoint's name any more."""
+    grave = path.with_name(f".{path.name}.old")
+    remove_folder(grave)
+    path.rename(grave)
+    remove_folder(grave)

@@ -1,0 +1,124 @@
+"""Write a safetensors file, hashing each tensor as its bytes go by.
+
+    8 bytes: length of the JSON │ JSON, padded to 8 │ tensors, one after the other
+
+Nothing is copied: a contiguous tensor on the CPU goes to the file from where it is.
+Hashing and writing let other threads run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hocket.errors import CheckpointError
+from hocket.run.checkpoint.format.dtypes import name_of
+from hocket.run.checkpoint.format.durable import new_file, write_all
+from hocket.run.checkpoint.format.manifest import (
+    Section,
+    TensorFile,
+    TensorRecord,
+)
+
+SLICE_BYTES: Final = 4 * 2**20  # hashed, and written while the cache still has it
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor to be written: its form is known before its content is needed.
+
+    Args:
+        dtype: as safetensors names it.
+        shape: of the tensor.
+        read: gives it when its turn comes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Source:
+        """A tensor that is there already.
+
+        Raises:
+            CheckpointError: it is of a kind that safetensors cannot hold.
+        """
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise CheckpointError(
+                f"{name} is a sparse or quantized tensor, which safetensors cannot hold"
+            )
+        dtype = name_of(tensor.dtype, name)
+        return cls(dtype, tuple(tensor.shape), lambda: tensor)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its content."""
+        return TensorRecord(self.dtype, self.shape, "").num_bytes
+
+
+def write_tensors(
+    path: Path,
+    section: Section,
+    sources: Mapping[str, Source],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    go_on: Callable[[], None] = lambda: None,
+) -> TensorFile:
+    """Write a new file and see that it is on disk.
+
+    Args:
+        path: of the file.
+        section: what it holds.
+        sources: the tensors, by name.
+        metadata: further facts for the header.
+        go_on: called now and then; whatever it raises ends the writing.
+
+    Raises:
+        OSError: the disk is full, or the like.
+    """
+    header = make_header(sources, {"format": "pt", **(metadata or {})})
+    records = {}
+    with new_file(path) as handle:
+        write_all(handle, header)
+        for name, source in sources.items():
+            digest = hashlib.sha256()
+            content = bytes_of(source.read())
+            for begin in range(0, len(content), SLICE_BYTES):
+                go_on()
+                piece = content[begin : begin + SLICE_BYTES]
+                digest.update(piece)
+                write_all(handle, piece)
+            records[name] = TensorRecord(source.dtype, source.shape, digest.hexdigest())
+    header_sha256 = hashlib.sha256(header).hexdigest()
+    return TensorFile(section, path.name, len(header), header_sha256, records)
+
+
+def make_header(sources: Mapping[str, Source], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the tensors."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begin = 0
+    for name, source in sources.items():
+        end = begin + source.num_bytes
+        entries[name] = {
+            "dtype": source.dtype,
+            "shape": list(source.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes in memory order: its own, where it is contiguous on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().data

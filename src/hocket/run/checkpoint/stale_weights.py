@@ -1,0 +1,121 @@
+"""Old weights, which delayed stages still read: which a run takes, and puts in place.
+
+    saved              w/2  w/1      before the last update but one, before the last
+    now   delay 2      w/2  w/1      the next step reads what it would have read
+          delay 1           w/1
+          delay 3  w/2 w/2  w/1      the oldest stands in for what is older
+          delay 0                    nobody reads any
+
+Of a weight that was not delayed when it was saved there is none: the newest stands in,
+as at the very beginning of a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import Tensor, nn
+
+from hocket.model.stages.outline import Outline
+from hocket.run.checkpoint.format.manifest import Section
+from hocket.run.checkpoint.format.opened import Opened, Place
+from hocket.run.checkpoint.weight_ages import by_age, form_checked, like, names_by_age
+from hocket.run.engine.plan import Plan
+from hocket.run.stage.runner import StageRunner
+
+
+def old_weights(
+    runners: Iterable[StageRunner], held: Collection[str]
+) -> dict[str, Tensor]:
+    """What some stages still read, by name and age; nothing is copied.
+
+    Args:
+        runners: of the stages.
+        held: the names of the weights whose old ones are wanted.
+    """
+    found: dict[str, Tensor] = {}
+    for runner in runners:
+        old = [] if runner.versions is None else runner.versions.old()
+        for name in old[0] if old else ():
+            if name in held:
+                found.update(by_age(name, [weights[name] for weights in old]))
+    return found
+
+
+def num_wanted(plan: Plan, outline: Outline, step: int) -> dict[str, int]:
+    """How many old ones of each delayed weight there are after so many steps.
+
+    One that stages share is as old in all of them.
+    """
+    tensors = outline.state.tensors.items()
+    trained = {name for name, x in tensors if x.requires_grad}
+    stages = plan.schedule.program.stages
+    wanted: dict[str, int] = {}
+    for stage, names in zip(stages, plan.state_names, strict=True):
+        for name in trained.intersection(names) if stage.delay else ():
+            wanted[name] = max(min(stage.delay, step), wanted.get(name, 0))
+    return wanted
+
+
+def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of which a stage may keep old ones."""
+    return {n: p for n, p in module.named_parameters() if p.requires_grad}
+
+
+def old_places(
+    opened: Opened, names: Mapping[str, str], wanted: Mapping[str, int]
+) -> dict[str, Place]:
+    """Where the old weights are that a run takes, by their names in the checkpoint.
+
+    Args:
+        opened: the checkpoint.
+        names: of the weights there, by the model's.
+        wanted: how many old ones of each, by the model's names.
+
+    Raises:
+        DamagedError: one is of another form than the weight itself.
+    """
+    weights, old = opened.places(Section.WEIGHTS), opened.places(Section.OLD)
+    found: dict[str, Place] = {}
+    for name, num in wanted.items():
+        stored = stored_names(old, names[name], num)
+        found |= form_checked(old, stored, weights[names[name]])
+    return found
+
+
+def put_old(
+    runner: StageRunner,
+    names: Mapping[str, str],
+    wanted: Mapping[str, int],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Give a stage its old weights; it has the newest already.
+
+    Args:
+        runner: of the stage.
+        names: of the weights in the checkpoint, by the model's.
+        wanted: how many old ones of each, by the model's names.
+        tensors: those that were read, by their names in the checkpoint.
+    """
+    if runner.versions is None:
+        return
+    trained = {n: p for n, p in trained_in(runner.module).items() if n in wanted}
+    num = max((wanted[name] for name in trained), default=0)
+    old: list[dict[str, Tensor]] = [{} for _ in range(num)]
+    for name, parameter in trained.items():
+        stored = stored_names(tensors, names[name], num)
+        values = [tensors[x] for x in stored] or [parameter.detach()] * num
+        for weights, value in zip(old, values, strict=True):
+            weights[name] = like(parameter, value)
+    runner.versions.set_old(old)
+
+
+def stored_names(known: Collection[str], name: str, num: int) -> list[str]:
+    """Where the last `num` old ones of a weight are, the oldest first.
+
+    Some are the same where fewer are known; there are none where none is known.
+    """
+    there = names_by_age(known, name)
+    if len(there) >= num:
+        return there[len(there) - num :]
+    return there[:1] * (num - len(there)) + there

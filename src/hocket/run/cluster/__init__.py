@@ -1,0 +1,6 @@
+"""The processes of a job: who they are, where they run, how they find each other.
+
+Starts workers on one machine (`launch.py`), or joins a torchrun job (`world.py`);
+ranks, hosts, process groups, clocks, deadlines, and `hocket doctor`.
+Imports `run.diagnostics`. Begin with `world.py`.
+"""

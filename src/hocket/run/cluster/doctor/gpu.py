@@ -1,0 +1,163 @@
+"""GPUs: the driver, what torch can do with it, and who can read whose memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from hocket.draw.quantity import byte_size
+from hocket.run.cluster.doctor.finding import Finding, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU that torch can use.
+
+    Args:
+        name: as its maker calls it.
+        memory_bytes: that it has.
+    """
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Of one host.
+
+    Args:
+        driver: version of NVIDIA's kernel driver; empty if none is loaded.
+        torch: version.
+        cuda: that torch was built for; empty for a build without.
+        error: what torch says where it was built for GPUs and cannot use them.
+        devices: that torch can use.
+        apart: pairs of devices that cannot read each other's memory.
+    """
+
+    driver: str
+    torch: str
+    cuda: str
+    error: str
+    devices: tuple[Device, ...]
+    apart: tuple[tuple[int, int], ...]
+
+
+def probe_gpus() -> Gpus:
+    """Ask the kernel and torch."""
+    devices: list[Device] = []
+    apart: list[tuple[int, int]] = []
+    if torch.cuda.is_available():
+        numbers = range(torch.cuda.device_count())
+        for number in numbers:
+            found = torch.cuda.get_device_properties(number)
+            devices.append(Device(found.name, found.total_memory))
+        apart = [
+            (a, b)
+            for a in numbers
+            for b in numbers
+            if a != b and not torch.cuda.can_device_access_peer(a, b)
+        ]
+    return Gpus(
+        driver=driver_version(Path("/proc/driver/nvidia/version")),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda or torch.version.hip or "",
+        error="" if devices else _why_not(),
+        devices=tuple(devices),
+        apart=tuple(apart),
+    )
+
+
+def judge_gpus(gpus: Gpus, num_workers: int) -> Finding:
+    """Whether torch can use the GPUs that are there, one for each worker.
+
+    Args:
+        gpus: of this host.
+        num_workers: on this host.
+    """
+    numbers = asdict(gpus)
+    if not gpus.devices:
+        return _judge_none(gpus)
+    names = ", ".join(sorted({device.name for device in gpus.devices}))
+    least_bytes = min(device.memory_bytes for device in gpus.devices)
+    found = (
+        f"{len(gpus.devices)} x {names} with {byte_size(least_bytes)}, driver "
+        f"{gpus.driver or 'unknown'}, torch for CUDA {gpus.cuda}"
+    )
+    if num_workers > len(gpus.devices):
+        return Finding(
+            "GPU",
+            Verdict.FAIL,
+            f"{found}; but {num_workers} workers on this host",
+            f"--nproc-per-node {len(gpus.devices)}, or CUDA_VISIBLE_DEVICES= to train "
+            "on the CPU",
+            numbers,
+        )
+    return Finding("GPU", Verdict.OK, found, numbers=numbers)
+
+
+def judge_peer_access(gpus: Gpus) -> Finding:
+    """Whether messages between GPUs of one host take the short way."""
+    check = "peer access"
+    if len(gpus.devices) < 2:
+        return Finding(check, Verdict.OK, "no two GPUs on this host")
+    if not gpus.apart:
+        found = f"each of {len(gpus.devices)} GPUs reads the others' memory"
+        return Finding(check, Verdict.OK, found)
+    pairs = ", ".join(f"{a} of {b}" for a, b in gpus.apart[:6])
+    more = " ..." if len(gpus.apart) > 6 else ""
+    return Finding(
+        check,
+        Verdict.WARN,
+        f"these GPUs cannot read the memory of others: {pairs}{more}; their messages "
+        "go through the host's memory",
+        "`nvidia-smi topo -m` shows how they are connected; PCIe access control "
+        "(ACS, IOMMU) in the BIOS often forbids it; put stages that talk side by side",
+    )
+
+
+def _judge_none(gpus: Gpus) -> Finding:
+    """Why torch has no GPU to use, if there should be one."""
+    numbers = asdict(gpus)
+    if not gpus.driver:
+        found = "no GPU: no driver is loaded, so training runs on the CPU"
+        return Finding("GPU", Verdict.OK, found, numbers=numbers)
+    if not gpus.cuda:
+        return Finding(
+            "GPU",
+            Verdict.WARN,
+            f"driver {gpus.driver} is loaded, but torch {gpus.torch} was built without "
+            "CUDA: training runs on the CPU",
+            "install the build of torch for CUDA (pytorch.org shows the command)",
+            numbers,
+        )
+    return Finding(
+        "GPU",
+        Verdict.FAIL,
+        f"driver {gpus.driver} is loaded, but torch {gpus.torch} for CUDA {gpus.cuda} "
+        f"cannot use it: {gpus.error or 'it sees no device'}",
+        f"a driver that is new enough for CUDA {gpus.cuda}, or a torch for an older "
+        "one; in a container, `docker run --gpus all`; CUDA_VISIBLE_DEVICES must not "
+        "be empty",
+        numbers,
+    )
+
+
+def driver_version(path: Path) -> str:
+    """The version of NVIDIA's kernel module."""
+    if not path.exists():
+        return ""
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", path.read_text())
+    return found[1] if found else "of an unknown version"
+
+
+def _why_not() -> str:
+    """What torch says when it must use a GPU and cannot."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().split("\n", 1)[0]
+    return ""

@@ -1,0 +1,181 @@
+"""How fast each two workers add up what they have: over gloo, and over NCCL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from itertools import combinations, pairwise
+from statistics import median
+from typing import Final, cast
+
+import torch
+import torch.distributed as dist
+
+from hocket.draw.quantity import byte_size, seconds
+from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.world import World
+
+_MAX_PAIRS: Final = 64  # 12 workers, each with each; a pair takes half a second at most
+_SMALL_BYTES: Final = 2**16
+_LARGE_BYTES: Final = 2**24
+_LONG_S: Final = 0.1  # for one all-reduce
+_NUM_TRIES: Final = 3
+_PAIR_TIMEOUT_S: Final = 10.0
+_SLOW_SHARE: Final = 1 / 3  # of the median: another cable, or somebody else's traffic
+_SLOW_BYTES_PER_S: Final = 12.5e6  # 100 Mb/s: a model of 100 MB takes 8 s
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What two workers measured.
+
+    Args:
+        ranks: of both.
+        same_host: whether both are on one.
+        bytes_per_s: of an all-reduce of many bytes, each of which goes both ways.
+        latency_s: of an all-reduce of one number.
+        error: why they could not; empty if they could.
+    """
+
+    ranks: tuple[int, int]
+    same_host: bool
+    bytes_per_s: float
+    latency_s: float
+    error: str = ""
+
+
+def measure_links(world: World, device: torch.device) -> list[Link]:
+    """Every two workers add up, one pair after another. Every worker must call this.
+
+    Args:
+        world: all workers.
+        device: a CPU for gloo, a CUDA device for NCCL.
+    """
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    timeout = timedelta(seconds=min(_PAIR_TIMEOUT_S, world.timeout_s))
+    own: list[Link] = []
+    for pair in pairs_of(world.hosts):
+        group = dist.new_group(list(pair), timeout=timeout, backend=backend)
+        world.barrier(f"link {pair}")
+        if world.rank in pair:
+            link = _measure(world, cast(dist.ProcessGroup, group), pair, device)
+            own += [link] if world.rank == pair[0] else []
+    told = world.gather_json([asdict(link) for link in own], f"links over {backend}")
+    found = [Link(**one) for links in told for one in links]
+    return sorted(found, key=lambda link: tuple(link.ranks))
+
+
+def pairs_of(hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """Every two ranks; of many, each with the next, and each host with the next.
+
+    Args:
+        hosts: of each rank.
+    """
+    ranks = range(len(hosts))
+    pairs = list(combinations(ranks, 2))
+    if len(pairs) <= _MAX_PAIRS:
+        return pairs
+    firsts = sorted(hosts.index(host) for host in set(hosts))
+    some = {*pairwise(ranks), *pairwise(firsts)}
+    return sorted(some)[:_MAX_PAIRS]
+
+
+def judge_links(links: Sequence[Link], backend: str) -> Finding:
+    """Whether all can talk, and none is much slower than the others of its kind."""
+    check = f"all-reduce, {backend}"
+    numbers = {"links": [asdict(link) for link in links]}
+    broken = [link for link in links if link.error]
+    if broken:
+        first = broken[0]
+        return Finding(
+            check,
+            Verdict.FAIL,
+            f"{len(broken)} of {len(links)} pairs cannot: ranks {_both(first)}: "
+            f"{first.error}",
+            "look for a firewall between the hosts, and set GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME to the interface that connects them",
+            numbers,
+        )
+    kinds = {
+        kind: [link for link in links if link.same_host is same]
+        for kind, same in (("on one host", True), ("between hosts", False))
+    }
+    found = "; ".join(_summary(kind, ls) for kind, ls in kinds.items() if ls)
+    slow = [link for ls in kinds.values() for link in _slow(ls)]
+    if not slow:
+        return Finding(check, Verdict.OK, found, numbers=numbers)
+    worst = min(slow, key=lambda link: link.bytes_per_s)
+    return Finding(
+        check,
+        Verdict.WARN,
+        f"{found}; slow: {', '.join(_both(link) for link in slow[:6])}, at worst "
+        f"{byte_size(worst.bytes_per_s)}/s",
+        "compare with what the network should give; `ethtool` shows the link's speed, "
+        "GLOO_SOCKET_IFNAME chooses another interface; put stages that talk much on "
+        "one host",
+        numbers,
+    )
+
+
+def _measure(
+    world: World, group: dist.ProcessGroup, pair: tuple[int, int], device: torch.device
+) -> Link:
+    same_host = world.hosts[pair[0]] == world.hosts[pair[1]]
+    try:
+        latency_s = min(_rounds(torch.ones(1, device=device), group, 8))
+        num_bytes = _SMALL_BYTES
+        time_s = min(_rounds(_flat(num_bytes, device), group, _NUM_TRIES))
+        while num_bytes < _LARGE_BYTES and _both_see(time_s < _LONG_S, group, device):
+            num_bytes *= 4
+            time_s = min(_rounds(_flat(num_bytes, device), group, _NUM_TRIES))
+    except RuntimeError as error:
+        said = str(error).strip().split("\n", 1)[0]
+        return Link(pair, same_host, 0.0, 0.0, said)
+    return Link(pair, same_host, num_bytes / time_s, latency_s)
+
+
+def _rounds(
+    tensor: torch.Tensor, group: dist.ProcessGroup, num_rounds: int
+) -> Iterator[float]:
+    """Seconds of each all-reduce, after one that does not count."""
+    for number in range(num_rounds + 1):
+        begin_s = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        tensor.mul_(0.5)  # so that it stays what it was, and GPUs have come to an end
+        tensor[0].item()
+        if number:
+            yield time.perf_counter() - begin_s
+
+
+def _both_see(condition: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether both go on: each measures by its own clock."""
+    votes = torch.tensor([float(condition)], device=device)
+    dist.all_reduce(votes, group=group)
+    return votes.item() == 2.0
+
+
+def _flat(num_bytes: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(num_bytes // 4, device=device)
+
+
+def _slow(links: Sequence[Link]) -> list[Link]:
+    """Those that stand out among links of one kind, or are slow for any."""
+    usual = median(link.bytes_per_s for link in links) if links else 0.0
+    return [
+        link
+        for link in links
+        if link.bytes_per_s < max(_SLOW_SHARE * usual, _SLOW_BYTES_PER_S)
+    ]
+
+
+def _summary(kind: str, links: Sequence[Link]) -> str:
+    usual = median(link.bytes_per_s for link in links)
+    latency_s = median(link.latency_s for link in links)
+    pairs = f"{len(links)} pair{'s' * (len(links) > 1)}"
+    return f"{pairs} {kind} at {byte_size(usual)}/s, {seconds(latency_s)} at least"
+
+
+def _both(link: Link) -> str:
+    return f"{link.ranks[0]} and {link.ranks[1]}"

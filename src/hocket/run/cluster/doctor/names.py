@@ -1,0 +1,81 @@
+"""The host's name: torchrun tells the other hosts to look for it there."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.host import address_towards, interfaces, is_loopback
+
+_ELSEWHERE: Final = "192.0.2.1"  # kept free for documentation (RFC 5737)
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What the host's name means.
+
+    Args:
+        name: of the host.
+        resolved: the addresses that the name leads to, here.
+        error: why it leads nowhere; empty if it leads somewhere.
+        own: the addresses that this host has.
+        used: at which the other hosts of the job reach this one; on a job of one host,
+            and without a job, the one on its way out; empty if there is none.
+    """
+
+    name: str
+    resolved: tuple[str, ...]
+    error: str
+    own: tuple[str, ...]
+    used: str
+
+
+def probe_name(used: str = "") -> Naming:
+    """Look the name up as other programs do.
+
+    Args:
+        used: see `Naming`; where it is not known, the way out is looked up.
+    """
+    name, error = socket.gethostname(), ""
+    resolved: tuple[str, ...] = ()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        resolved = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    except OSError as refused:
+        error = str(refused)
+    own = tuple(address for _, address in interfaces())
+    return Naming(name, resolved, error, own, used or address_towards(_ELSEWHERE))
+
+
+def judge_name(naming: Naming) -> Finding:
+    """Whether others find this host under the name that it gives them."""
+    fault = _fault(naming)
+    leads_to = f"{naming.name} is {', '.join(naming.resolved) or 'nowhere'}"
+    if not fault:
+        return Finding("host name", Verdict.OK, leads_to, numbers=asdict(naming))
+    address = naming.used or "ADDRESS"
+    return Finding(
+        "host name",
+        Verdict.WARN,
+        f"{leads_to}: {fault}",
+        f"on several hosts, write `{address} {naming.name}` into /etc/hosts of each in "
+        f"place of what is there, or give torchrun --local-addr {address}",
+        asdict(naming),
+    )
+
+
+def _fault(naming: Naming) -> str:
+    """What is wrong with the name; empty if nothing is."""
+    if naming.error:
+        return f"it does not resolve ({naming.error})"
+    if all(is_loopback(address) for address in naming.own):
+        return ""  # this host has no network, so nobody looks for it
+    if all(is_loopback(address) for address in naming.resolved):
+        return "under it, other hosts look for this one on themselves"
+    if not set(naming.resolved) & set(naming.own):
+        return f"this host has other addresses ({', '.join(naming.own)})"
+    if naming.used and naming.used not in naming.resolved:
+        return f"the other hosts reach it at {naming.used}"
+    return ""

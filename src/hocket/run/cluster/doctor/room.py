@@ -1,0 +1,177 @@
+"""Whether there is room: in memory, in shared memory, and on the disk of the runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from hocket.draw.quantity import byte_size
+from hocket.run.cluster.doctor.finding import Finding, Verdict
+
+_MIB: Final = 2**20
+_GIB: Final = 2**30
+_SHARED: Final = Path("/dev/shm")
+_FEW_SHARED_BYTES: Final = 16 * _MIB
+_ENOUGH_SHARED_BYTES: Final = _GIB  # docker gives 64 MiB
+_FEW_DISK_BYTES: Final = 256 * _MIB
+_ENOUGH_DISK_BYTES: Final = 10 * _GIB  # some checkpoints
+_WORKER_BYTES: Final = 512 * _MIB  # a process with torch in it, and nothing else
+_ENOUGH_WORKER_BYTES: Final = 2 * _GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One file system.
+
+    Args:
+        path: a folder in it.
+        total_bytes: of it; 0 if the folder is not there.
+        free_bytes: that this user may still write.
+        num_free_files: that may still be made; -1 where they are not counted.
+        error: why nothing can be written; empty if something can, or nobody tried.
+    """
+
+    path: str
+    total_bytes: int
+    free_bytes: int
+    num_free_files: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of this host, or of the container that this is.
+
+    Args:
+        available_bytes: to new processes, without swapping.
+    """
+
+    available_bytes: int
+
+
+def probe_shared_memory() -> Space:
+    """Look at the file system of POSIX shared memory."""
+    return _space(_SHARED)
+
+
+def probe_disk(folder: Path) -> Space:
+    """Look at the disk of a folder, and write a file there.
+
+    Args:
+        folder: where runs are to go; its nearest parent, where it does not exist yet.
+    """
+    folder = folder.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    error = ""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as refused:
+        error = refused.strerror or str(refused)
+    return _space(folder, error)
+
+
+def probe_memory() -> Memory:
+    """The least of what the kernel and the control groups give."""
+    amounts = [_available_bytes(), *_group_bytes(Path("/sys/fs/cgroup"))]
+    return Memory(min(amounts))
+
+
+def judge_shared_memory(space: Space) -> Finding:
+    """Whether data loaders and NCCL have somewhere to put their batches."""
+    verdict = _verdict(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
+    found = f"{byte_size(space.free_bytes)} of {byte_size(space.total_bytes)} free"
+    if verdict is Verdict.OK:
+        return Finding("shared memory", verdict, found, numbers=asdict(space))
+    return Finding(
+        "shared memory",
+        verdict,
+        f"{found} in {space.path}; workers of data loaders end with a bus error where "
+        "it is full, NCCL does not start",
+        "`docker run --shm-size=8g`; elsewhere `mount -o remount,size=50% /dev/shm`, "
+        "and remove what lies there",
+        asdict(space),
+    )
+
+
+def judge_disk(space: Space) -> Finding:
+    """Whether a run can leave its files."""
+    verdict = _verdict(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
+    found = f"{byte_size(space.free_bytes)} free in {space.path}"
+    mend = "delete old checkpoints, keep fewer of them, or choose another folder"
+    if space.error:
+        verdict = Verdict.FAIL
+        found += f", but nothing can be written: {space.error}"
+        mend = "choose a folder that this user may write to (--folder, --run-dir)"
+    elif space.num_free_files == 0:
+        verdict, found = Verdict.FAIL, f"{found}, but no file can be made (inodes)"
+    mend = "" if verdict is Verdict.OK else mend
+    return Finding("disk", verdict, found, mend, asdict(space))
+
+
+def judge_memory(memory: Memory, num_workers: int) -> Finding:
+    """Whether the workers of this host fit into its memory at all.
+
+    Args:
+        memory: of this host.
+        num_workers: on this host.
+    """
+    share_bytes = memory.available_bytes // num_workers
+    verdict = _verdict(share_bytes, _WORKER_BYTES, _ENOUGH_WORKER_BYTES)
+    found = f"{byte_size(memory.available_bytes)} available"
+    if num_workers > 1:
+        found += f", {byte_size(share_bytes)} for each of {num_workers} workers"
+    mend = ""
+    if verdict is not Verdict.OK:
+        found += f"; torch alone takes about {byte_size(_WORKER_BYTES)} in each"
+        mend = "end other programs, start fewer workers, or give the container more"
+    return Finding("memory", verdict, found, mend, asdict(memory))
+
+
+def _verdict(has: int, few: int, enough: int) -> Verdict:
+    if has < few:
+        return Verdict.FAIL
+    return Verdict.WARN if has < enough else Verdict.OK
+
+
+def _space(path: Path, error: str = "") -> Space:
+    if not path.is_dir():
+        return Space(str(path), 0, 0, 0, "it does not exist")
+    told = os.statvfs(path)
+    return Space(
+        str(path),
+        told.f_blocks * told.f_frsize,
+        told.f_bavail * told.f_frsize,
+        told.f_favail if told.f_files else -1,
+        error,
+    )
+
+
+def _available_bytes() -> int:
+    """What the kernel says, which counts caches that it would give up."""
+    table = Path("/proc/meminfo")
+    for line in table.read_text().splitlines() if table.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group_bytes(root: Path) -> list[int]:
+    """What the control group of a container leaves, of either version."""
+    pairs = (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    )
+    left = []
+    for limit, used in pairs:
+        if (root / limit).is_file() and (root / used).is_file():
+            most = (root / limit).read_text().strip()
+            if most.isdigit():
+                left.append(int(most) - int((root / used).read_text()))
+    return left

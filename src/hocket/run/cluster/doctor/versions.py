@@ -1,0 +1,144 @@
+"""Whether the software is what hocket needs, and the same on every host."""
+
+from __future__ import annotations
+
+import locale
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from hocket import __version__
+from hocket.run.cluster.doctor.finding import Finding, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A package that hocket needs.
+
+    Args:
+        name: of the package.
+        least: the oldest version that will do; empty for any.
+        installed: the one that is there; empty if none is.
+    """
+
+    name: str
+    least: str
+    installed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Of what runs here.
+
+    Args:
+        hocket: its version.
+        torch: likewise.
+        python: likewise.
+        needed: the packages that hocket needs.
+        encoding: of text files that say none.
+    """
+
+    hocket: str
+    torch: str
+    python: str
+    needed: tuple[Needed, ...]
+    encoding: str
+
+
+def probe_versions() -> Versions:
+    """Ask the packages."""
+    return Versions(
+        hocket=__version__,
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        needed=tuple(_needed()),
+        encoding=locale.getpreferredencoding(do_setlocale=False),
+    )
+
+
+def judge_versions(versions: Versions) -> Finding:
+    """Whether all that hocket needs is there, and new enough."""
+    found = (
+        f"hocket {versions.hocket}, torch {versions.torch}, Python {versions.python}"
+    )
+    faults = [
+        f"{one.name} {one.installed or 'is missing'}"
+        + (f" (needs {one.least} or newer)" if one.least else "")
+        for one in versions.needed
+        if not one.installed or _numbers(one.installed) < _numbers(one.least)
+    ]
+    if not faults:
+        return Finding("versions", Verdict.OK, found, numbers=asdict(versions))
+    return Finding(
+        "versions",
+        Verdict.FAIL,
+        f"{found}; {', '.join(faults)}",
+        "`pip install --upgrade hocket` into the environment that runs",
+        asdict(versions),
+    )
+
+
+def judge_encoding(versions: Versions) -> Finding:
+    """Whether text is read as it was written."""
+    found = f"text files are {versions.encoding}"
+    if versions.encoding.replace("-", "").lower() == "utf8":
+        return Finding("encoding", Verdict.OK, found)
+    return Finding(
+        "encoding",
+        Verdict.WARN,
+        f"{found}; recipes, data and reports are UTF-8",
+        "PYTHONUTF8=1, or LANG=C.UTF-8",
+    )
+
+
+def judge_same_versions(told: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether all workers run the same software.
+
+    Args:
+        told: of each rank, `asdict(Versions)`.
+    """
+    check, first = "same versions", told[0]
+    for rank, other in enumerate(told):
+        for what in ("hocket", "torch", "python"):
+            if _numbers(str(other[what]))[:2] != _numbers(str(first[what]))[:2]:
+                return Finding(
+                    check,
+                    Verdict.WARN if what == "python" else Verdict.FAIL,
+                    f"{what} is {first[what]} at rank 0 and {other[what]} at rank "
+                    f"{rank}: messages and results may differ",
+                    f"install the same {what} on every host",
+                )
+    return Finding(check, Verdict.OK, f"all {len(told)} workers run the same")
+
+
+def _needed() -> list[Needed]:
+    try:
+        wanted = metadata.requires("hocket") or []
+    except metadata.PackageNotFoundError:  # run from its sources
+        return []
+    needed = []
+    for line in wanted:
+        if "extra ==" in line:
+            continue
+        found = re.match(r"([\w.-]+)(?:\s*>=\s*([\d.]+))?", line)
+        assert found is not None, line
+        needed.append(Needed(found[1], found[2] or "", _installed(found[1])))
+    return needed
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """A version's leading numbers: `2.13.0+cpu` is `(2, 13, 0)`."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()

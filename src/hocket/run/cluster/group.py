@@ -1,0 +1,126 @@
+"""Some of the workers, who add up and compare over torch.distributed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import WaitError
+from hocket.run.diagnostics.flight_recorder import NOBODY, OnWait
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Workers that do the same collective operations in the same order.
+
+    Args:
+        process_group: torch's.
+        ranks: of all members.
+        rank: this worker's.
+        timeout_s: after which a wait ends.
+        on_wait: told of waits.
+    """
+
+    process_group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    rank: int
+    timeout_s: float
+    on_wait: OnWait
+
+    def all_reduce(self, tensor: Tensor, what: str) -> dist.Work:
+        """Begin to replace a tensor by its sum over all members."""
+        with self._told(what):
+            work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+        return cast(dist.Work, work)
+
+    def all_gather(self, into: list[Tensor], own: Tensor, what: str) -> dist.Work:
+        """Begin to fill a list with every member's tensor."""
+        with self._told(what):
+            work = dist.all_gather(into, own, group=self.process_group, async_op=True)
+        return cast(dist.Work, work)
+
+    def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
+        """Replace a tensor by one member's."""
+        with self._told(what):
+            dist.broadcast(tensor, from_rank, group=self.process_group)
+
+    def wait(self, work: dist.Work, what: str) -> None:
+        """Wait for the end of what was begun.
+
+        Raises:
+            WaitError: it did not come within the timeout, or a member is gone.
+        """
+        if not work.is_completed():
+            others = [rank for rank in self.ranks if rank != self.rank]
+            self.on_wait(what, others[0] if len(others) == 1 else NOBODY)
+        with self._told(what):
+            work.wait(timedelta(seconds=self.timeout_s))
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Say in our words what became of the others."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise WaitError(
+                f"the {what} over ranks {', '.join(map(str, self.ranks))} did not come "
+                f"together: another of them is gone, stuck, or slower than the timeout "
+                f"of {self.timeout_s:g} s allows ({_said(error)})"
+            ) from error
+
+
+def _said(error: RuntimeError) -> str:
+    """The essence of what gloo says: no file of its own, no advice."""
+    first = str(error).strip().split("\n", 1)[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first).split(". This is typically")[0]
+
+
+def new_group(
+    ranks: Sequence[int], timeout_s: float, backend: str | None = None
+) -> dist.ProcessGroup:
+    """A process group of torch's. Every worker must call this.
+
+    Args:
+        ranks: of the members.
+        timeout_s: of the members' waits for each other, now and later; torch's own is
+            30 minutes.
+        backend: the job's when not given.
+
+    Raises:
+        WaitError: a member did not come.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+    except RuntimeError as error:
+        raise WaitError(
+            f"ranks {', '.join(map(str, ranks))} did not all come to make a group "
+            f"within {timeout_s:g} s ({_said(error)})"
+        ) from error
+    return cast(dist.ProcessGroup, group)
+
+
+def join_groups(
+    all_ranks: Sequence[tuple[int, ...]], rank: int, timeout_s: float, on_wait: OnWait
+) -> list[Group]:
+    """Make groups; those that this worker is in. Every worker must call this.
+
+    Args:
+        all_ranks: of the members of each group; the same on every worker.
+        rank: this worker's.
+        timeout_s: after which a wait ends.
+        on_wait: told of waits.
+    """
+    own = []
+    for ranks in all_ranks:
+        group = new_group(ranks, timeout_s)
+        if rank in ranks:
+            own.append(Group(group, ranks, rank, timeout_s, on_wait))
+    return own

@@ -1,0 +1,300 @@
+"""Start the workers of one machine, and tell what happened to them.
+
+Torch's elastic launcher does the starting, the watching and the restarts
+(run/cluster/agent.py); the workers find each other in a file. Nothing listens but the
+workers' own gloo and NCCL, on the loopback.
+
+    launch ──▶ elastic agent ──▶ python -c ... job.json   (rank 0)  ─┐
+        │                   └──▶ python -c ... job.json   (rank 1)  ─┤ rings, reports
+        │                                                            ▼
+        └── Watch ◀─────────────── <run>/workers/job-.../attempt-0/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import elastic_launch
+
+from hocket import env
+from hocket.env import ExitCode
+from hocket.errors import RunError, WorkerError
+from hocket.run.cluster.agent import agent_config, as_it_was
+from hocket.run.cluster.start import PROGRAM, Job
+from hocket.run.cluster.watch import GRACE_S, Watch
+from hocket.run.diagnostics.failure import (
+    Cause,
+    Report,
+    as_json,
+    read_report,
+    report_of_silent,
+    where,
+)
+from hocket.run.diagnostics.flight_recorder import read_ring
+from hocket.run.diagnostics.job_folder import (
+    Json,
+    WorkerFiles,
+    attempt_dir,
+    new_job_dir,
+    store_path,
+    write_json,
+)
+from hocket.run.diagnostics.root_cause import first_failures, headline, worker_error
+
+log = logging.getLogger(__name__)
+
+# Codes of failures that do not depend on the machine or the hour.
+_DETERMINED: Final = frozenset({ExitCode.USAGE, ExitCode.PLAN, ExitCode.NON_FINITE})
+
+
+class _WouldFailAgainError(Exception):
+    """Another attempt would only repeat the last one's failure."""
+
+
+def launch(
+    entry: str | Callable[..., Json],
+    args: Sequence[Json] = (),
+    *,
+    num_workers: int,
+    run_dir: Path | str,
+    timeout_s: float = 60.0,
+    max_restarts: int = 0,
+) -> list[Any]:
+    """Run a function in `num_workers` processes of this machine, and wait for them.
+
+    Each process joins the others with `join_world`. A script that calls this must guard
+    the call with `if __name__ == "__main__":`, since its workers import it.
+
+    Args:
+        entry: `"module:function"`, or a function that a module or the started script
+            defines at its top.
+        args: what it is called with: JSON, nothing else.
+        num_workers: processes; unless OMP_NUM_THREADS is set, they share the cores.
+        run_dir: the run's folder; after a failure, the workers' reports are in it.
+        timeout_s: after which a worker gives up waiting for another.
+        max_restarts: how often all workers are started again after a failure; not after
+            one that would come again: data, a model or a plan that is not valid, a
+            loss that is no number.
+
+    Returns:
+        What each worker's function returned, by rank.
+
+    Raises:
+        WorkerError: a worker failed; the first failure is on top.
+        RunError: this process is a worker itself, or the function cannot be imported.
+        KeyboardInterrupt: Ctrl-C; the workers have ended.
+        SystemExit: another signal asked this process to end; the workers have ended.
+    """
+    _refuse_inside_a_worker()
+    if num_workers < 1:
+        raise RunError(f"num_workers={num_workers}: start at least one worker")
+    job = Job(
+        entry=entry if isinstance(entry, str) else _name_of(entry),
+        args=list(args),
+        sys_path=[str(Path(path).absolute()) for path in sys.path],
+        argv=sys.argv,
+    )
+    run_dir = Path(run_dir)
+    attempts = _Attempts(new_job_dir(run_dir), num_workers, max_restarts, timeout_s)
+    (run_dir / "failure.json").unlink(missing_ok=True)
+    write_json(attempts.folder / "job.json", job)
+    try:
+        _start(attempts)
+    except ChildFailedError as failed:
+        codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        attempts.end()
+        raise attempts.failure(codes, run_dir) from None
+    except _WouldFailAgainError:
+        raise attempts.failure({}, run_dir) from None
+    except SignalException as stopped:
+        where_they_stood = attempts.positions()
+        attempts.end()
+        attempts.remove()
+        raise _stopped(stopped.sigval, where_they_stood) from None
+    finally:
+        attempts.end()
+    results = [json.loads(files.result.read_bytes()) for files in attempts.files()]
+    attempts.remove()
+    return results
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts of one job; there are several only if there are restarts.
+
+    Args:
+        folder: of the job.
+        num_workers: of each attempt.
+        max_restarts: how often the workers may be started again.
+        timeout_s: what the workers are told.
+    """
+
+    folder: Path
+    num_workers: int
+    max_restarts: int
+    timeout_s: float
+    _watches: list[Watch] = field(default_factory=list)
+
+    def begin(self, attempt: int) -> dict[str, str]:
+        """Make an attempt's folder and watch it; gives its workers' variables."""
+        if attempt:
+            self.end()
+            self._tell_restart(attempt)
+        watch = Watch(attempt_dir(self.folder, attempt), self.num_workers)
+        self._watches.append(watch)
+        watch.start()
+        variables = {
+            env.JOB_DIR.name: str(self.folder),
+            env.LAUNCHER_PID.name: str(os.getpid()),
+            env.TIMEOUT_S.name: repr(self.timeout_s),
+        }
+        if not env.THREADS.is_set:
+            num_cores = len(os.sched_getaffinity(0))
+            variables[env.THREADS.name] = str(max(1, num_cores // self.num_workers))
+        return variables
+
+    def end(self) -> None:
+        """Leave no worker behind."""
+        for watch in self._watches[-1:]:
+            watch.stop()
+            watch.kill()
+
+    def files(self) -> list[WorkerFiles]:
+        """Of each worker in the last attempt."""
+        folder = self._watches[-1].folder
+        return [WorkerFiles(folder, rank) for rank in range(self.num_workers)]
+
+    def positions(self) -> str:
+        """Where each worker stands, in one line."""
+        places = []
+        for files in self.files() if self._watches else []:
+            snapshot = read_ring(files.ring)
+            if snapshot is not None and snapshot.entries:
+                places.append(f"rank {files.rank} {where(snapshot.entries[-1])}")
+        return ", ".join(places)
+
+    def failure(self, codes: Mapping[int, int], run_dir: Path) -> WorkerError:
+        """The error of the last attempt, also kept as `failure.json`."""
+        for files in self.files():
+            files.result.unlink(missing_ok=True)
+            store_path(files.folder).unlink(missing_ok=True)
+            if files.faults.exists() and not files.faults.stat().st_size:
+                files.faults.unlink()
+        reports = self._reports(codes)
+        error = worker_error(reports, self.files()[0].folder)
+        story = {
+            "message": str(error),
+            "reports": [as_json(report) for report in first_failures(reports)],
+        }
+        write_json(run_dir / "failure.json", story)
+        return error
+
+    def remove(self) -> None:
+        """Leave no file behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another job's may be there
+            self.folder.parent.rmdir()
+
+    def _reports(self, codes: Mapping[int, int]) -> list[Report]:
+        """Of each worker that failed: its own, or what can be said about it."""
+        watch = self._watches[-1]
+        reports = []
+        for files in self.files():
+            report = read_report(files.report)
+            hung = files.rank in watch.hung
+            code = codes.get(files.rank) or watch.codes.get(files.rank, 0)
+            if report is None and (hung or code):
+                ended_s = watch.ended_s.get(files.rank, time.time())
+                report = report_of_silent(files, code, ended_s, hung=hung)
+            if report is not None:
+                reports.append(report)
+        return reports
+
+    def _tell_restart(self, attempt: int) -> None:
+        """Say what ended the last attempt, and that there is another.
+
+        Raises:
+            _WouldFailAgainError: that one would end in the same way.
+        """
+        reports = first_failures(self._reports({}))
+        what = headline(reports[0]) if reports else "a worker ended without a report"
+        raised = bool(reports) and reports[0].cause is Cause.RAISED
+        if raised and reports[0].code in _DETERMINED:
+            raise _WouldFailAgainError(what)
+        log.warning(
+            "%s; starting the workers again, %d of %d", what, attempt, self.max_restarts
+        )
+
+
+def _start(attempts: _Attempts) -> None:
+    config = agent_config(
+        attempts.folder.name,
+        attempts.num_workers,
+        attempts.max_restarts,
+        math.ceil(GRACE_S),
+        attempts.begin,
+    )
+    with as_it_was():
+        elastic_launch(config, sys.executable)(
+            "-c", PROGRAM, str(attempts.folder / "job.json")
+        )
+
+
+def _refuse_inside_a_worker() -> None:
+    if env.JOB_DIR.is_set or env.RANK.is_set:
+        raise RunError(
+            "hocket.launch was called inside a worker. A script that calls it needs "
+            'the guard `if __name__ == "__main__":` around the call; under torchrun, '
+            "call the function itself"
+        )
+
+
+def _name_of(function: Callable[..., Json]) -> str:
+    """How a worker finds a function: `module:name`, or `/path/to/script.py:name`.
+
+    Raises:
+        RunError: it cannot.
+    """
+    name = function.__qualname__
+    module = function.__module__
+    if "<" in name:
+        raise RunError(
+            f"workers cannot import {name}: define it at the top of a module or script"
+        )
+    if module != "__main__":
+        return f"{module}:{name}"
+    main = inspect.getmodule(function)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return f"{spec.name}:{name}"
+    path = getattr(main, "__file__", None)
+    if path is None:
+        raise RunError(
+            f"workers cannot import {name} from an interactive session: put it into a "
+            "file"
+        )
+    return f"{Path(path).absolute()}:{name}"
+
+
+def _stopped(number: signal.Signals, positions: str) -> BaseException:
+    """What the caller sees after a signal, with where the workers stood."""
+    message = f"stopped by {number.name}: {positions or 'no worker had begun'}"
+    if number is signal.SIGINT:
+        return KeyboardInterrupt(message)
+    log.warning("%s", message)
+    return SystemExit(128 + number)

@@ -1,0 +1,81 @@
+"""Which rank does what: devices of one pipeline, and its replicas.
+
+rank      0  1  2  3 │ 4  5  6  7      8 workers, 2 replicas
+device    0  1  2  3 │ 0  1  2  3
+replica   0          │ 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.errors import ShapeError
+from hocket.run.cluster.group import Group, join_groups
+from hocket.run.cluster.world import World
+from hocket.run.diagnostics.flight_recorder import OnWait
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ranks by device and replica, and this worker's place among them.
+
+    Args:
+        rank: this worker's.
+        num_devices: workers in one replica.
+        num_replicas: copies of the pipeline.
+    """
+
+    rank: int
+    num_devices: int
+    num_replicas: int
+
+    @property
+    def device(self) -> int:
+        """This worker's device in its replica."""
+        return self.rank % self.num_devices
+
+    @property
+    def replica(self) -> int:
+        """This worker's replica."""
+        return self.rank // self.num_devices
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each device of this replica."""
+        first = self.replica * self.num_devices
+        return tuple(range(first, first + self.num_devices))
+
+    def replicas_of(self, device: int) -> tuple[int, ...]:
+        """The ranks that hold a device's stages, one per replica."""
+        return tuple(
+            replica * self.num_devices + device for replica in range(self.num_replicas)
+        )
+
+
+def make_layout(world: World, num_replicas: int) -> Layout:
+    """Split the world's workers into replicas.
+
+    Raises:
+        ShapeError: they cannot be split evenly; names the numbers that would do.
+    """
+    if num_replicas < 1 or world.world_size % num_replicas:
+        fits = [n for n in range(1, world.world_size + 1) if world.world_size % n == 0]
+        raise ShapeError(
+            f"{world.world_size} workers cannot form {num_replicas} equal replicas; "
+            f"num_replicas may be {', '.join(map(str, fits))}"
+        )
+    return Layout(world.rank, world.world_size // num_replicas, num_replicas)
+
+
+def replica_group(layout: Layout, timeout_s: float, on_wait: OnWait) -> Group | None:
+    """This worker's group with its copies; every worker must call this.
+
+    Args:
+        layout: of the ranks.
+        timeout_s: after which a wait of the group ends.
+        on_wait: told of waits.
+    """
+    if layout.num_replicas == 1:
+        return None
+    ranks = [layout.replicas_of(device) for device in range(layout.num_devices)]
+    return join_groups(ranks, layout.rank, timeout_s, on_wait)[0]

@@ -1,0 +1,231 @@
+"""What a worker does so that its end is never silent.
+
+    with reporting(world, run_dir) as ring:
+        ring.begin("0F3", step=12)
+        ...
+
+Inside, every op goes into the ring. An exception leaves a report and goes on, with the
+last ops as its note. SIGTERM becomes the exception `Stopped`; where the main thread
+sits in a call that does not return, a second thread writes the report and ends the
+process. A crash below Python leaves its stacks (faulthandler).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from hocket import env
+from hocket.run.cluster.world import World
+from hocket.run.diagnostics.failure import Cause, Report, report_of, where, write_report
+from hocket.run.diagnostics.flight_recorder import NOBODY, Ring, read_ring
+from hocket.run.diagnostics.job_folder import (
+    WorkerFiles,
+    attempt_dir,
+    job_dir,
+    write_json,
+)
+from hocket.run.diagnostics.process_wide import handling, waking
+from hocket.run.diagnostics.root_cause import headline, last_ops
+
+GRACE_S: Final = 1.0  # for the main thread to answer a signal
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(SystemExit):
+    """The process was asked to end, by a signal.
+
+    Attributes:
+        code: 128 + the signal's number, as shells write it.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Keep the exit code, so that an uncaught one ends the process with it."""
+        super().__init__(128 + number)
+
+
+@contextlib.contextmanager
+def ring_of(world: World, run_dir: str | Path | None) -> Iterator[Ring]:
+    """What remembers the last ops; alone and without a folder, only in memory."""
+    if world.world_size == 1 and run_dir is None:
+        yield Ring()
+        return
+    with reporting(world, Path("." if run_dir is None else run_dir)) as ring:
+        yield ring
+
+
+@contextlib.contextmanager
+def reporting(world: World, run_dir: Path) -> Iterator[Ring]:
+    """Record the worker's ops, and report its end if it fails.
+
+    Args:
+        world: this worker's place in the job.
+        run_dir: the run's folder; reports go to `workers/` in it.
+
+    Raises:
+        BaseException: whatever the block raises, with the last ops as a note.
+    """
+    files = WorkerFiles(attempt_dir(job_dir(run_dir), world.attempt), world.rank)
+    files.report.unlink(missing_ok=True)
+    ring = Ring.create(files.ring, os.getpid())
+    stuck = partial(_report_stuck, files, ring)
+    with _fault_handler(files.faults), _stoppable(stuck, alone=world.world_size == 1):
+        try:
+            yield ring
+        except GeneratorExit:  # forgotten, not failed
+            raise
+        except BaseException as error:
+            report = report_of(world.rank, ring.entries(), error)
+            if report.code != 0:
+                _tell(report, files, error)
+            raise
+    if not env.JOB_DIR.is_set:  # else the launcher removes them, all at once
+        _remove(files)
+
+
+def _tell(report: Report, files: WorkerFiles, error: BaseException) -> None:
+    """Leave the report in the folder, on the exception, and for torchrun's summary."""
+    write_report(files.report, report)
+    if report.cause is Cause.STOPPED:
+        _say(report)
+        return
+    title = f"rank {report.rank} failed {where(report.last)}"
+    error.add_note("\n".join([title, *_neighbour(report, files), *last_ops(report)]))
+    _tell_torchrun(report)
+
+
+def _tell_torchrun(report: Report) -> None:
+    """One line for its summary of failures; Python prints the rest, once."""
+    if not env.ERROR_FILE.is_set:
+        return
+    # It takes the earliest for the root cause, in whole seconds.
+    own = report.cause is not Cause.WAITED
+    second = math.floor(report.time_s) if own else math.ceil(report.time_s)
+    line = headline(report)
+    details = {"py_callstack": line, "timestamp": str(second)}
+    message = {"message": line, "extraInfo": details}
+    write_json(Path(env.ERROR_FILE.text()), {"message": message})
+
+
+def _say(report: Report) -> None:
+    """Tell of an end without an exception; a launcher of ours tells it itself."""
+    if not env.JOB_DIR.is_set:
+        log.warning("%s", headline(report))
+
+
+def _neighbour(report: Report, files: WorkerFiles) -> list[str]:
+    """What the worker on the same host was last seen doing for whom this one waits."""
+    rank = report.waits_for_rank
+    if rank == NOBODY:
+        return []
+    snapshot = read_ring(WorkerFiles(files.folder, rank).ring)
+    if snapshot is None or not snapshot.entries:
+        return []
+    return [f"rank {rank} was last seen {where(snapshot.entries[-1])}"]
+
+
+def _remove(files: WorkerFiles) -> None:
+    """Leave nothing behind after a good end; the last worker removes the folders."""
+    files.ring.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for folder in (files.folder, *list(files.folder.parents)[:2]):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def _fault_handler(path: Path) -> Iterator[None]:
+    """Stacks of all threads go to a file if the process crashes below Python."""
+    if faulthandler.is_enabled():  # somebody wants them elsewhere
+        yield
+        return
+    with path.open("w") as file:
+        faulthandler.enable(file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+            path.unlink()  # still here, so there was no crash
+
+
+def _report_stuck(files: WorkerFiles, ring: Ring, number: int) -> None:
+    """Report a main thread that does not come back from a call."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = "".join(traceback.format_stack(frame)) if frame else ""
+    report = report_of(files.rank, ring.entries(), Stopped(number))
+    write_report(files.report, dataclasses.replace(report, traceback=stack))
+    _say(report)
+
+
+@contextlib.contextmanager
+def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None]:
+    """Answer SIGTERM and SIGINT, even if the main thread cannot.
+
+    A signal reaches Python code only between two instructions of the main thread, which
+    may sit in a wait for another worker. The byte that Python's C handler writes to the
+    wakeup descriptor arrives at once.
+
+        signal ──▶ C handler ──▶ byte ──▶ thread: after a second, if it is still so,
+                       └──▶ main thread:          reports and ends the process
+                            sets `answered`, raises
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    answered = threading.Event()
+    with contextlib.ExitStack() as stack:
+        answer = partial(_raise, answered)
+        stack.enter_context(handling(signal.SIGTERM, answer))
+        if not alone:  # with nobody to wait for, the main thread comes back by itself
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                stack.enter_context(handling(signal.SIGINT, answer))
+            stack.enter_context(_watching_signals(answered, on_stuck))
+        yield
+
+
+def _raise(answered: threading.Event, number: int, _frame: FrameType | None) -> None:
+    answered.set()
+    raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+
+
+@contextlib.contextmanager
+def _watching_signals(
+    answered: threading.Event, on_stuck: Callable[[int], None]
+) -> Iterator[None]:
+    """A thread that ends the process if the main thread does not answer a signal."""
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+
+    def watch() -> None:
+        while byte := reading.recv(1):
+            asked = byte[0] in {signal.SIGTERM, signal.SIGINT}
+            if asked and not answered.wait(GRACE_S):
+                on_stuck(byte[0])
+                os._exit(128 + byte[0])
+
+    thread = threading.Thread(target=watch, name="hocket-signals", daemon=True)
+    thread.start()
+    try:
+        with waking(writing.fileno()):
+            yield
+    finally:
+        # Closing is not enough: processes that were forked meanwhile hold it as well.
+        writing.shutdown(socket.SHUT_RDWR)
+        writing.close()
+        if not sys.is_finalizing():  # when no thread runs any more
+            thread.join()
+        reading.close()

@@ -1,0 +1,117 @@
+"""The first thing a worker does that `hocket.launch` has started.
+
+It makes sure that it ends with its launcher and that its end leaves a report, whatever
+happens; then it imports the entry function and calls it. No torch before that: the ring
+must be there while torch loads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn, TypedDict
+
+from hocket import env
+from hocket.errors import RunError
+from hocket.run.diagnostics.failure import report_of, write_report
+from hocket.run.diagnostics.flight_recorder import STARTING, Ring
+from hocket.run.diagnostics.job_folder import Json, WorkerFiles, attempt_dir, write_json
+
+_PR_SET_PDEATHSIG: Final = 1
+
+# What `python -c` runs: the launcher's search path first, as multiprocessing does it.
+PROGRAM: Final = (
+    "import json, pathlib, signal, sys; "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "job = json.loads(pathlib.Path(sys.argv[1]).read_text()); "
+    "sys.path[:] = job['sys_path']; sys.argv[:] = job['argv']; "
+    "from hocket.run.cluster.start import main; main(job)"
+)
+
+
+class Job(TypedDict):
+    """What the launcher tells its workers, in `job.json`.
+
+    Keys:
+        entry: `module:function` or `/path/to/script.py:function`.
+        args: of the function.
+        sys_path: where modules are searched.
+        argv: of the launching process, for scripts that look at it.
+    """
+
+    entry: str
+    args: Sequence[Json]
+    sys_path: list[str]
+    argv: list[str]
+
+
+def main(job: Job) -> None:
+    """Call the entry function; does not return if it fails."""
+    _end_with_launcher(env.LAUNCHER_PID.integer())
+    folder = attempt_dir(Path(env.JOB_DIR.text()), env.ATTEMPT.integer())
+    files = WorkerFiles(folder, env.RANK.integer())
+    ring = Ring.create(files.ring, os.getpid())
+    ring.begin("start", STARTING)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        write_json(files.result, _call(job["entry"], job["args"]))
+    except BaseException as error:  # of any kind: the launcher must learn of it
+        report = report_of(files.rank, ring.entries(), error)
+        if report.code == 0:  # sys.exit() with nothing to complain about
+            write_json(files.result, None)
+        elif not files.report.exists():  # `reporting` knows more
+            write_report(files.report, report)
+        _leave(report.code)
+
+
+def _call(entry: str, args: Sequence[Json]) -> Json:
+    """Import the function and call it."""
+    module_name, _, path = entry.rpartition(":")
+    module: object = (
+        _import_script(Path(module_name))
+        if module_name.endswith(".py")
+        else importlib.import_module(module_name)
+    )
+    function = module
+    for name in path.split("."):
+        function = getattr(function, name, None)
+    if not callable(function):
+        raise RunError(f"entry {entry!r}: {module_name} has no function {path!r}")
+    result: Json = function(*args)
+    return result
+
+
+def _import_script(path: Path) -> object:
+    """Import what the user started as `python path`, without its `__main__` part.
+
+    The name is the one that multiprocessing uses, so that processes which the worker
+    starts (a DataLoader's) find the script's functions too.
+    """
+    spec = importlib.util.spec_from_file_location("__mp_main__", path)
+    if spec is None or spec.loader is None:
+        raise RunError(f"entry {path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _end_with_launcher(launcher_pid: int) -> None:
+    """Let the kernel end this process when the launcher is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher_pid:  # it went before we could ask
+        sys.exit(env.ExitCode.WORKER)
+
+
+def _leave(code: int) -> NoReturn:
+    """End now: what a failed worker leaves open must not keep it alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,149 @@
+"""Small facts that workers tell each other through the store: JSON, never a pickle.
+
+For what is rare (agreeing on a plan, a barrier at the end): a round takes milliseconds.
+Every worker must come to the same exchanges in the same order; each gets its own keys.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from hocket.errors import SchemaError, WaitError
+from hocket.run.diagnostics.job_folder import Json
+
+MAX_BYTES: Final = 16 * 2**20  # of one worker's JSON
+_FIRST_POLL_S: Final = 0.0005
+_LAST_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One worker's end of the exchanges.
+
+    Args:
+        store: that all workers share, with a prefix of this attempt's own.
+        rank: this worker's.
+        world_size: number of workers.
+        timeout_s: after which a wait for the others ends.
+        rank_0_holds_store: rank 0's own process does; it may end after a barrier, but
+            not before the others have seen that all came.
+    """
+
+    store: dist.Store
+    rank: int
+    world_size: int
+    timeout_s: float
+    rank_0_holds_store: bool = False
+    _turns: Iterator[int] = field(default_factory=count)
+
+    def gather(self, name: str, value: Json) -> list[Any]:
+        """What every worker says, by rank; every worker gets all of it.
+
+        Raises:
+            WaitError: somebody did not come; names them.
+            SchemaError: what somebody said is longer than 16 MiB.
+        """
+        keys = self._keys(name, range(self.world_size))
+        self._set(keys[self.rank], value)
+        self._wait(keys, name, self.timeout_s)
+        return [self._get(key) for key in keys]
+
+    def broadcast(
+        self,
+        name: str,
+        value: Json,
+        from_rank: int = 0,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """What one worker says; the value of the others is ignored.
+
+        Args:
+            name: for errors.
+            value: what it says.
+            from_rank: who it is.
+            timeout_s: after which the wait for it ends; as for all when not given.
+
+        Raises:
+            WaitError: that worker did not come.
+            SchemaError: what it said is longer than 16 MiB.
+        """
+        [key] = self._keys(name, [from_rank])
+        if self.rank == from_rank:
+            self._set(key, value)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self._wait([key], name, timeout_s, [from_rank])
+        return self._get(key)
+
+    def barrier(self, name: str, timeout_s: float | None = None) -> None:
+        """Go on when every worker has come here.
+
+        Raises:
+            WaitError: somebody did not come; names them.
+        """
+        keys = self._keys(name, range(self.world_size))
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self.store.set(keys[self.rank], "")
+        self._wait(keys, name, timeout_s)
+        if self.rank_0_holds_store:
+            self._leave_in_order([f"{key}/seen" for key in keys], name, timeout_s)
+
+    def _leave_in_order(self, keys: Sequence[str], name: str, timeout_s: float) -> None:
+        """Rank 0 last: with it, the store goes."""
+        if self.rank:
+            self.store.set(keys[self.rank], "")
+        else:
+            self._wait(keys[1:], name, timeout_s, range(1, self.world_size))
+
+    def _keys(self, name: str, ranks: Sequence[int]) -> list[str]:
+        turn = next(self._turns)
+        return [f"exchange/{turn}/{name}/{rank}" for rank in ranks]
+
+    def _set(self, key: str, value: Json) -> None:
+        text = json.dumps(value)
+        if len(text) > MAX_BYTES:
+            raise SchemaError(
+                f"rank {self.rank} wants to tell the others {len(text):,} bytes "
+                f"({key}); exchanges are for at most {MAX_BYTES:,}"
+            )
+        self.store.set(key, text)
+
+    def _get(self, key: str) -> Any:
+        return json.loads(self.store.get(key))
+
+    def _wait(
+        self,
+        keys: Sequence[str],
+        name: str,
+        timeout_s: float,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Poll, so that signals get through and the missing can be named."""
+        deadline_s = time.monotonic() + timeout_s
+        pause_s = _FIRST_POLL_S
+        ranks = range(self.world_size) if ranks is None else ranks
+        missing = dict(zip(ranks, keys, strict=True))
+        while missing := self._not_there(missing, name):
+            if time.monotonic() > deadline_s:
+                who = ", ".join(str(rank) for rank in missing)
+                raise WaitError(
+                    f"rank {self.rank} waited {timeout_s:g} s at {name!r} for "
+                    f"rank{'s' if len(missing) > 1 else ''} {who}"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+
+    def _not_there(self, keys: dict[int, str], name: str) -> dict[int, str]:
+        try:
+            return {r: key for r, key in keys.items() if not self.store.check([key])}
+        except dist.DistError as error:
+            raise WaitError(
+                f"rank {self.rank} lost the store at {name!r}; whoever holds it (the "
+                f"launcher of the first host) is gone: {error}"
+            ) from error

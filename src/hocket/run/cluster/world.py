@@ -1,0 +1,335 @@
+"""A worker's place in its job: who else is there, where, and how to reach them.
+
+    started by      finds the others in                 gloo and NCCL listen on
+    hocket.launch   a FileStore in a private folder     the loopback
+    torchrun        torchrun's store (MASTER_ADDR)      the loopback on one host; else
+                                                        the interface towards the others
+    nobody          nobody else is there                nothing
+
+Each attempt of a job has its own prefix in the store: a restarted worker that met the
+keys of those before it would wait for processes that are gone (rendezvous.py). So has
+each time that a process joins: a second pipeline must not read the keys of the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from hocket import env
+from hocket.errors import RunError, WaitError
+from hocket.run.cluster.clock import clock_offset_s
+from hocket.run.cluster.deadline_store import DeadlineStore
+from hocket.run.cluster.freed_memory import keep_freed_memory
+from hocket.run.cluster.host import (
+    address_towards,
+    identity,
+    interface_with,
+    loopback_interface,
+    reachable_address,
+)
+from hocket.run.cluster.rendezvous import Meeting, meet
+from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
+
+JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All workers of a job, as one of them sees it.
+
+    Args:
+        rank: this worker's, 0 to `world_size - 1`.
+        world_size: number of workers.
+        local_rank: this worker's number on its host.
+        device: what it computes on.
+        hosts: of each rank, by an identity that differs between hosts
+            (run/cluster/host.py).
+        address: at which other hosts reach this one; empty where all are on one host.
+        clock_offset_s: added to this host's `time.perf_counter()`, it gives rank 0's.
+        timeout_s: after which a wait for another worker ends.
+        attempt: how often the job was started again; the same for all workers.
+        store: shared by all workers, under this attempt's prefix.
+        exchange: what small facts go through.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    hosts: tuple[str, ...]
+    address: str
+    clock_offset_s: float
+    timeout_s: float
+    attempt: int
+    store: dist.Store
+    exchange: Exchange
+
+    @property
+    def same_host(self) -> tuple[int, ...]:
+        """The ranks on this worker's host, itself among them."""
+        own = self.hosts[self.rank]
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == own)
+
+    def gather_json(self, value: Json, name: str = "gather") -> list[Any]:
+        """What every worker says, by rank (`Exchange.gather`)."""
+        return self.exchange.gather(name, value)
+
+    def broadcast_json(
+        self,
+        value: Json,
+        from_rank: int = 0,
+        name: str = "broadcast",
+        timeout_s: float | None = None,
+    ) -> Any:
+        """What one worker says (`Exchange.broadcast`)."""
+        return self.exchange.broadcast(name, value, from_rank, timeout_s)
+
+    def barrier(self, name: str = "barrier", timeout_s: float | None = None) -> None:
+        """Go on when every worker has come here (`Exchange.barrier`)."""
+        self.exchange.barrier(name, timeout_s)
+
+    def close(self) -> None:
+        """Leave the process group; nothing can be sent afterwards."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_world(timeout_s: float | None = None, backend: str | None = None) -> World:
+    """Join the job that this process is a worker of.
+
+    From now on a process that computes on a CPU keeps the memory that it frees
+    (run/cluster/freed_memory.py).
+
+    Args:
+        timeout_s: after which a wait for another worker ends; by default what
+            `hocket.launch` was given, or HOCKET_TIMEOUT_S, or 60.
+        backend: "gloo" (CPU) or "nccl" (one CUDA device per worker); by default nccl
+            where there are CUDA devices.
+
+    Raises:
+        RunError: the environment names half a job, there are too few devices, or the
+            process is in a process group already.
+        WaitError: somebody did not come.
+    """
+    timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s
+    rank, world_size = _place()
+    _refuse_a_second_group(world_size)
+    local_rank = env.LOCAL_RANK.integer()
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = _device(backend, local_rank)
+    _set_up_memory(device)
+    shared = _shared_store(rank, world_size)
+    meeting = _meeting(shared, rank, world_size)
+    own = dist.PrefixStore(f"{_job_prefix()}/{meeting.name}", shared)
+    store = _in_time(own)
+    exchange = Exchange(
+        store, rank, world_size, timeout_s, rank_0_holds_store=_rank_0_holds_store()
+    )
+    hosts, address = _whereabouts(exchange)
+    if world_size > 1:
+        _choose_interface(hosts, address)
+        _init_group(backend, own, rank, world_size, timeout_s)
+        # Whoever ends at once would break off what another still connects.
+        exchange.barrier("joined", JOIN_TIMEOUT_S)
+    return World(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        device=device,
+        hosts=hosts,
+        address=address,
+        clock_offset_s=clock_offset_s(rank, hosts),
+        timeout_s=timeout_s,
+        attempt=meeting.attempt,
+        store=store,
+        exchange=exchange,
+    )
+
+
+def world_of_one(device: torch.device, timeout_s: float | None = None) -> World:
+    """This process alone, whatever job it may be a worker of.
+
+    Args:
+        device: what it computes on.
+        timeout_s: as for `join_world`.
+    """
+    timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s
+    _set_up_memory(device)
+    store = dist.HashStore()
+    return World(
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        device=device,
+        hosts=(identity(),),
+        address="",
+        clock_offset_s=0.0,
+        timeout_s=timeout_s,
+        attempt=0,
+        store=store,
+        exchange=Exchange(store, 0, 1, timeout_s),
+    )
+
+
+def _set_up_memory(device: torch.device) -> None:
+    if device.type == "cpu":
+        keep_freed_memory()
+
+
+def _place() -> tuple[int, int]:
+    """This worker's rank, and the number of workers."""
+    needed = [env.RANK, env.WORLD_SIZE]
+    if not env.JOB_DIR.is_set:
+        needed += [env.MASTER_ADDR, env.MASTER_PORT]
+    missing = [variable.name for variable in needed if not variable.is_set]
+    if len(missing) == len(needed):
+        return 0, 1
+    if missing:
+        raise RunError(
+            f"the environment names a job, but not {' and '.join(missing)}; start the "
+            "workers with torchrun or hocket.launch, or unset RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT to run alone"
+        )
+    rank, world_size = env.RANK.integer(), env.WORLD_SIZE.integer()
+    if not 0 <= rank < world_size:
+        raise RunError(f"RANK={rank} must be 0 to WORLD_SIZE - 1 = {world_size - 1}")
+    return rank, world_size
+
+
+def _refuse_a_second_group(world_size: int) -> None:
+    if world_size > 1 and dist.is_initialized():
+        raise RunError(
+            "this process is in a process group already: of a pipeline that is still "
+            "open, or the script's own. Close the pipeline (or call `torch.distributed."
+            "destroy_process_group()`) first. Or, for several pipelines at a time, "
+            "join once with `world = hocket.run.cluster.world.join_world()`, and "
+            "give each `world=world`"
+        )
+
+
+def _device(backend: str, local_rank: int) -> torch.device:
+    if backend == "gloo":
+        return torch.device("cpu")
+    if backend != "nccl":
+        raise RunError(f"backend {backend!r}: hocket knows 'gloo' and 'nccl'")
+    num_devices = torch.cuda.device_count()
+    num_workers = env.LOCAL_WORLD_SIZE.integer()
+    if max(num_workers, local_rank + 1) > num_devices:
+        raise RunError(
+            f"{num_workers} workers on this host, but {num_devices} CUDA devices; nccl "
+            "needs one per worker: start fewer, or use the CPU with backend='gloo'"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _shared_store(rank: int, world_size: int) -> dist.Store:
+    """Where the workers meet; with torchrun, those of all attempts."""
+    if env.JOB_DIR.is_set:
+        job = Path(env.JOB_DIR.text())
+        path = store_path(attempt_dir(job, env.ATTEMPT.integer()))
+        return dist.FileStore(str(path), -1)
+    if world_size == 1 and not env.MASTER_ADDR.is_set:
+        return dist.HashStore()
+    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    try:
+        store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
+    except dist.DistError as error:
+        raise WaitError(
+            f"rank {rank} cannot reach the store at {_store_address()} (MASTER_ADDR, "
+            f"MASTER_PORT): {error}. `hocket doctor` on this host and on that one says "
+            "what is wrong with names, ports and the way between them"
+        ) from error
+    return store
+
+
+def _store_address() -> str:
+    """As the user knows it; empty if the store is on no network."""
+    if env.JOB_DIR.is_set or not env.MASTER_ADDR.is_set:
+        return ""
+    return f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
+
+
+def _rank_0_holds_store() -> bool:
+    """Whether rank 0 is who others lose when the store is gone, not its launcher."""
+    return bool(_store_address()) and env.AGENT_STORE.text() != "True"
+
+
+def _job_prefix() -> str:
+    return f"hocket/{env.RUN_ID.text()}"
+
+
+def _in_time(store: dist.Store) -> dist.Store:
+    """A store that is asked over a network must answer in time."""
+    address = _store_address()
+    return DeadlineStore(store, address) if address else store
+
+
+def _meeting(shared: dist.Store, rank: int, world_size: int) -> Meeting:
+    """Find the workers of this attempt, and give it a name and a number."""
+    restarts = env.ATTEMPT.integer()
+    if not _store_address():  # the store is new for each attempt, not for each pipeline
+        times = shared.add(f"{_job_prefix()}/{restarts}/joined/{rank}", 1)
+        return Meeting(f"{restarts}/{times}", restarts)
+    store = _in_time(dist.PrefixStore(f"{_job_prefix()}/meeting", shared))
+    return meet(store, rank, world_size, restarts, JOIN_TIMEOUT_S)
+
+
+def _whereabouts(exchange: Exchange) -> tuple[tuple[str, ...], str]:
+    """The host of each rank, and the address of this one where others reach it."""
+    patient = dataclasses.replace(
+        exchange,
+        store=dist.PrefixStore("join", exchange.store),
+        timeout_s=max(JOIN_TIMEOUT_S, exchange.timeout_s),
+    )
+    master = env.MASTER_ADDR.text()
+    towards_store = address_towards(master) if _store_address() else ""
+    told = patient.gather("hosts", [identity(), towards_store])
+    hosts = tuple(str(host) for host, _ in told)
+    others = [str(at) for host, at in told if host != hosts[exchange.rank]]
+    return hosts, reachable_address(towards_store, others) if others else ""
+
+
+def _choose_interface(hosts: Sequence[str], address: str) -> None:
+    """Say where gloo and NCCL listen, unless the user has.
+
+    Left alone, gloo takes the address that this host's name leads to. That may be
+    one that the whole network can reach, where one host is all; and among several it
+    may be the loopback, where the others would look for us on themselves.
+    """
+    alone = len(set(hosts)) == 1
+    name = loopback_interface() if alone else interface_with(address)
+    if name:
+        env.GLOO_INTERFACE.set_default(name)
+        env.NCCL_INTERFACE.set_default(name)
+
+
+def _init_group(
+    backend: str, store: dist.Store, rank: int, world_size: int, timeout_s: float
+) -> None:
+    try:
+        dist.init_process_group(
+            "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl",
+            store=dist.PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        said = str(error).strip().split("\n", 1)[0]
+        raise WaitError(
+            f"rank {rank} met the others in the store, but could not connect to all of "
+            f"them over the interface {env.GLOO_INTERFACE.text() or 'of its name'}: a "
+            "firewall between the hosts, or the wrong interface (GLOO_SOCKET_IFNAME, "
+            f"NCCL_SOCKET_IFNAME); `hocket doctor` tells more ({said})"
+        ) from error

@@ -1,0 +1,172 @@
+"""Numbers of all workers, added up on each of them.
+
+    replica 0    0 ◀──▶ 1 ◀──▶ 2      each tells all others of its replica its numbers
+                 │      │      │
+    replica 1    ▼      ▼      ▼      and its copies the sum, which they believe
+                 0      1      2
+
+To tell and to learn are two things: who has told can go on with its work, and learn
+the sum when the others have told too.
+
+On CPUs this goes through the transport that carries the messages: in shared memory it
+takes a fifth of gloo's all-reduce. On GPUs it is one collective operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.run.cluster.group import Group
+from hocket.run.cluster.layout import Layout
+from hocket.run.comm.schema import Schema, message_tag, schema_of
+from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+
+_WHAT: Final = "norms of the gradients"
+
+
+class SumOfAll(Protocol):
+    """Adds up what all workers tell, step by step: tell, learn, tell, learn.
+
+    Attributes:
+        is_told_in_any_order: whether each worker may tell of several such sums in an
+            order of its own.
+    """
+
+    is_told_in_any_order: bool
+
+    def tell(self, own: Tensor, step: int) -> None:
+        """Tell a worker's numbers; every worker must do so, and none waits for others.
+
+        The numbers of the first replica count; its copies tell zeros, or nothing.
+
+        Args:
+            own: as many numbers on each worker, in each step; `learn` replaces them by
+                the sum.
+            step: the same on each worker.
+        """
+
+    def is_known(self) -> bool:
+        """Whether `learn` would return at once, as far as can be told without waiting.
+
+        It may be so on one worker, and not yet on another.
+        """
+
+    def learn(self) -> None:
+        """Put the sum in the place of what was told.
+
+        Raises:
+            WaitError: another worker did not tell.
+        """
+
+
+class SumOfMessages:
+    """Adds up by messages between each two workers of the first replica.
+
+    Args:
+        layout: who is where.
+        transport: between all workers.
+        what: tells its messages from those of others.
+    """
+
+    is_told_in_any_order = True
+
+    def __init__(self, layout: Layout, transport: Transport, what: str = _WHAT) -> None:
+        own, is_first = layout.rank, layout.replica == 0
+        peers = [rank for rank in layout.ranks if rank != own] if is_first else []
+        copies = layout.replicas_of(layout.device)
+        self._peers_in: list[Receiver] = []
+        self._peers_out: list[Sender] = []
+        for peer in peers:
+            # Both ends of a channel are made in one order on all workers.
+            for source, target in sorted([(own, peer), (peer, own)]):
+                if source == own:
+                    self._peers_out.append(transport.sender(Channel(what, own, target)))
+                else:
+                    self._peers_in.append(
+                        transport.receiver(Channel(what, source, own))
+                    )
+        self._copies_out: list[Sender] = []
+        self._original_in: list[Receiver] = []  # of a copy, which has one
+        if is_first:
+            self._copies_out = [
+                transport.sender(Channel(what, own, copy)) for copy in copies[1:]
+            ]
+        else:
+            self._original_in = [transport.receiver(Channel(what, copies[0], own))]
+        self._schema: Schema | None = None
+        self._told: tuple[Tensor, int] | None = None
+
+    def tell(self, own: Tensor, step: int) -> None:
+        """See `SumOfAll.tell`."""
+        if self._schema is None:
+            self._schema = schema_of((own,))
+        tag = message_tag(self._schema, step, 0)
+        self._told = own, tag
+        for receiver in (*self._peers_in, *self._original_in):
+            receiver.expect([tag], self._schema)
+        _send(self._peers_out, tag, own, self._schema)
+
+    def is_known(self) -> bool:
+        """See `SumOfAll.is_known`."""
+        assert self._told is not None
+        _, tag = self._told
+        return all(one.ready(tag) for one in (*self._peers_in, *self._original_in))
+
+    def learn(self) -> None:
+        """See `SumOfAll.learn`."""
+        assert self._told is not None
+        assert self._schema is not None
+        own, tag = self._told
+        self._told = None
+        for receiver in self._peers_in:
+            own += _received(receiver, tag)
+            receiver.release(tag)
+        for receiver in self._original_in:
+            own.copy_(_received(receiver, tag))
+            receiver.release(tag)
+        _send(self._copies_out, tag, own, self._schema)
+
+
+class SumOfGroup:
+    """Adds up by one collective operation, which NCCL ends when all have begun it.
+
+    As all that is about NCCL, it has not been run on several GPUs.
+
+    Args:
+        group: all workers.
+    """
+
+    is_told_in_any_order = False  # NCCL takes all operations in one order
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._work: dist.Work | None = None
+
+    def tell(self, own: Tensor, step: int) -> None:
+        """See `SumOfAll.tell`."""
+        self._work = self._group.all_reduce(own, f"{_WHAT} of step {step}")
+
+    def is_known(self) -> bool:
+        """See `SumOfAll.is_known`."""
+        assert self._work is not None
+        return bool(self._work.is_completed())
+
+    def learn(self) -> None:
+        """See `SumOfAll.learn`."""
+        assert self._work is not None
+        self._group.wait(self._work, _WHAT)
+        self._work = None
+
+
+def _send(senders: Sequence[Sender], tag: int, numbers: Tensor, schema: Schema) -> None:
+    for sender in senders:
+        sender.send(tag, (numbers,), schema)
+
+
+def _received(receiver: Receiver, tag: int) -> Tensor:
+    (numbers,) = receiver.receive(tag)
+    return numbers

@@ -1,0 +1,172 @@
+"""Memory for messages, used again and again.
+
+The channels of a worker share a pool: outputs and their gradients often have one
+schema, and the ones come when buffers of the others become free. Where a step needs
+many buffers of one schema and later others, what was free would stay beside what is in
+use:
+
+    looped-bfs, device 0     in use                   free, if all were kept
+    2F0 .. 2F7               1 .. 8 of [8, 64, 16]
+    2B7 .. 2B0               7 .. 0 of [8, 64, 16]    1 .. 8 of [8, 64, 16]
+    0B7 .. 0B0               1 of [8, 32, 32]         8 of [8, 64, 16]  <- for nothing
+
+So a buffer stays free only
+
+- while more messages of its schema are to come in this step, or none at all;
+- together with no more bytes than are in use, or few others, whichever is more.
+
+All others go back to the allocator, for activations. Small ones always stay: to make
+one takes longer than to fill it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from hocket.run.comm.schema import ALIGNMENT_BYTES, Schema
+
+NUM_KEPT: Final = 4  # free buffers that may stay: as many as a sender is usually ahead
+SMALL_BYTES: Final = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """The memory of one message.
+
+    Args:
+        flat: shape `(buffer_bytes(schema),)`, uint8.
+        views: the schema's tensors in it.
+    """
+
+    schema: Schema
+    flat: Tensor
+    views: tuple[Tensor, ...]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The views as new tensors, which know of no gradient and no past use."""
+        return tuple([view.detach() for view in self.views])
+
+
+def buffer_bytes(schema: Schema) -> int:
+    """The memory of one message; never 0: nobody can map or send nothing."""
+    return max(schema.num_bytes, ALIGNMENT_BYTES)
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What a pool knows of one schema.
+
+    Args:
+        num_bytes: of one buffer; 0 if they are small, and nobody counts them.
+        free: with the number of its return; the one on the right came back last.
+        num_due: messages that were announced and have not come yet.
+    """
+
+    num_bytes: int
+    free: deque[tuple[int, Buffer]] = field(default_factory=deque)
+    num_due: int = 0
+
+
+class Pool:
+    """Buffers by schema, on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin empty."""
+        self._device = device
+        self._shelves: dict[Schema, _Shelf] = {}
+        self._last: tuple[Schema, _Shelf] | None = None  # that was asked for
+        self._returns = count()
+        self._num_due = 0
+        self._num_free = 0
+        self._free_bytes = 0
+        self._used_bytes = 0
+
+    def expect(self, schema: Schema, num_messages: int) -> None:
+        """Say that so many buffers of a schema will be taken; nobody must say so."""
+        shelf = self._shelf(schema)
+        if shelf.num_bytes:
+            shelf.num_due += num_messages
+            self._num_due += num_messages
+
+    def take(self, schema: Schema) -> Buffer:
+        """A buffer for one message: the last one given back, if there is one."""
+        shelf = self._shelf(schema)
+        num_bytes = shelf.num_bytes
+        self._used_bytes += num_bytes
+        buffer = self._take_free(shelf) if shelf.free else self._make(schema)
+        if shelf.num_due:
+            shelf.num_due -= 1
+            self._num_due -= 1
+            if self._is_over(shelf):
+                while shelf.free:
+                    self._take_free(shelf)
+        return buffer
+
+    def give(self, buffer: Buffer) -> None:
+        """Take a buffer back.
+
+        Autograd is told that its tensors have changed, because they soon will: whoever
+        still needs them in a backward gets an error and not the next message's values.
+        """
+        if buffer.views:
+            increment_version(buffer.views)
+        shelf = self._shelf(buffer.schema)
+        self._used_bytes -= shelf.num_bytes
+        if self._is_over(shelf):
+            return
+        shelf.free.append((next(self._returns), buffer))
+        if shelf.num_bytes:
+            self._num_free += 1
+            self._free_bytes += shelf.num_bytes
+            while self._num_free > NUM_KEPT and self._free_bytes > self._used_bytes:
+                self._forget_oldest()
+
+    def trim(self) -> None:
+        """Forget the buffers that are not in use."""
+        for shelf in self._shelves.values():
+            shelf.free.clear()
+        self._num_free = self._free_bytes = 0
+
+    def _shelf(self, schema: Schema) -> _Shelf:
+        if self._last is not None and self._last[0] is schema:
+            return self._last[1]
+        shelf = self._shelves.get(schema)
+        if shelf is None:
+            num_bytes = buffer_bytes(schema)
+            shelf = _Shelf(num_bytes if num_bytes >= SMALL_BYTES else 0)
+            self._shelves[schema] = shelf
+        self._last = schema, shelf
+        return shelf
+
+    def _is_over(self, shelf: _Shelf) -> bool:
+        """Whether others are still to come, but none of this schema."""
+        return bool(shelf.num_bytes and self._num_due and not shelf.num_due)
+
+    def _take_free(self, shelf: _Shelf) -> Buffer:
+        if shelf.num_bytes:
+            self._num_free -= 1
+            self._free_bytes -= shelf.num_bytes
+        return shelf.free.pop()[1]
+
+    def _forget_oldest(self) -> None:
+        shelves = self._shelves.values()
+        counted = (shelf for shelf in shelves if shelf.num_bytes and shelf.free)
+        oldest = min(counted, key=lambda shelf: shelf.free[0][0])
+        oldest.free.popleft()
+        self._num_free -= 1
+        self._free_bytes -= oldest.num_bytes
+
+    def _make(self, schema: Schema) -> Buffer:
+        # Made during an evaluation, it must serve a later training step just as well.
+        with torch.inference_mode(False):
+            flat = torch.empty(
+                buffer_bytes(schema), dtype=torch.uint8, device=self._device
+            )
+            return Buffer(schema, flat, schema.views(flat))

@@ -1,0 +1,270 @@
+"""Messages through torch.distributed: gloo for CPUs, NCCL for GPUs.
+
+    send: pack into a buffer, isend ═══════▶ irecv, posted num_buffers messages early,
+    the buffer is kept until it has left     into buffers of a pool
+
+gloo pairs messages by number (torch_wire.py). One that nobody expects waits for ever:
+so both ends must have agreed on the schema (rendezvous.agree).
+
+NCCL pairs messages by order alone. Each channel has a group of its own there, in which
+the order is the channel's on both ends. What is written here about NCCL follows its
+documentation and has not been run on GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from hocket.errors import RunError
+from hocket.run.comm.buffers import Buffer, Pool
+from hocket.run.comm.schema_exchange import learn
+from hocket.run.comm.schema import Schema
+from hocket.run.comm.dist.wire import MAX_CHANNELS, Wire, wire_number
+from hocket.run.diagnostics.flight_recorder import OnWait
+from hocket.run.comm.transport import (
+    NUM_BUFFERS,
+    Channel,
+    Receiver,
+    Sender,
+    Transport,
+    check_tensors,
+    nobody_asks,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    """A message that was handed to the backend."""
+
+    tag: int
+    buffer: Buffer
+    work: dist.Work
+
+
+class TorchSender(Sender):
+    """Packs messages and hands them to the backend; see `Sender`."""
+
+    def __init__(
+        self, channel: Channel, number: int, wire: Wire, pool: Pool, *, num_buffers: int
+    ) -> None:
+        self._channel = channel
+        self._number = number
+        self._wire = wire
+        self._num_buffers = num_buffers
+        self._num_sent = 0
+        self._on_their_way: deque[_OnItsWay] = deque()
+        self._pool = pool
+
+    def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
+        """See `Sender.send`."""
+        check_tensors(self._channel, tag, tensors, schema)
+        while len(self._on_their_way) >= self._num_buffers:
+            self._finish_oldest(self._wire.timeout_s)
+        buffer = self._pool.take(schema)
+        for place, tensor in zip(buffer.views, tensors, strict=True):
+            place.copy_(tensor.detach())
+        number = wire_number(self._number, self._num_sent, tag)
+        work = self._wire.send(buffer.flat, number, self._channel, tag)
+        self._num_sent += 1
+        self._on_their_way.append(_OnItsWay(tag, buffer, work))
+
+    def flush(self, timeout_s: float) -> None:
+        """See `Sender.flush`."""
+        until_s = time.monotonic() + timeout_s
+        while self._on_their_way:
+            self._finish_oldest(max(0.001, until_s - time.monotonic()))
+
+    def close(self) -> None:
+        """See `Sender.close`."""
+        self._on_their_way.clear()
+
+    def _finish_oldest(self, timeout_s: float) -> None:
+        oldest = self._on_their_way[0]
+        to_rank = self._channel.to_rank
+        self._wire.wait(oldest.work, self._channel, oldest.tag, to_rank, timeout_s)
+        self._on_their_way.popleft()
+        self._pool.give(oldest.buffer)
+
+
+class TorchReceiver(Receiver):
+    """Has receives posted before their messages are sent; see `Receiver`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        store: Store,
+        wire: Wire,
+        pool: Pool,
+        *,
+        num_buffers: int,
+    ) -> None:
+        self._channel = channel
+        self._store = store
+        self._wire = wire
+        self._num_buffers = num_buffers
+        self._number: int | None = None  # the sender's end has it, once that is made
+        self._num_posted = 0
+        self._expected: deque[tuple[int, Schema]] = deque()
+        self._posted: dict[int, _OnItsWay] = {}
+        self._held: dict[int, Buffer] = {}
+        self._pool = pool
+
+    def expect(self, tags: Sequence[int], schema: Schema) -> None:
+        """See `Receiver.expect`."""
+        self._expected.extend((tag, schema) for tag in tags)
+        self._pool.expect(schema, len(tags))
+        self._post_early()
+
+    def ready(self, tag: int) -> bool:
+        """See `Receiver.ready`; gloo tells only those who wait."""
+        posted = self._posted.get(tag)
+        return posted is not None and posted.work.is_completed()
+
+    def receive(self, tag: int) -> tuple[Tensor, ...]:
+        """See `Receiver.receive`."""
+        while tag not in self._posted:
+            assert self._expected, f"{self._channel.message(tag)} was never expected"
+            self._post_next()
+        posted = self._posted[tag]
+        wire, from_rank = self._wire, self._channel.from_rank
+        wire.wait(posted.work, self._channel, tag, from_rank, wire.timeout_s)
+        del self._posted[tag]
+        self._post_early()
+        self._held[tag] = posted.buffer
+        return posted.buffer.tensors()
+
+    def release(self, tag: int) -> None:
+        """See `Receiver.release`."""
+        self._pool.give(self._held.pop(tag))
+
+    def close(self) -> None:
+        """See `Receiver.close`."""
+        self._expected.clear()
+        self._posted.clear()
+
+    def _post_early(self) -> None:
+        while self._expected and len(self._posted) < self._num_buffers:
+            self._post_next()
+
+    def _post_next(self) -> None:
+        tag, schema = self._expected.popleft()
+        if self._number is None:
+            self._number = self._learn_number()
+        buffer = self._pool.take(schema)
+        number = wire_number(self._number, self._num_posted, tag)
+        work = self._wire.receive(buffer.flat, number, self._channel, tag)
+        self._num_posted += 1
+        self._posted[tag] = _OnItsWay(tag, buffer, work)
+
+    def _learn_number(self) -> int:
+        what = f"rank {self._channel.from_rank} to make its end of the channel"
+        timeout_s = self._wire.timeout_s
+        key = _number_key(self._channel)
+        return int(learn(self._store, self._channel, key, what, timeout_s))
+
+
+class TorchTransport(Transport):
+    """Carries messages over the job's process group.
+
+    For NCCL all ranks must make the ends of all channels in one order: both ends of a
+    channel are then made at the same time, together with the group of the two.
+
+    Args:
+        store: in which channels get their numbers, with a prefix of its own for every
+            transport.
+        device: of the tensors.
+        timeout_s: after which a wait ends.
+        num_buffers: how many messages of a channel may be on their way on each side.
+        on_wait: told of waits.
+        group: for gloo, where nobody else may send or receive, and which ends with this
+            transport; None for the job's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        num_buffers: int = NUM_BUFFERS,
+        on_wait: OnWait = nobody_asks,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._store = store
+        self._wire = Wire(group, device, timeout_s, on_wait)
+        self._own_groups: list[dist.ProcessGroup] = [] if group is None else [group]
+        self._num_buffers = num_buffers
+        self._ends: list[Sender | Receiver] = []
+        self._sent, self._received = Pool(device), Pool(device)
+
+    def sender(self, channel: Channel) -> Sender:
+        """See `Transport.sender`."""
+        number = self._store.add("num channels", 1) - 1
+        if number >= MAX_CHANNELS:
+            raise RunError(
+                f"{channel}: a job can have {MAX_CHANNELS} channels, no more"
+            )
+        self._store.set(_number_key(channel), str(number))
+        wire = self._wire_of(channel)
+        sender = TorchSender(
+            channel, number, wire, self._sent, num_buffers=self._num_buffers
+        )
+        self._ends.append(sender)
+        return sender
+
+    def receiver(self, channel: Channel) -> Receiver:
+        """See `Transport.receiver`."""
+        wire = self._wire_of(channel)
+        receiver = TorchReceiver(
+            channel, self._store, wire, self._received, num_buffers=self._num_buffers
+        )
+        self._ends.append(receiver)
+        return receiver
+
+    def trim(self) -> None:
+        """See `Transport.trim`."""
+        self._sent.trim()
+        self._received.trim()
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        for end in self._ends:
+            end.close()
+        while self._own_groups:
+            with contextlib.suppress(ValueError):  # whoever left the job left it, too
+                dist.destroy_process_group(self._own_groups.pop())
+
+    def _wire_of(self, channel: Channel) -> Wire:
+        wire = self._wire
+        if wire.device.type == "cpu":
+            return wire
+        group = dist.new_group(
+            [channel.from_rank, channel.to_rank],
+            timeout=timedelta(seconds=wire.timeout_s),
+            backend="nccl",
+            use_local_synchronization=True,  # of these two ranks, not of all
+            group_desc=str(channel),
+        )
+        self._own_groups.append(group)
+        # NCCL connects at the first message, and the ranks wait for each other then.
+        # Here they come to each channel in one order; in the first step they may not.
+        hello = torch.zeros(1, device=wire.device)
+        if dist.get_rank() == channel.from_rank:
+            dist.send(hello, channel.to_rank, group=group)
+        else:
+            dist.recv(hello, channel.from_rank, group=group)
+        return Wire(group, wire.device, wire.timeout_s, wire.on_wait)
+
+
+def _number_key(channel: Channel) -> str:
+    return f"channel/{channel.key}"

@@ -1,0 +1,125 @@
+"""How one message travels through torch.distributed: its number, and what can go wrong.
+
+All channels of a job share one gloo group, in which messages are paired by number. The
+31 bits that gloo has for one are
+
+    channel (10) | message on the channel (10) | tag mod 2039 (11)
+
+which no two messages on their way share. The last part makes a disagreement about step,
+microbatch or schema a wait that ends, not a wrong message.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import WaitError
+from hocket.run.comm.transport import Channel
+from hocket.run.diagnostics.flight_recorder import OnWait
+
+MAX_CHANNELS: Final = 1 << 10
+_MAX_ON_THEIR_WAY: Final = 1 << 10
+_CHECK: Final = 2039  # the largest prime below 2 ** 11
+
+
+def wire_number(channel: int, message: int, tag: int) -> int:
+    """The number under which gloo pairs a message.
+
+    Args:
+        channel: its number, below 1024.
+        message: how many the channel carried before.
+        tag: `message_tag`.
+    """
+    order = channel * _MAX_ON_THEIR_WAY + message % _MAX_ON_THEIR_WAY
+    return order << _CHECK.bit_length() | tag % _CHECK
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Where one end's messages go.
+
+    Args:
+        group: holds both ends; None for the job's.
+        device: of the tensors.
+        timeout_s: after which a wait ends.
+        on_wait: told of waits.
+    """
+
+    group: dist.ProcessGroup | None
+    device: torch.device
+    timeout_s: float
+    on_wait: OnWait
+
+    def send(self, flat: Tensor, number: int, channel: Channel, tag: int) -> dist.Work:
+        """Begin to send a message."""
+        to_rank = channel.to_rank
+        try:
+            work = dist.isend(flat, to_rank, group=self.group, tag=number)
+        except RuntimeError as error:
+            raise _lost(channel, tag, to_rank, 0.0, error) from error
+        assert work is not None, "this rank is a member of the group"
+        return work
+
+    def receive(
+        self, flat: Tensor, number: int, channel: Channel, tag: int
+    ) -> dist.Work:
+        """Begin to receive a message."""
+        from_rank = channel.from_rank
+        try:
+            work = dist.irecv(flat, from_rank, group=self.group, tag=number)
+        except RuntimeError as error:
+            raise _lost(channel, tag, from_rank, 0.0, error) from error
+        assert work is not None, "this rank is a member of the group"
+        return work
+
+    def wait(
+        self, work: dist.Work, channel: Channel, tag: int, other: int, timeout_s: float
+    ) -> None:
+        """Wait until a message has left or arrived.
+
+        With NCCL only the device waits; there NCCL's watchdog keeps the deadline.
+
+        Args:
+            work: of that message.
+            channel: that it travels on.
+            tag: its own.
+            other: the rank at the other end.
+            timeout_s: after which the wait ends.
+
+        Raises:
+            WaitError: the time is up, or the other end is gone.
+        """
+        if self.device.type != "cpu":
+            work.wait()
+            return
+        self.on_wait(channel.name, other)
+        begin_s = time.monotonic()
+        try:
+            work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            waited_s = time.monotonic() - begin_s
+            raise _lost(channel, tag, other, waited_s, error) from error
+
+
+def _lost(
+    channel: Channel, tag: int, other: int, waited_s: float, error: RuntimeError
+) -> WaitError:
+    """What an error of the backend means for us."""
+    message = channel.message(tag)
+    said = str(error).strip().split("\n", 1)[0]
+    if "imed out" in said:
+        return WaitError(
+            f"{message}: waited {waited_s:.1f} s for rank {other}: it is stopped, "
+            "stuck, slower than the timeout allows, or its messages are others than "
+            f"those expected here ({said})"
+        )
+    return WaitError(
+        f"{message}: rank {other} is gone after a wait of {waited_s:.1f} s ({said})"
+    )

@@ -1,0 +1,107 @@
+"""What the two ends of a channel tell each other through the job's store.
+
+Only a few words, once: where to connect, and what messages of one shape signature hold.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import Final, assert_never
+
+from torch.distributed.distributed_c10d import Store
+
+from hocket.errors import SchemaError, WaitError
+from hocket.run.comm.schema import Schema
+from hocket.run.comm.transport import Channel
+
+_FIRST_PAUSE_S: Final = 0.0005
+_LAST_PAUSE_S: Final = 0.02
+
+
+class Role(Enum):
+    """Which end of a channel a worker is at."""
+
+    SENDER = "sender"
+    RECEIVER = "receiver"
+
+
+def agree(
+    store: Store,
+    channel: Channel,
+    signature: str,
+    schema: Schema | None,
+    role: Role,
+    timeout_s: float,
+) -> Schema:
+    """Make both ends of a channel use one schema for messages of one signature.
+
+    The sender writes its schema down and goes on. The receiver waits for it, and
+    compares it with what it knows beforehand.
+
+    Args:
+        store: the job's, with a prefix of its own for every attempt.
+        channel: that the messages travel on.
+        signature: what the shapes follow from, such as `train 8x64`; the same words on
+            both ends.
+        schema: the sender's, complete; or what the receiver knows of it, with `ANY` for
+            dimensions that depend on the batch, or None.
+        role: which end this is.
+        timeout_s: how long the receiver waits for the sender.
+
+    Returns:
+        The schema that both ends now have.
+
+    Raises:
+        SchemaError: the two ends disagree; the message names both.
+        WaitError: the sender wrote nothing in time.
+    """
+    key = f"schema/{channel.key}/{signature}"
+    match role:
+        case Role.SENDER:
+            assert schema is not None, "the sender knows what it sends"
+            store.set(key, str(schema))
+            return schema
+        case Role.RECEIVER:
+            what = f"the schema of messages of signature {signature!r}"
+            agreed = Schema.parse(learn(store, channel, key, what, timeout_s))
+            if schema is not None and not agreed.fits(schema):
+                raise SchemaError(
+                    f"{channel}, signature {signature!r}: rank {channel.from_rank} "
+                    f"sends {agreed}, rank {channel.to_rank} expects {schema}"
+                )
+            return agreed
+        case _:
+            assert_never(role)
+
+
+def learn(store: Store, channel: Channel, key: str, what: str, timeout_s: float) -> str:
+    """Wait for a word of a channel's other end.
+
+    Args:
+        store: the job's.
+        channel: that this is about.
+        key: in the store.
+        what: to wait for, in words.
+        timeout_s: after which the wait ends.
+
+    Raises:
+        WaitError: it did not come in time.
+    """
+    until_s = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    try:
+        # Not `store.wait`, which lets no signal through: Ctrl-C would take a minute.
+        while not store.check([key]):
+            if time.monotonic() >= until_s:
+                raise WaitError(
+                    f"{channel}: waited {timeout_s:.1f} s for {what}; the other end "
+                    "may have ended, be stuck, or be slower than the timeout allows"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+        return store.get(key).decode()
+    except RuntimeError as error:  # of whatever kind a store's errors are
+        raise WaitError(
+            f"{channel}: lost the job's store while waiting for {what}: {error}"
+        ) from error

@@ -1,0 +1,70 @@
+"""How one end of a shared-memory channel waits for the other: until a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.errors import WaitError
+from hocket.run.comm.shm.link import Link
+from hocket.run.comm.transport import Channel
+from hocket.run.diagnostics.flight_recorder import OnWait
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What to say of a wait, and when to end it.
+
+    Args:
+        channel: waited on.
+        other: the rank waited for.
+        timeout_s: after which a wait ends.
+        on_wait: told of waits.
+    """
+
+    channel: Channel
+    other: int
+    timeout_s: float
+    on_wait: OnWait
+
+    def wait(self, link: Link, done: Callable[[], bool], tag: int, fault: str) -> None:
+        """Wait for the other end.
+
+        Args:
+            link: to the other end.
+            done: fetches what came, and says whether that was it.
+            tag: of the message that this is about.
+            fault: what to reproach the other rank with, beginning with a verb.
+
+        Raises:
+            WaitError: the time is up, or the other end is gone.
+        """
+        if done():
+            return
+        self.about_to_wait()
+        begin_s = time.monotonic()
+        while not done():
+            waited_s = time.monotonic() - begin_s
+            if link.gone:
+                raise WaitError(
+                    f"{self.channel.message(tag)}: {self.gone(link)} and {fault}"
+                )
+            if waited_s >= self.timeout_s:
+                raise WaitError(
+                    f"{self.channel.message(tag)}: waited {waited_s:.1f} s; rank "
+                    f"{self.other} (process {link.pid}) lives but {fault}: it is "
+                    "stopped, stuck, or slower than the timeout allows"
+                )
+            link.wait(self.timeout_s - waited_s)
+
+    def about_to_wait(self) -> None:
+        """Tell whoever wants to know."""
+        self.on_wait(self.channel.name, self.other)
+
+    def gone(self, link: Link) -> str:
+        """That the other end is gone, in words."""
+        return (
+            f"rank {self.other} is gone (its process {link.pid} ended, or closed the "
+            "channel)"
+        )

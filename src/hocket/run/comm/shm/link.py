@@ -1,0 +1,240 @@
+"""The line between two processes of one host: packets in order, and the end's notice.
+
+A connected unix-domain socket (sequenced packets). It carries a few bytes per message
+and, now and then, a file descriptor; what messages hold is in memory that both map.
+
+    waiting:   look again and again for up to 1 ms,  ──▶ sleep in poll()
+               as long as nobody else wants the core      until a packet, the other's
+               (waking a sleeper costs 25 µs)             end, or the deadline
+
+The kernel's locks around the packet queue order the two processes' memory: what one
+wrote before it posted a packet, the other sees once it has fetched it, on every kind of
+processor. Nothing has a name in a file system, so nothing is left behind, however we
+end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from hocket.run.comm.shm.packets import MAX_PACKET_BYTES
+
+SPIN_S: Final = 1e-3  # of looking in vain, beside _WAKE_S at most 2.5 % are lost
+_WAKE_S: Final = 25e-6  # what sleeping and being woken costs
+_CROWDED_S: Final = 50e-6  # one look takes 1 µs; so long, somebody else had the core
+
+_CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
+_DESCRIPTOR: Final = struct.Struct("i")
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_DESCRIPTOR.size)
+
+
+class Link:
+    """One process's end of a connection.
+
+    Attributes:
+        pid: the other process; 0 if it is not visible from here.
+        gone: the other end is closed or dead, and nothing is left to fetch.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Take over a connected socket."""
+        connection.setblocking(False)
+        self._socket = connection
+        self.pid, self._user = _other(connection)
+        self.gone = False
+        self._spin_s = SPIN_S
+        self._num_sleeps = 0  # waits that do not even begin to look
+        self._arrival = select.poll()
+        self._arrival.register(connection, select.POLLIN)
+        self._anything = select.poll()
+        self._anything.register(connection, select.POLLIN)
+        # A child that the other process forked (a data loader's) keeps its socket open
+        # after its death, so the process itself is watched too.
+        self._process = _open_process(self.pid)
+        if self._process is not None:
+            self._anything.register(self._process, select.POLLIN)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the other process belongs to the same user."""
+        return self._user == os.getuid()
+
+    def post(self, packet: bytes, descriptor: int | None = None) -> bool:
+        """Send a packet, never empty; False if the queue has no room for it now.
+
+        To an end that is gone, packets are lost; `wait` and `fetch` find that out.
+        """
+        try:
+            if descriptor is None:
+                self._socket.send(packet)
+            else:
+                socket.send_fds(self._socket, [packet], [descriptor])
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+    def has_news(self) -> bool:
+        """Whether there is a packet to fetch, or the end; cheaper than a vain fetch."""
+        return bool(self._arrival.poll(0))
+
+    def fetch(self) -> tuple[bytes, int | None] | None:
+        """The next packet, if there is one, with the descriptor that came with it."""
+        while True:
+            try:
+                packet, ancillary, _, _ = self._socket.recvmsg(
+                    MAX_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                continue  # told once, ahead of packets that are still in the queue
+            if not packet:
+                self.gone = True
+                return None
+            return packet, _descriptor(ancillary) if ancillary else None
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when there is something to fetch, the other end is gone, or later."""
+        begin_s = time.perf_counter()
+        if self._looks(begin_s + min(self._spin_s, timeout_s)):
+            return
+        events = self._anything.poll(max(0, math.ceil(timeout_s * 1e3)))
+        # Look long only as long as that has a chance.
+        short = time.perf_counter() - begin_s < SPIN_S
+        self._spin_s = SPIN_S if short else self._spin_s / 2
+        if events and not self.has_news():
+            self.gone = True
+
+    def close(self) -> None:
+        """Let the other end know that nothing comes any more. Idempotent."""
+        self.gone = True
+        # Also ends the connection for a forked child, which holds the socket too.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        if self._process is not None:
+            os.close(self._process)
+            self._process = None
+
+    def _looks(self, until_s: float) -> bool:
+        """Look for something to fetch again and again; whether it came.
+
+        Where others want the core, a sleeper is woken sooner than one who yields has
+        its turn again. What that cost is saved by as many waits that sleep at once.
+        """
+        if self._num_sleeps:
+            self._num_sleeps -= 1
+            return self.has_news()
+        now_s = time.perf_counter()
+        while not self.has_news():
+            os.sched_yield()
+            last_s, now_s = now_s, time.perf_counter()
+            if now_s - last_s > _CROWDED_S:
+                self._num_sleeps = int((now_s - last_s) / _WAKE_S)
+                return self.has_news()
+            if now_s >= until_s:
+                return False
+        return True
+
+
+class Listener:
+    """Where one other process of the same user may connect.
+
+    Attributes:
+        name: what the other process connects to; random, in no file system.
+    """
+
+    def __init__(self) -> None:
+        """Begin to listen."""
+        self.name = f"hocket-{secrets.token_hex(16)}"
+        self._socket = _new_socket()
+        self._socket.bind("\0" + self.name)
+        self._socket.listen(1)
+
+    def accept(self, timeout_s: float) -> Link | None:
+        """The connection, once it is there; None if it does not come in time."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self._socket.settimeout(max(0.0, until_s - time.monotonic()))
+            try:
+                connection, _ = self._socket.accept()
+            except (TimeoutError, BlockingIOError):
+                return None
+            link = Link(connection)
+            if link.trusted:
+                return link
+            link.close()
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._socket.close()
+
+
+def connect(name: str) -> Link | None:
+    """Connect to a listener, at once; None if there is none of the same user."""
+    connection = _new_socket()
+    connection.setblocking(False)
+    try:
+        connection.connect("\0" + name)
+    except (ConnectionError, BlockingIOError):
+        connection.close()
+        return None
+    link = Link(connection)
+    if not link.trusted:
+        link.close()
+        return None
+    return link
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, even if its parent has not noticed yet."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # this system cannot tell
+    end = select.poll()
+    end.register(process, select.POLLIN)
+    ended = bool(end.poll(0))
+    os.close(process)
+    return ended
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _other(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel knows them."""
+    found = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    pid, user, _ = _CREDENTIALS.unpack(found)
+    return pid, user
+
+
+def _open_process(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends, where that exists."""
+    try:
+        return os.pidfd_open(pid) if pid else None
+    except OSError:
+        return None
+
+
+def _descriptor(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+    ((_, _, data),) = ancillary
+    number: int
+    (number,) = _DESCRIPTOR.unpack(data)
+    return number

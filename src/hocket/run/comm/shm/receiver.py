@@ -1,0 +1,217 @@
+"""The receiving end of a shared-memory channel; shared_memory.py has the picture."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from hocket.errors import SchemaError, WaitError
+from hocket.run.comm.buffers import Buffer, Pool
+from hocket.run.comm.schema import Schema, tag_digest, tag_salt, tag_text
+from hocket.run.comm.shm.deadline import Patience
+from hocket.run.comm.shm.link import Link, Listener, has_ended
+from hocket.run.comm.shm.packets import (
+    Announcement,
+    Complaint,
+    Message,
+    Taken,
+    pack,
+    unpack,
+)
+from hocket.run.comm.shm.sender import address_key, process_key
+from hocket.run.comm.shm.slots import Slots
+from hocket.run.comm.transport import Channel, Receiver
+from hocket.run.diagnostics.flight_recorder import OnWait
+
+_LOOK_UP_S: Final = 0.2  # while nobody has connected
+_LARGE_BYTES: Final = 1 << 16  # a slot to be used again before it leaves the caches
+
+
+class SharedMemoryReceiver(Receiver):
+    """Copies messages out of slots; see `Receiver`.
+
+    A message is in one of four places:
+
+        expected ──▶ noticed (in its slot) ──▶ arrived (copied) ──▶ held ──▶ the pool
+                 packet                  asked for, or        receive    release
+                                         before one that is
+
+    Args:
+        channel: whose receiving end this is.
+        store: in which to leave the address, and to find the sender's process.
+        timeout_s: after which a wait ends.
+        num_buffers: the slots; this end chooses their number.
+        num_untold: so many messages it may have taken without telling the sender, who
+            may then be so many fewer ahead. To tell takes two calls of the system, one
+            at each end.
+        pool: of buffers, shared with the other channels of this worker.
+        on_wait: told of waits.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        store: Store,
+        *,
+        timeout_s: float,
+        num_buffers: int,
+        num_untold: int,
+        pool: Pool,
+        on_wait: OnWait,
+    ) -> None:
+        self._channel = channel
+        self._store = store
+        self._patience = Patience(channel, channel.from_rank, timeout_s, on_wait)
+        self._listener = Listener()
+        store.set(address_key(channel), f"{num_buffers} {self._listener.name}")
+        self._link: Link | None = None
+        self._slots: Slots | None = None
+        self._num_slots = num_buffers
+        self._most_untold = num_untold
+        self._num_untold = 0  # messages taken, as the sender does not know yet
+        self._texts: dict[int, str] = {}  # of schemas, by digest
+        self._expected: deque[tuple[int, Schema]] = deque()
+        self._noticed: deque[tuple[Message, Slots]] = deque()
+        self._arrived: dict[int, Buffer] = {}
+        self._held: dict[int, Buffer] = {}
+        self._pool = pool
+
+    def expect(self, tags: Sequence[int], schema: Schema) -> None:
+        """See `Receiver.expect`."""
+        for tag in tags:
+            self._expected.append((tag, schema))
+        self._pool.expect(schema, len(tags))
+
+    def ready(self, tag: int) -> bool:
+        """See `Receiver.ready`."""
+        link = self._link or self._accept(0.0)
+        while link is not None and (fetched := link.fetch()) is not None:
+            self._read(*fetched)
+        return tag in self._arrived or any(
+            tag == message.tag for message, _ in self._noticed
+        )
+
+    def receive(self, tag: int) -> tuple[Tensor, ...]:
+        """See `Receiver.receive`."""
+        buffer = self._arrived.pop(tag, None)
+        if buffer is None:
+            buffer = self._take_until(tag)
+        self._held[tag] = buffer
+        return buffer.tensors()
+
+    def release(self, tag: int) -> None:
+        """See `Receiver.release`."""
+        self._pool.give(self._held.pop(tag))
+
+    def close(self) -> None:
+        """See `Receiver.close`."""
+        self._listener.close()
+        if self._link is not None:
+            self._link.close()
+
+    def _take_until(self, tag: int) -> Buffer:
+        """Take messages in their order; those that are not asked for are put aside."""
+        link = self._link or self._wait_for_sender(tag)
+        while True:
+            if not self._noticed and not self._notice():
+                self._patience.wait(link, self._notice, tag, "did not send it")
+            came, buffer = self._take(link, tag)
+            if came == tag:
+                return buffer
+            self._arrived[came] = buffer
+
+    def _wait_for_sender(self, tag: int) -> Link:
+        """Wait for the first message's connection, looking up now and then."""
+        self._patience.about_to_wait()
+        timeout_s, rank = self._patience.timeout_s, self._channel.from_rank
+        until_s = time.monotonic() + timeout_s
+        while (remaining_s := until_s - time.monotonic()) > 0:
+            ended = self._sender_has_ended()
+            link = self._accept(0.0 if ended else min(remaining_s, _LOOK_UP_S))
+            if link is not None:
+                return link
+            if ended:
+                raise WaitError(
+                    f"{self._channel.message(tag)}: rank {rank} is gone: its process "
+                    "ended before it sent anything on this channel"
+                )
+        raise WaitError(
+            f"{self._channel.message(tag)}: waited {timeout_s:.1f} s; rank {rank} sent "
+            "nothing on this channel yet: it is stopped, stuck, or slower than the "
+            "timeout allows"
+        )
+
+    def _sender_has_ended(self) -> bool:
+        """Whether there was a sender, whose process has ended; it leaves its number."""
+        key = process_key(self._channel)
+        return self._store.check([key]) and has_ended(int(self._store.get(key)))
+
+    def _accept(self, timeout_s: float) -> Link | None:
+        self._link = self._listener.accept(timeout_s)
+        if self._link is not None:
+            self._listener.close()
+        return self._link
+
+    def _notice(self) -> bool:
+        """Fetch packets until one is about a message."""
+        assert self._link is not None, "accepted"
+        while not self._noticed and (fetched := self._link.fetch()) is not None:
+            self._read(*fetched)
+        return bool(self._noticed)
+
+    def _read(self, data: bytes, memory: int | None) -> None:
+        match unpack(data):
+            case Message() as message:
+                assert self._slots is not None, "announced"
+                self._noticed.append((message, self._slots))
+            case Announcement(digest, slot_bytes, text):
+                self._texts[digest] = text
+                if memory is not None:
+                    self._slots = Slots(memory, self._num_slots, slot_bytes)
+            case Taken() | Complaint() as packet:
+                raise AssertionError(f"{packet} is for senders")
+            case packet:
+                assert_never(packet)
+
+    def _take(self, link: Link, asked: int) -> tuple[int, Buffer]:
+        """Copy the next message out of its slot, if it is the one expected."""
+        assert self._expected, f"{self._channel.message(asked)} was never expected"
+        tag, schema = self._expected.popleft()
+        message, slots = self._noticed.popleft()
+        if message.tag != tag:
+            raise self._complain(link, tag, schema, message.tag)
+        buffer = self._pool.take(schema)
+        buffer.flat.copy_(slots.buffer(message.slot, schema).flat)
+        self._num_untold += 1
+        # The queue can be full only of hundreds that the sender had no need to fetch.
+        if self._must_tell(slots) and link.post(pack(Taken(self._num_untold))):
+            self._num_untold = 0
+        return tag, buffer
+
+    def _must_tell(self, slots: Slots) -> bool:
+        """Whether the sender shall know at once, and not with later messages.
+
+        It always does when nothing more is expected: both may end after that.
+        """
+        return (
+            self._num_untold > self._most_untold
+            or not self._expected
+            or slots.slot_bytes > _LARGE_BYTES
+        )
+
+    def _complain(self, link: Link, tag: int, schema: Schema, came: int) -> SchemaError:
+        """Name both sides; the sender, too, shall know more than that we are gone."""
+        text = (
+            f"{self._channel}: rank {self._channel.to_rank} expects {tag_text(tag)}, "
+            f"{schema}; rank {self._channel.from_rank} sent {tag_text(came)}, "
+            f"{self._texts.get(tag_digest(came), 'of a schema never announced')}"
+        )
+        if tag_salt(came) != tag_salt(tag):
+            text += "; their batches differ: do both read the same data in one order?"
+        link.post(pack(Complaint(text)))
+        return SchemaError(text)

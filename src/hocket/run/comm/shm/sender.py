@@ -1,0 +1,175 @@
+"""The sending end of a shared-memory channel; shared_memory.py has the picture."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from hocket.errors import SchemaError, WaitError
+from hocket.run.comm.buffers import buffer_bytes
+from hocket.run.comm.schema import Schema
+from hocket.run.comm.schema_exchange import learn
+from hocket.run.comm.shm.deadline import Patience
+from hocket.run.comm.shm.link import Link, connect
+from hocket.run.comm.shm.packets import (
+    Announcement,
+    Complaint,
+    Message,
+    Packet,
+    Taken,
+    pack,
+    unpack,
+)
+from hocket.run.comm.shm.slots import Slots, new_memory
+from hocket.run.comm.transport import Channel, Sender, check_tensors
+from hocket.run.diagnostics.flight_recorder import OnWait
+
+_FEW: Final = 4  # asking every time costs time, asking only at the last slot memory
+
+
+class SharedMemorySender(Sender):
+    """Copies messages into slots; see `Sender`.
+
+    Args:
+        channel: whose sending end this is.
+        store: in which the receiver leaves its address, and this end its process.
+        timeout_s: after which a wait ends.
+        on_wait: told of waits.
+    """
+
+    def __init__(
+        self, channel: Channel, store: Store, *, timeout_s: float, on_wait: OnWait
+    ) -> None:
+        self._channel = channel
+        self._store = store
+        self._patience = Patience(channel, channel.to_rank, timeout_s, on_wait)
+        self._link: Link | None = None
+        self._slots: Slots | None = None
+        self._num_slots = 0
+        self._ask_at = 0  # so many filled slots, it asks which are free again
+        self._num_sent = 0
+        self._free: list[int] = []  # the last one freed is used first: it is in caches
+        self._filled: deque[int] = deque()  # in the order of sending and of taking
+        self._announced: set[Schema] = set()
+        self._last: Schema | None = None  # that was sent
+        store.set(process_key(channel), str(os.getpid()))
+
+    def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
+        """See `Sender.send`."""
+        check_tensors(self._channel, tag, tensors, schema)
+        link = self._link or self._connect(tag)
+        if len(self._filled) >= self._ask_at and not self._has_room():
+            fault = f"takes no more messages, and {len(self._filled)} wait for it"
+            self._patience.wait(link, self._has_room, tag, fault)
+        if schema is not self._last and schema not in self._announced:
+            self._announce(link, tag, schema)
+        self._last = schema
+        assert self._slots is not None, "announced"
+        slot = self._free.pop()
+        places = self._slots.buffer(slot, schema).views
+        for place, tensor in zip(places, tensors, strict=True):
+            place.copy_(tensor.detach() if tensor.requires_grad else tensor)
+        self._filled.append(slot)
+        self._num_sent += 1
+        self._post(link, tag, Message(tag, slot))
+
+    def flush(self, timeout_s: float) -> None:
+        """See `Sender.flush`; there is no wait, for slots outlive this process."""
+        if self._link is None:
+            return
+        self._listen(self._link)
+        if self._filled and self._link.gone:
+            raise WaitError(
+                f"{self._channel}: {self._patience.gone(self._link)} before it took "
+                f"the last {len(self._filled)} of {self._num_sent} messages"
+            )
+
+    def close(self) -> None:
+        """See `Sender.close`."""
+        if self._link is not None:
+            self._link.close()
+
+    def _connect(self, tag: int) -> Link:
+        self._patience.about_to_wait()
+        rank = self._channel.to_rank
+        key, what = address_key(self._channel), f"the address of rank {rank}"
+        address = learn(self._store, self._channel, key, what, self._patience.timeout_s)
+        num_slots, name = address.split()
+        link = connect(name)
+        if link is None:
+            raise WaitError(
+                f"{self._channel.message(tag)}: rank {rank} is gone: nobody listens "
+                "any more at the address that it gave"
+            )
+        self._num_slots = int(num_slots)
+        self._ask_at = min(self._num_slots, _FEW)
+        self._free = list(range(self._num_slots))
+        self._link = link
+        return link
+
+    def _announce(self, link: Link, tag: int, schema: Schema) -> None:
+        """Tell of a new schema, and hand over larger slots if it needs them."""
+        slot_bytes = buffer_bytes(schema)
+        if self._slots is not None and slot_bytes <= self._slots.slot_bytes:
+            self._post(link, tag, Announcement(schema.digest, 0, str(schema)))
+        else:
+            memory = new_memory(self._num_slots, slot_bytes)
+            packet = Announcement(schema.digest, slot_bytes, str(schema))
+            self._post(link, tag, packet, memory)
+            self._slots = Slots(memory, self._num_slots, slot_bytes)
+        self._announced.add(schema)
+
+    def _post(
+        self, link: Link, tag: int, packet: Packet, memory: int | None = None
+    ) -> None:
+        """Post it, also where the kernel's queue has less room than there are slots.
+
+        The receiver that makes room there says so: it tells what it took, after at most
+        `num_untold` more.
+        """
+        data = pack(packet)
+        if link.post(data, memory):
+            return
+
+        def posted() -> bool:
+            self._listen(link)
+            return link.post(data, memory)
+
+        self._patience.wait(link, posted, tag, "fetched no packets")
+
+    def _has_room(self) -> bool:
+        assert self._link is not None, "connected"
+        self._listen(self._link)
+        return bool(self._free) and not self._link.gone
+
+    def _listen(self, link: Link) -> None:
+        """Count what the receiver took.
+
+        Raises:
+            SchemaError: it complains about what was sent.
+        """
+        while link.has_news() and (fetched := link.fetch()) is not None:
+            match unpack(fetched[0]):
+                case Taken(count):
+                    self._free.extend(self._filled.popleft() for _ in range(count))
+                case Complaint(text):
+                    raise SchemaError(text)
+                case Message() | Announcement() as packet:
+                    raise AssertionError(f"{packet} is for receivers")
+                case packet:
+                    assert_never(packet)
+
+
+def address_key(channel: Channel) -> str:
+    """Where in the store a channel's receiver leaves its address."""
+    return f"address/{channel.key}"
+
+
+def process_key(channel: Channel) -> str:
+    """Where in the store a channel's sender leaves its process's number."""
+    return f"process/{channel.key}"

@@ -1,0 +1,117 @@
+"""Notice workers that are at different steps, or at different batches, in time.
+
+Each worker is handed the whole batch and takes its part; nobody hands it round. So all
+must read the same data in the same order, which only they can find out together:
+
+    replica 0   device 0 ──header──▶ device 1 ──header──▶ device 2     each step, ahead
+                   ▲                    ▲                    ▲         of the first
+                   └── all headers ──┐  └── likewise         └── ...   output
+    replica 1   device 0 ──header──▶ device 1 ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import SchemaError
+from hocket.run.cluster.group import Group
+from hocket.run.comm.schema import Schema, TensorSpec
+
+HEADER: Final = Schema((TensorSpec((3,), "int64"),))
+_WHAT: Final = "headers of the replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all workers must agree about before a step.
+
+    Args:
+        number: of the step, counted over the whole run.
+        salt: a digest of the whole batch.
+        num_samples: of the whole step, over all its batches and replicas.
+        sizes: samples of each of the batch's microbatches in this replica.
+        first: the batch's first microbatch, counted over the whole step.
+    """
+
+    number: int
+    salt: int
+    num_samples: int
+    sizes: tuple[int, ...]
+    first: int = 0
+
+    def header(self) -> Tensor:
+        """What travels of it: three numbers."""
+        return torch.tensor([self.number, self.salt, self.num_samples])
+
+
+def compare(own: Tensor, own_rank: int, other: Tensor, other_rank: int) -> None:
+    """Refuse a header that differs from one's own.
+
+    Raises:
+        SchemaError: names both sides, and what differs first.
+    """
+    (step, salt, num_samples), theirs = own.tolist(), other.tolist()
+    if [step, salt, num_samples] == theirs:
+        return
+    if step != theirs[0]:
+        what = (
+            f"rank {own_rank} is at step {step}, rank {other_rank} at step "
+            f"{theirs[0]}: do their loaders yield equally many batches?"
+        )
+    elif num_samples != theirs[2]:
+        what = (
+            f"at step {step}, rank {own_rank} has a batch of {num_samples} samples, "
+            f"rank {other_rank} one of {theirs[2]}"
+        )
+    else:
+        what = (
+            f"at step {step}, ranks {own_rank} and {other_rank} have different batches "
+            f"of {num_samples} samples (digests {salt:08x} and {theirs[1]:08x})"
+        )
+    raise SchemaError(
+        f"{what}. Every worker must iterate over the same batches in the same order: "
+        "seed whatever shuffles them with the same number, and let no sampler share "
+        "them out"
+    )
+
+
+class ReplicaCheck:
+    """Compares headers over the replicas of one device, while the lane goes on.
+
+    Args:
+        group: the replicas.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._told: list[tuple[int, list[Tensor], dist.Work]] = []  # of each batch
+
+    def begin(self, step: Step) -> None:
+        """Tell the other replicas of a batch; every one must call this."""
+        own = step.header()
+        headers = [torch.empty_like(own) for _ in self._group.ranks]
+        work = self._group.all_gather(headers, own, _WHAT)
+        self._told.append((step.number, headers, work))
+
+    def finish(self, number: int) -> None:
+        """Compare with all of them, before anything is updated.
+
+        Args:
+            number: of the step; later ones are left for later.
+
+        Raises:
+            SchemaError: a replica is at another step or batch.
+            WaitError: a replica did not tell.
+        """
+        ranks, rank = self._group.ranks, self._group.rank
+        while self._told and self._told[0][0] <= number:
+            _, headers, work = self._told.pop(0)
+            self._group.wait(work, _WHAT)
+            own = headers[ranks.index(rank)]
+            for other, header in zip(ranks, headers, strict=True):
+                compare(own, rank, header, other)

@@ -1,0 +1,164 @@
+"""Messages between two workers: what every transport promises.
+
+    worker of stage 0                            worker of stage 1
+    Sender ── send(tag) ──▶ [ at most num_buffers ] ──▶ Receiver
+                             not yet received            expect(tags)  in send's order
+                                                         receive(tag)  in any order
+                                                         release(tag)
+
+A channel has one direction, one sender and one receiver. Its messages keep their order.
+The sender may be `num_buffers` messages ahead; then it waits. Every wait ends within a
+deadline, or earlier when the other process ends. After an error a channel is of no more
+use. Senders and receivers are used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from hocket.errors import SchemaError
+from hocket.run.comm.schema import Schema, schema_of, tag_text
+
+NUM_BUFFERS: Final = 4  # what a sender may be ahead, when nobody asks for another
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One direction between two workers.
+
+    Args:
+        name: `F0>1` for outputs of stage 0 on their way to stage 1, `B1>0` for their
+            gradients on the way back.
+        from_rank: the sender's rank in the job.
+        to_rank: the receiver's.
+    """
+
+    name: str
+    from_rank: int
+    to_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (rank {self.from_rank} to rank {self.to_rank})"
+
+    @property
+    def key(self) -> str:
+        """A name that no other channel of the job has, replicas' included."""
+        return f"{self.name}@{self.from_rank}-{self.to_rank}"
+
+    def message(self, tag: int) -> str:
+        """Name one message of this channel in an error."""
+        return f"{self}, {tag_text(tag)}"
+
+
+class Sender(ABC):
+    """The end of a channel that messages leave from."""
+
+    @abstractmethod
+    def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
+        """Copy the tensors into a message, and let it travel.
+
+        The message holds what the tensors held when `send` was called: the caller may
+        change or drop them at once.
+
+        Args:
+            tag: `message_tag`; no two messages that the receiver expects at a time may
+                have the same.
+            tensors: any strides; gradients are not recorded.
+            schema: theirs.
+
+        Raises:
+            SchemaError: the tensors are not what the schema says.
+            WaitError: the receiver took no message for too long, or is gone.
+        """
+
+    @abstractmethod
+    def flush(self, timeout_s: float) -> None:
+        """Return when this process may end without harm to what was sent.
+
+        Raises:
+            WaitError: that was not so within `timeout_s`, or the receiver is gone.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back, without waiting. Idempotent."""
+
+
+class Receiver(ABC):
+    """The end of a channel that messages arrive at."""
+
+    @abstractmethod
+    def expect(self, tags: Sequence[int], schema: Schema) -> None:
+        """Say which messages come next, in the order in which they are sent."""
+
+    @abstractmethod
+    def ready(self, tag: int) -> bool:
+        """Whether `receive(tag)` would return at once, as far as is known here.
+
+        False may also mean that the transport can not tell without waiting.
+        """
+
+    @abstractmethod
+    def receive(self, tag: int) -> tuple[Tensor, ...]:
+        """Wait for one of the expected messages; they may be received in any order.
+
+        Returns:
+            Its tensors, without gradients. They are the caller's until `release(tag)`;
+            a backward that still needs one of them later raises autograd's error
+            about variables modified in place.
+
+        Raises:
+            SchemaError: the sender sent something else than was expected.
+            WaitError: nothing came for too long, or the sender is gone.
+        """
+
+    @abstractmethod
+    def release(self, tag: int) -> None:
+        """Give a received message's memory back, to be used for another."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back, without waiting. Idempotent.
+
+        Tensors that were received stay valid.
+        """
+
+
+class Transport(ABC):
+    """Makes the ends of channels that lie in this process."""
+
+    @abstractmethod
+    def sender(self, channel: Channel) -> Sender:
+        """The sending end of a channel from this rank; made once per channel."""
+
+    @abstractmethod
+    def receiver(self, channel: Channel) -> Receiver:
+        """The receiving end of a channel to this rank; made once per channel."""
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Give back the memory in which no message is now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every end that was made, and the groups made for them. Idempotent."""
+
+
+def nobody_asks(what: str, rank: int) -> None:
+    """An `OnWait` for those who do not want to know."""
+
+
+def check_tensors(
+    channel: Channel, tag: int, tensors: Sequence[Tensor], schema: Schema
+) -> None:
+    """Raise SchemaError unless the tensors are what the schema says."""
+    if not schema.holds(tensors):
+        raise SchemaError(
+            f"{channel.message(tag)}: rank {channel.from_rank} promised {schema} and "
+            f"would send {schema_of(tensors)}"
+        )

@@ -1,0 +1,150 @@
+"""Choose what carries messages between each two workers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final, Literal, TypeAlias
+
+import torch.distributed as dist
+
+from hocket.core.buffers import buffers_without_waiting
+from hocket.core.check import check
+from hocket.core.schedule import Schedule
+from hocket.errors import RunError
+from hocket.run.cluster.group import new_group
+from hocket.run.cluster.world import World
+from hocket.run.comm.dist.transport import TorchTransport
+from hocket.run.comm.shm.transport import SharedMemoryTransport, place
+from hocket.run.comm.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
+from hocket.run.diagnostics.flight_recorder import Ring
+
+TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
+
+_NUM_UNTOLD: Final = 3  # small messages; their slots come on top of what is needed
+
+
+class MixedTransport(Transport):
+    """Shared memory between workers that can share it, else torch.distributed.
+
+    Args:
+        near: for the ranks in `neighbours`.
+        far: for all others.
+        rank: this worker's.
+        neighbours: the ranks that can share memory with this one.
+    """
+
+    def __init__(
+        self, near: Transport, far: Transport, rank: int, neighbours: frozenset[int]
+    ) -> None:
+        self._near = near
+        self._far = far
+        self._rank = rank
+        self._neighbours = neighbours
+
+    def sender(self, channel: Channel) -> Sender:
+        """See `Transport.sender`."""
+        return self._towards(channel.to_rank).sender(channel)
+
+    def receiver(self, channel: Channel) -> Receiver:
+        """See `Transport.receiver`."""
+        return self._towards(channel.from_rank).receiver(channel)
+
+    def trim(self) -> None:
+        """See `Transport.trim`."""
+        self._near.trim()
+        self._far.trim()
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._near.close()
+        self._far.close()
+
+    def _towards(self, rank: int) -> Transport:
+        return self._near if rank in self._neighbours else self._far
+
+
+def make_transport(
+    name: TransportName,
+    world: World,
+    store: dist.Store,
+    ring: Ring,
+    *,
+    num_buffers: int,
+    timeout_s: float,
+) -> Transport:
+    """The transport that a user asked for. Every worker must call this.
+
+    Args:
+        name: "auto" takes shared memory wherever two workers can share it.
+        world: all workers.
+        store: with a prefix of this pipeline's own.
+        ring: told of waits.
+        num_buffers: receive buffers per flow that the schedule needs.
+        timeout_s: after which a wait ends.
+
+    Raises:
+        RunError: shared memory was asked for, and not all workers can share it.
+    """
+    num_buffers = max(NUM_BUFFERS, num_buffers)
+    neighbours = frozenset() if name == "torch" else _neighbours(world)
+    if name == "shared-memory" and len(neighbours) < world.world_size:
+        others = sorted(set(range(world.world_size)) - neighbours)
+        raise RunError(
+            f"rank {world.rank} cannot share memory with ranks {others}: they are on "
+            "another host, compute on GPUs, or this system has no memory to share; "
+            'use transport="auto" or "torch"'
+        )
+    near = SharedMemoryTransport(
+        dist.PrefixStore("shared memory", store),
+        timeout_s=timeout_s,
+        num_buffers=num_buffers + _NUM_UNTOLD,
+        num_untold=_NUM_UNTOLD,
+        on_wait=ring.wait,
+    )
+    far = TorchTransport(
+        dist.PrefixStore("torch", store),
+        device=world.device,
+        timeout_s=timeout_s,
+        num_buffers=num_buffers,
+        on_wait=ring.wait,
+        group=_own_group(world, neighbours, timeout_s),
+    )
+    return MixedTransport(near, far, world.rank, neighbours)
+
+
+def buffers_of(order: Schedule, *, clips: bool = False) -> int:
+    """Enough that no sender waits for a reader that is busy, and one for headers.
+
+    Args:
+        order: whose messages they hold.
+        clips: whether updates wait for other devices' norms. With replicas these may be
+            told as late as another update, a step's messages behind the gradients:
+            whoever waits reads none of them, and whoever shall tell must send all.
+    """
+    program = order.program
+    late = program.num_microbatches_of(0) if clips and program.num_replicas > 1 else 0
+    return max(check(order).num_buffers, buffers_without_waiting(order), late) + 1
+
+
+def _neighbours(world: World) -> frozenset[int]:
+    """The ranks on CPUs that share this worker's memory."""
+    own = f"rank {world.rank}"
+    if world.device.type == "cpu":
+        with contextlib.suppress(RunError):  # a system without: torch carries all
+            own = place()
+    places = world.gather_json(own, "places")
+    return frozenset(r for r, other in enumerate(places) if other == own)
+
+
+def _own_group(
+    world: World, neighbours: frozenset[int], timeout_s: float
+) -> dist.ProcessGroup | None:
+    """A gloo group in which only this transport sends, if anything goes through it.
+
+    Made wherever some worker has no neighbour: every worker must take part.
+    """
+    if world.world_size == 1 or world.device.type != "cpu":
+        return None
+    if len(neighbours) == world.world_size:
+        return None
+    return new_group(range(world.world_size), timeout_s, "gloo")

@@ -1,0 +1,202 @@
+"""Cut a batch into microbatches that add up to it exactly.
+
+A batch is a pair `(inputs, targets)`. The inputs are what the model is called with: a
+tensor, a tuple of positional arguments, or a dict of keyword arguments. Tensors are cut
+along their first dimension, a `PerSample` between its entries; everything else goes to
+every microbatch as it is. Of a `PartBatch` a worker has only what it needs:
+microbatches of other replicas are there by their size alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hocket.errors import DataError, ShapeError
+from hocket.model.trace.example import Example
+from hocket.model.trace.per_sample import PerSample, num_rows, split_rows, tensors_in
+from hocket.run.data.reads import PartBatch, begin_of
+
+_DIGEST_SAMPLES = 4096  # enough to tell tensors apart, cheap for large ones
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """One part of the batch.
+
+    Args:
+        leaves: the model's arguments, flattened as `(args, kwargs)`.
+        targets: as the loss takes them.
+        num_samples: rows of the batch in this part.
+    """
+
+    leaves: tuple[Any, ...]
+    targets: Any
+    num_samples: int
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that a batch's inputs stand for."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    if isinstance(inputs, tuple | list) and not isinstance(inputs, PerSample):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def split_batch(
+    batch: Any, num_parts: int, example: Example | None = None
+) -> tuple[Microbatch, ...]:
+    """Cut a batch into `num_parts` microbatches, equal but for one sample.
+
+    Args:
+        batch: a pair `(inputs, targets)`, or a PartBatch.
+        num_parts: microbatches, over all replicas.
+        example: what the model was captured with, once it is.
+
+    Raises:
+        ShapeError: there is not one part.
+        DataError: the batch is no pair, has fewer samples than parts, or its tensors
+            disagree about the number of samples.
+        ModelError: the inputs differ from the example's in more than the samples.
+    """
+    if isinstance(batch, PartBatch):
+        return _split_part(batch, num_parts, example)
+    inputs, targets = _pair(batch)
+    arguments = _flat(inputs, example)
+    num_samples = _num_samples([*arguments, *pytree.tree_leaves(targets)])
+    _check_enough(num_samples, num_parts)
+    return _cut(arguments, targets, num_samples, num_parts)
+
+
+def _split_part(
+    batch: PartBatch, num_parts: int, example: Example | None
+) -> tuple[Microbatch, ...]:
+    """As `split_batch`, with nothing in the parts of other replicas."""
+    _check_enough(batch.num_samples, num_parts)
+    begins = [begin_of(i, batch.num_samples, num_parts) for i in range(num_parts + 1)]
+    parts = [Microbatch((), None, end - begin) for begin, end in pairwise(begins)]
+    first, last = begins.index(batch.rows.start), begins.index(batch.rows.stop)
+    if first == last:
+        return tuple(parts)
+    arguments = [] if batch.inputs is None else _flat(batch.inputs, example)
+    num_here = batch.rows.stop - batch.rows.start
+    for leaf in [*arguments, *pytree.tree_leaves(batch.targets)]:
+        if num_rows(leaf) not in (None, num_here):
+            raise DataError(
+                f"the data set gave {num_rows(leaf)} samples where {num_here} rows "
+                "were asked for: one for each row is due, of inputs and of targets"
+            )
+    parts[first:last] = _cut(arguments, batch.targets, num_here, last - first)
+    return tuple(parts)
+
+
+def _flat(inputs: Any, example: Example | None) -> list[Any]:
+    """The model's arguments as leaves, in the example's order once there is one."""
+    args, kwargs = call_arguments(inputs)
+    if example is None:
+        return pytree.tree_leaves((args, kwargs))
+    return example.flatten(args, kwargs)
+
+
+def _check_enough(num_samples: int, num_parts: int) -> None:
+    if num_parts < 1:
+        raise ShapeError(f"num_microbatches={num_parts}: each must be at least 1")
+    if num_samples < num_parts:
+        raise DataError(
+            f"a batch of {num_samples} samples cannot be cut into {num_parts} "
+            "microbatches (over all replicas): use fewer microbatches, a larger batch, "
+            "or drop_last=True in the loader if only the last batch is so small"
+        )
+
+
+def _cut(
+    arguments: Sequence[Any], targets: Any, num_samples: int, num_parts: int
+) -> tuple[Microbatch, ...]:
+    leaves = _split_leaves(arguments, num_samples, num_parts)
+    target_leaves, target_spec = pytree.tree_flatten(targets)
+    target_parts = _split_leaves(target_leaves, num_samples, num_parts)
+    begins = [begin_of(i, num_samples, num_parts) for i in range(num_parts + 1)]
+    sizes = [end - begin for begin, end in pairwise(begins)]
+    return tuple(
+        Microbatch(part, pytree.tree_unflatten(target, target_spec), size)
+        for part, target, size in zip(leaves, target_parts, sizes, strict=True)
+    )
+
+
+def count_samples(batch: Any) -> int:
+    """The number of samples of a batch, over all replicas.
+
+    Raises:
+        DataError: the batch is no pair, or its tensors disagree.
+    """
+    if isinstance(batch, PartBatch):
+        return batch.num_samples
+    return _num_samples(pytree.tree_leaves(_pair(batch)))
+
+
+def digest(batch: Any) -> int:
+    """32 bits that tell batches apart, for workers to notice that theirs differ.
+
+    Of each tensor on the CPU, some thousand elements count; on a GPU, where looking
+    would wait for it, the shape alone.
+    """
+    if isinstance(batch, PartBatch):
+        return batch.digest
+    total = 0
+    for leaf in tensors_in(batch):
+        total = zlib.crc32(f"{leaf.dtype}{tuple(leaf.shape)}".encode(), total)
+        if leaf.device.type == "cpu" and leaf.numel():
+            flat = leaf.detach().reshape(-1)
+            # An odd stride comes by all columns of a table whose width is even.
+            stride = max(1, flat.numel() // _DIGEST_SAMPLES) | 1
+            sample = flat[::stride].contiguous().resolve_conj().view(torch.uint8)
+            total = zlib.crc32(sample.numpy().data, total)
+    return total
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise DataError(
+        "a batch must be a pair (inputs, targets), where inputs is a tensor, a tuple "
+        f"of positional or a dict of keyword arguments; got {_describe(batch)}"
+    )
+
+
+def _describe(batch: Any) -> str:
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    if isinstance(batch, dict):
+        return f"a dict with keys {', '.join(map(str, batch))}"
+    return f"a {type(batch).__name__}"
+
+
+def _num_samples(leaves: Sequence[Any]) -> int:
+    sizes = [rows for leaf in leaves if (rows := num_rows(leaf)) is not None]
+    if not sizes:
+        raise DataError("the batch holds no tensor with a batch dimension")
+    if len(set(sizes)) > 1:
+        raise DataError(
+            "the tensors of a batch disagree about its number of samples (first "
+            f"dimension): {', '.join(map(str, sizes))}"
+        )
+    return sizes[0]
+
+
+def _split_leaves(
+    leaves: Sequence[Any], num_samples: int, num_parts: int
+) -> list[tuple[Any, ...]]:
+    columns = [
+        [leaf] * num_parts if num_rows(leaf) is None else split_rows(leaf, num_parts)
+        for leaf in leaves
+    ]
+    if not columns:
+        return [()] * num_parts
+    return list(zip(*columns, strict=True))

@@ -1,0 +1,144 @@
+"""Read batches of samples ahead of time, in processes of a DataLoader.
+
+Each reads the rows and sides that its worker needs (`Reads`), and nothing else. The
+DataLoader keeps the order, whoever is done first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import tee
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
+
+from hocket.errors import HocketError, RunError
+from hocket.model.trace.per_sample import map_tensors
+from hocket.run.data.reads import PartBatch, Reads
+from hocket.run.data.sampler import Rows
+from hocket.run.data.samples import Draw, Samples
+
+Task = tuple[Rows, Draw | None]
+
+
+def fetch(
+    samples: Samples, tasks: Iterator[Task], reads: Reads | None, num_workers: int
+) -> Iterator[Any]:
+    """Read batches in order.
+
+    Args:
+        samples: what is read.
+        tasks: of each batch its rows, and the draw of what is varied.
+        reads: what this worker needs; None yields whole batches `(inputs, targets)`.
+        num_workers: processes that read ahead; with 0, batches are read when asked for.
+
+    Raises:
+        HocketError: as the samples raise it, in whichever process.
+        RunError: a process that reads has ended.
+    """
+    fetcher = _Fetcher(samples, reads)
+    if num_workers:  # what the samples keep is read here, and shared with all of them
+        fetcher.read(torch.zeros(1, dtype=torch.int64), None)
+    tasks, ahead = tee(tasks)
+    loader = DataLoader(
+        fetcher,
+        sampler=ahead,  # batches, and none of them put together by the DataLoader
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=num_workers,
+        pin_memory=reads is not None and reads.device.type == "cuda",
+        generator=torch.Generator(),  # or it would draw from the global one
+    )
+    for (rows, draw), fetched in zip(tasks, _told(loader), strict=True):
+        if isinstance(fetched, _Failed):
+            raise fetched.error
+        if reads is None:
+            yield fetched
+            continue
+        inputs, targets = _placed(fetched, reads.device)
+        yield PartBatch(
+            len(rows.rows),
+            _digest(samples, rows, draw),
+            reads.rows(len(rows.rows)),
+            inputs,
+            targets,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """An error of ours, carried from the process that read to the one that trains.
+
+    The DataLoader would bury the message under a traceback.
+    """
+
+    error: HocketError
+
+
+class _Fetcher(Dataset[Any]):
+    """Reads one batch per index; what a DataLoader's process runs."""
+
+    def __init__(self, samples: Samples, reads: Reads | None) -> None:
+        self._samples = samples
+        self._reads = reads
+
+    def __getitem__(self, task: Task) -> Any:
+        batch, draw = task
+        rows = batch.rows
+        if self._reads is not None:
+            rows = rows[self._reads.rows(len(rows))]
+        try:
+            return self.read(rows, draw)
+        except HocketError as error:
+            return _Failed(error)
+
+    def read(self, rows: Tensor, draw: Draw | None) -> tuple[Any, Any]:
+        """The sides that are needed of some rows; None for the others."""
+        reads, samples = self._reads, self._samples
+        reads_inputs = reads is None or (reads.inputs and len(rows) > 0)
+        reads_targets = reads is None or (reads.targets and len(rows) > 0)
+        return (
+            samples.inputs(rows, draw) if reads_inputs else None,
+            samples.targets(rows, draw) if reads_targets else None,
+        )
+
+
+def _told(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What a DataLoader yields; if a process of its ends, in our words.
+
+    Raises:
+        RunError: one has ended.
+    """
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise RunError(
+            f"a process that reads ahead has ended ({str(error).strip()}): there may "
+            f"be too little memory, or too little of it in /dev/shm; num_workers is "
+            f"{loader.num_workers}, and 0 reads without such processes"
+        ) from error
+
+
+def _as_it_is(fetched: Any) -> Any:
+    return fetched
+
+
+def _placed(fetched: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return fetched
+    move = partial(Tensor.to, device=device, non_blocking=True)
+    return pytree.tree_map(partial(map_tensors, function=move), fetched)
+
+
+def _digest(samples: Samples, rows: Rows, draw: Draw | None) -> int:
+    """32 bits of the whole batch: equal for equal rows, draws and data sets."""
+    words = [samples.fingerprint, rows.epoch, -1 if draw is None else draw.seed]
+    return zlib.crc32(rows.rows.numpy().tobytes(), zlib.crc32(repr(words).encode()))

@@ -1,0 +1,96 @@
+"""What can be said about a loader before its first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+from hocket.errors import DataError, SchemaError
+from hocket.run.cluster.world import World
+from hocket.run.data.sample_loader import PartLoader
+from hocket.run.diagnostics.flight_recorder import Ring
+
+
+def check_same_length(loader: Iterable[Any], world: World) -> None:
+    """Refuse loaders that yield more batches on one worker than on another.
+
+    Every worker must call this.
+
+    Raises:
+        SchemaError: their lengths, where they have one, differ; names both.
+    """
+    lengths = world.gather_json(_length(loader), "length of the loader")
+    known = {rank: length for rank, length in enumerate(lengths) if length is not None}
+    for rank, length in known.items():
+        first = next(iter(known))
+        if length != known[first]:
+            raise SchemaError(
+                f"the loader of rank {first} yields {known[first]} batches, that of "
+                f"rank {rank} yields {length}: give every worker the same data, and no "
+                "sampler that shares it out (the pipeline hands each worker its part)"
+            )
+
+
+def check_last_batch(loader: Iterable[Any], num_parts: int) -> None:
+    """Tell before the first step if a DataLoader's last batch will be too small.
+
+    Args:
+        loader: of any kind; nothing is said of one that does not tell its sizes.
+        num_parts: microbatches over all replicas.
+
+    Raises:
+        DataError: it will be.
+    """
+    batch_size = getattr(loader, "batch_size", None)
+    if not isinstance(batch_size, int) or getattr(loader, "drop_last", False):
+        return
+    num_samples = _num_samples(loader)
+    if not num_samples:
+        return
+    last = num_samples % batch_size or min(batch_size, num_samples)
+    if last < num_parts:
+        raise DataError(
+            f"{num_samples} samples in batches of {batch_size} leave a last batch "
+            f"of {last}, too few for {num_parts} microbatches (over all replicas): use "
+            "drop_last=True in the loader, another batch size, or fewer microbatches"
+        )
+
+
+def noted(
+    loader: Iterable[Any], ring: Ring, first_step: int, name: str, *, per_step: int = 1
+) -> Iterator[Any]:
+    """A loader's batches; where it hangs, or fails, the ring shows it by this name.
+
+    Args:
+        loader: of any kind.
+        ring: told of each wait for a batch.
+        first_step: the step of the first batch.
+        name: of these waits.
+        per_step: batches that a step takes.
+    """
+    ring.begin(name, first_step)
+    batches = iter(loader)
+    for i in count():
+        ring.begin(name, first_step + i // per_step)
+        try:
+            batch = next(batches)
+        except StopIteration:
+            ring.end()
+            return
+        ring.end()
+        yield batch
+
+
+def _num_samples(loader: Iterable[Any]) -> int | None:
+    if isinstance(loader, PartLoader):
+        return loader.samples.num_samples
+    drawn = getattr(loader, "sampler", None)  # of the dataset, maybe a part only
+    return _length(getattr(loader, "dataset", None) if drawn is None else drawn)
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except TypeError:  # it has none
+        return None

@@ -1,0 +1,184 @@
+"""Loaders that read ahead, in an order to go on from, and only what a worker needs.
+
+    ResumableSampler ──rows──▶ DataLoader's processes ──tensors──▶ training
+          ▲                    read ahead                             │
+          └───────────────── one batch has been taken ◀───────────────┘
+
+Handed to `Pipeline.train` or `Pipeline.evaluate`, each worker reads the rows of its own
+replica, their inputs where a stage of its takes some, and their targets on the last
+stage (`hocket.run.data.reads`). Iterated over directly, they yield `(inputs, targets)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from copy import copy
+from math import ceil
+from typing import Any
+
+import torch
+
+from hocket.errors import DataError
+from hocket.run.data.fetch import fetch
+from hocket.run.data.reads import Reads
+from hocket.run.data.sampler import ResumableSampler, Rows
+from hocket.run.data.samples import Draw, Samples
+
+
+class PartLoader(ABC):
+    """A loader that can read a part of each batch.
+
+    Args:
+        samples: what is read.
+        batch_size: samples per batch, over all microbatches and replicas.
+        num_workers: processes that read ahead; with 0, batches are read when asked for.
+    """
+
+    def __init__(self, samples: Samples, batch_size: int, num_workers: int) -> None:
+        self.samples = samples
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        if samples.num_samples < 1:
+            raise DataError("the data set is empty: there is no sample to load")
+        if batch_size < 1:
+            raise DataError(f"a batch of {batch_size} samples: give at least 1")
+
+    @abstractmethod
+    def parts(self, reads: Reads | None) -> Iterator[Any]:
+        """What one worker needs of each batch.
+
+        Args:
+            reads: what that is; None yields whole batches `(inputs, targets)`.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches that the next pass yields."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Whole batches `(inputs, targets)`."""
+        return self.parts(None)
+
+    def example(self) -> tuple[Any, Any]:
+        """The first rows as a batch `(inputs, targets)`, to make a Pipeline with."""
+        rows = torch.arange(min(self.batch_size, self.samples.num_samples))
+        samples = copy(self.samples)  # what it keeps for this is let go again
+        return samples.inputs(rows, None), samples.targets(rows, None)
+
+
+class SampleLoader(PartLoader):
+    """Loads samples for training; knows how far training has come.
+
+    The place that `state_dict` tells is that of the next batch to be handed out,
+    however many have been read ahead.
+
+    Args:
+        samples: what is read.
+        batch_size: samples per batch, over all microbatches and replicas.
+        seed: of the order and of what is varied; the same on every worker.
+        shuffle: whether each epoch has an order of its own.
+        varied: whether samples are varied (augmented), where the data set does so.
+        drop_last: leave out what does not fill a batch at the end of an epoch.
+        num_batches: over all epochs, after which a pass ends; each pass ends with its
+            epoch when not given.
+        num_workers: processes that read ahead; with 0, batches are read when asked for.
+
+    Raises:
+        DataError: there is no sample, or no full batch.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        varied: bool = True,
+        drop_last: bool = True,
+        num_batches: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(samples, batch_size, num_workers)
+        self.varied = varied
+        self.drop_last = drop_last
+        self._sampler = ResumableSampler(
+            samples.num_samples,
+            batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            num_batches=num_batches,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._sampler.place.epoch
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many batches a whole epoch has."""
+        return self._sampler.batches_per_epoch
+
+    def __len__(self) -> int:
+        """Batches that the next pass yields."""
+        return len(self._sampler)
+
+    def parts(self, reads: Reads | None) -> Iterator[Any]:
+        """From the place to the end of the pass; each batch moves the place on."""
+        draws = ((rows, self._draw(rows.epoch)) for rows in self._sampler.ahead())
+        fetched = fetch(self.samples, draws, reads, self.num_workers)
+        return self._sampler.counted(fetched)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place, as plain JSON; give it to `Pipeline.save(data=)`."""
+        fingerprint = self.samples.fingerprint
+        return {**self._sampler.state_dict(), "fingerprint": fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a place; batch size and number of replicas may be others.
+
+        Raises:
+            DataError: it is no such state, or one of other data, seed or shuffling.
+        """
+        own = self.samples.fingerprint
+        if state.get("fingerprint", own) != own:
+            raise DataError(
+                "this place was kept in other data (fingerprint "
+                f"{state['fingerprint']:08x}, these have {own:08x}): give the same "
+                "files as before, or begin anew"
+            )
+        self._sampler.load_state_dict(state)
+
+    def _draw(self, epoch: int) -> Draw | None:
+        return Draw(self._sampler.seed, epoch) if self.varied else None
+
+
+class EvaluationLoader(PartLoader):
+    """Loads every sample once, in order and as it is; the last batch may be smaller.
+
+    Args:
+        samples: what is read.
+        batch_size: samples per batch, over all microbatches and replicas.
+        num_workers: processes that read ahead; with 0, batches are read when asked for.
+
+    Raises:
+        DataError: there is no sample.
+    """
+
+    def __init__(
+        self, samples: Samples, batch_size: int, *, num_workers: int = 0
+    ) -> None:
+        super().__init__(samples, batch_size, num_workers)
+
+    def __len__(self) -> int:
+        """Batches that a pass yields."""
+        return ceil(self.samples.num_samples / self.batch_size)
+
+    def parts(self, reads: Reads | None) -> Iterator[Any]:
+        """All of them, from the beginning."""
+        rows = torch.arange(self.samples.num_samples).split(self.batch_size)
+        draws = ((Rows(0, each), None) for each in rows)
+        return fetch(self.samples, draws, reads, self.num_workers)

@@ -1,0 +1,46 @@
+"""How much memory a worker may fill, and how much it has filled."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from hocket.run.cluster.world import World
+
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container's own
+_SHARE: Final = 0.9  # the rest is for what no tensor holds: libraries, fragments
+
+
+def memory_bytes(world: World) -> int:
+    """What tensors may take on each device: nine tenths of the smallest one's memory.
+
+    Workers on the CPUs of one host share its memory evenly. Every worker must call
+    this, and gets the same number.
+    """
+    device = world.device
+    if device.type == "cuda":
+        own = torch.cuda.get_device_properties(device).total_memory
+    else:
+        own = host_bytes() // len(world.same_host)
+    return int(min(world.gather_json(own, "memory")) * _SHARE)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most this process has held: on the GPU, or all of it on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def host_bytes() -> int:
+    """Of the machine, or of the container if it has less."""
+    num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if _CGROUP_LIMIT.exists():
+        limit = _CGROUP_LIMIT.read_text().strip()
+        if limit.isdigit():  # or "max"
+            num_bytes = min(num_bytes, int(limit))
+    return num_bytes

@@ -1,0 +1,118 @@
+"""A device that has no memory left: whose op it was, what was expected, what helps."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from typing import Final
+
+import torch
+
+from hocket.core.costs import Costs
+from hocket.core.op import Op
+from hocket.core.peak import PeakBytes, peak_parts
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.draw.quantity import byte_size
+from hocket.errors import NoMemoryError
+from hocket.planner.recompute import recomputing
+from hocket.run.cluster.world import World
+from hocket.run.device.memory import peak_bytes
+
+# torch tells of it by text only, but for the GPU's own allocator.
+_TEXTS: Final = ("can't allocate memory", "out of memory", "std::bad_alloc")
+
+
+class MemoryWatch:
+    """Turns an allocator's complaint into one that a user can act on.
+
+    Args:
+        schedule: of which ops are played.
+        costs: of its program.
+        world: for this worker's rank and device.
+        device: whose lane this worker plays.
+    """
+
+    def __init__(
+        self, schedule: Schedule, costs: Costs, world: World, device: int
+    ) -> None:
+        self._schedule = schedule
+        self._costs = costs
+        self._world = world
+        self._device = device
+
+    def on_error(self, op: Op, step: int, error: Exception) -> None:
+        """Do nothing, unless an op failed because there was no memory.
+
+        Raises:
+            NoMemoryError: it did.
+        """
+        if not is_out_of_memory(error):
+            return
+        actual = peak_bytes(self._world.device)
+        traceback.clear_frames(error.__traceback__)  # they hold what the op had made
+        part = self._predicted(self._costs)
+        raise NoMemoryError(
+            f"stage {op.stage} found no memory for {op} of step {step}, on device "
+            f"{self._device} (rank {self._world.rank}, {self._world.device}): "
+            f"{_first_line(error)}. Predicted peak of this device: {_text(part)}. "
+            f"Actual peak so far: {byte_size(actual)}{self._whose()}. "
+            f"What helps: {self._advice(part)}",
+            stage=op.stage,
+            predicted_bytes=part.total_bytes,
+            actual_bytes=actual,
+        ) from error
+
+    def _predicted(self, costs: Costs) -> PeakBytes:
+        return peak_parts(simulate(self._schedule, costs), costs)[self._device]
+
+    def _whose(self) -> str:
+        if self._world.device.type == "cuda":
+            return ""
+        return " (the whole process, with Python and its libraries)"
+
+    def _advice(self, part: PeakBytes) -> str:
+        program = self._schedule.program
+        hints = []
+        least = self._predicted(recomputing("all", self._schedule, self._costs))
+        if least.total_bytes < part.total_bytes:
+            hints.append(
+                'recompute="all", or "auto" with memory_bytes '
+                f"(predicted peak {byte_size(least.total_bytes)})"
+            )
+        most = program.num_microbatches_of(0)
+        hints += [
+            f"more than {most} microbatches, or a smaller batch",
+            f"more than {program.num_devices} devices per replica",
+        ]
+        return "; ".join(hints)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception says that there is no memory left."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(part in text for part in _TEXTS)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+
+
+def _text(part: PeakBytes) -> str:
+    return (
+        f"{byte_size(part.total_bytes)} (weights {byte_size(part.weight_bytes)}, "
+        f"gradients {byte_size(part.gradient_bytes)}, optimizer "
+        f"{byte_size(part.optimizer_bytes)}, activations "
+        f"{byte_size(part.activation_bytes)}, messages {byte_size(part.message_bytes)}"
+        f"{_undo_text(part)})"
+    )
+
+
+def _undo_text(part: PeakBytes) -> str:
+    if not part.undo_bytes:
+        return ""
+    return f", kept for optimistic_updates {byte_size(part.undo_bytes)}"

@@ -1,0 +1,209 @@
+"""How one worker failed, as data: written by itself if it can, else by its launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final, assert_never
+
+from hocket import env
+from hocket.errors import HocketError, WaitError
+from hocket.run.diagnostics.flight_recorder import (
+    NOBODY,
+    STARTING,
+    Entry,
+    State,
+    read_ring,
+)
+from hocket.run.diagnostics.job_folder import WorkerFiles, write_json
+
+MAX_BYTES: Final = 4 * 2**20  # of a report; a longer one is not ours
+
+
+# gloo tells of a lost or silent neighbour by text only.
+_LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting")
+
+
+class Cause(Enum):
+    """What ended a worker."""
+
+    RAISED = "raised"  # an exception of its own
+    KILLED = "killed"  # a signal that it could not answer
+    EXITED = "exited"  # it left without a word
+    HUNG = "hung"  # it did not answer, and the launcher ended it
+    WAITED = "waited"  # another worker did not give what it waited for
+    STOPPED = "stopped"  # it was asked to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One worker's end.
+
+    Args:
+        rank: of the worker.
+        host: on which it ran.
+        pid: of its process; 0 if it never told.
+        cause: what ended it.
+        code: its exit code; minus the signal's number if a signal killed it.
+        time_s: when, in seconds since 1970.
+        monotonic_s: the same moment on the clock of `last_ops`.
+        kind: the exception's type, empty if there was none.
+        message: the exception's.
+        traceback: the exception's; or the stacks of all threads, at a crash.
+        last_ops: oldest first.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    cause: Cause
+    code: int
+    time_s: float
+    monotonic_s: float
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+    last_ops: tuple[Entry, ...] = ()
+
+    @property
+    def last(self) -> Entry | None:
+        """The newest op; None if the worker began none."""
+        return self.last_ops[-1] if self.last_ops else None
+
+    @property
+    def waits_for_rank(self) -> int:
+        """For whom it was waiting; `NOBODY` if it was not."""
+        if self.last is None or self.last.state is not State.WAITING:
+            return NOBODY
+        return self.last.from_rank
+
+
+def report_of(rank: int, entries: tuple[Entry, ...], error: BaseException) -> Report:
+    """What a worker says about itself when an exception ends it."""
+    return Report(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        cause=_cause_of(error, entries),
+        code=code_of(error),
+        time_s=time.time(),
+        monotonic_s=time.monotonic(),
+        kind=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        last_ops=entries,
+    )
+
+
+def report_of_silent(
+    files: WorkerFiles, code: int, time_s: float, *, hung: bool
+) -> Report:
+    """What the launcher says about a worker that left no report.
+
+    Args:
+        files: of the worker.
+        code: its exit code.
+        time_s: when it ended, in seconds since 1970.
+        hung: the launcher ended it because it did not answer.
+    """
+    snapshot = read_ring(files.ring)
+    faults = files.faults.read_text() if files.faults.exists() else ""
+    if hung:
+        cause = Cause.HUNG
+    elif code in {-signal.SIGTERM, -signal.SIGINT}:
+        cause = Cause.STOPPED
+    else:
+        cause = Cause.KILLED if code < 0 else Cause.EXITED
+    return Report(
+        rank=files.rank,
+        host=socket.gethostname(),
+        pid=snapshot.pid if snapshot else 0,
+        cause=cause,
+        code=code,
+        time_s=time_s,
+        monotonic_s=time.monotonic() - (time.time() - time_s),
+        traceback=faults,
+        last_ops=snapshot.entries if snapshot else (),
+    )
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of a process that this exception ends."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(bool(error.code))
+    return env.exit_code_of(error)
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write it as JSON, the whole file or none of it."""
+    write_json(path, as_json(report))
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """A report as JSON can hold it."""
+    return asdict(report) | {"cause": report.cause.value}
+
+
+def read_report(path: Path) -> Report | None:
+    """What `write_report` wrote; None if there is no file, or it is not one of ours."""
+    import pydantic  # takes a while to import, and is needed only here
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        return pydantic.TypeAdapter(Report).validate_json(path.read_bytes())
+    except (OSError, pydantic.ValidationError):
+        return None
+
+
+def _cause_of(error: BaseException, entries: tuple[Entry, ...]) -> Cause:
+    """Whether a worker failed by itself, or because of another."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        asked = code_of(error) in {env.ExitCode.INTERRUPTED, env.ExitCode.TERMINATED}
+        return Cause.STOPPED if asked else Cause.EXITED
+    if isinstance(error, HocketError):
+        return Cause.WAITED if isinstance(error, WaitError) else Cause.RAISED
+    waits = bool(entries) and entries[-1].state is State.WAITING
+    lost = isinstance(error, RuntimeError) and any(t in str(error) for t in _LOST)
+    return Cause.WAITED if waits or lost else Cause.RAISED
+
+
+def where(entry: Entry | None) -> str:
+    """Where a worker stood, like `at step 12 in 0B3`."""
+    if entry is None or entry.step == STARTING:
+        return "before its first op"
+    place = f"{'after' if entry.state is State.ENDED else 'in'} {entry.op}"
+    return f"at step {entry.step} {place}"
+
+
+def table(entries: tuple[Entry, ...], now_s: float) -> list[str]:
+    """The ops as lines of text, oldest first."""
+    return [
+        f"step {entry.step:>5}  {entry.op:<12} {_progress(entry, now_s)}"
+        for entry in entries
+        if entry.step != STARTING
+    ]
+
+
+def _progress(entry: Entry, now_s: float) -> str:
+    """How far an op came, and what it waited for."""
+    what = entry.waits_for
+    if what and entry.from_rank != NOBODY:
+        what += f" from rank {entry.from_rank}"
+    match entry.state:
+        case State.BEGUN:
+            began = f"began {now_s - entry.begun_s:.3f} s before"
+            return f"{began}, waited for {what}" if what else began
+        case State.WAITING:
+            return f"waiting {now_s - entry.changed_s:.3f} s for {what}"
+        case State.ENDED:
+            took = f"took {(entry.changed_s - entry.begun_s) * 1e3:.3f} ms"
+            return f"{took}, waited for {what}" if what else took
+        case _:
+            assert_never(entry.state)

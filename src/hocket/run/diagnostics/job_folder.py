@@ -1,0 +1,103 @@
+"""Where the workers of a job leave what others read: one folder, private to the user.
+
+What is where:
+
+    <run>/workers/<job>/            mode 0700, made anew for each job
+        job.json                    what the launcher tells its workers
+        attempt-0/                  one per start; a restart sees none of the old
+            store                   in which the workers of one host find each other
+            rank-0.ring             its last ops (flight_recorder.py)
+            rank-0.json             how it failed (failure.py)
+            rank-0.faults.txt       its stacks at a crash below Python
+            rank-0.result.json      what it returned
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from hocket import env
+
+# What may be told; what is read back is Any, like that of `json.loads`.
+Json: TypeAlias = (
+    "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """The files of one worker in one attempt.
+
+    Args:
+        folder: of the attempt.
+        rank: the worker's.
+    """
+
+    folder: Path
+    rank: int
+
+    @property
+    def ring(self) -> Path:
+        """Its last ops."""
+        return self.folder / f"rank-{self.rank}.ring"
+
+    @property
+    def report(self) -> Path:
+        """How it failed."""
+        return self.folder / f"rank-{self.rank}.json"
+
+    @property
+    def faults(self) -> Path:
+        """Its stacks at a crash below Python."""
+        return self.folder / f"rank-{self.rank}.faults.txt"
+
+    @property
+    def result(self) -> Path:
+        """What its entry function returned."""
+        return self.folder / f"rank-{self.rank}.result.json"
+
+
+def new_job_dir(run_dir: Path) -> Path:
+    """Make the folder of a job that starts now."""
+    parent = run_dir / "workers"
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="job-", dir=parent.absolute()))
+
+
+def job_dir(run_dir: Path) -> Path:
+    """The folder of the job that this process is a worker of."""
+    if env.JOB_DIR.is_set:
+        return Path(env.JOB_DIR.text())
+    name = re.sub(r"[^\w.-]", "_", env.RUN_ID.text()).lstrip(".") or "job"
+    return run_dir / "workers" / name
+
+
+def attempt_dir(job: Path, attempt: int) -> Path:
+    """The folder of one attempt, made if need be; nobody else may look into it."""
+    folder = job / f"attempt-{attempt}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def store_path(attempt: Path) -> Path:
+    """The file in which the workers of one host find each other."""
+    return attempt / "store"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a whole file or none: readers never see half of it.
+
+    Raises:
+        TypeError: the value is not JSON.
+    """
+    text = json.dumps(value)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(text)
+    written.replace(path)

@@ -1,0 +1,224 @@
+"""Evaluation: the same stages in the same places, forward only."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.core.schedule import Schedule
+from hocket.errors import DataError, SchemaError
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
+from hocket.run.comm.step_header import Step
+from hocket.run.data.batch import Microbatch, count_samples, digest, split_batch
+from hocket.run.data.loader import noted
+from hocket.run.data.loss import TOTAL
+from hocket.run.data.metrics import Metrics, named_means
+from hocket.run.data.reads import parts_of
+from hocket.run.data.step_batch import Work
+from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.engine.executor import Crew
+from hocket.run.engine.hooks import Hooks
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.point_to_point import Mail
+from hocket.run.engine.worker import Worker
+from hocket.schedules import make_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """Means over all samples of a loader.
+
+    Args:
+        loss: what is trained.
+        losses: every scalar that the loss function names.
+        metrics: every scalar that the metrics function names.
+        num_samples: that they are means of.
+    """
+
+    loss: float
+    losses: dict[str, float]
+    metrics: dict[str, float]
+    num_samples: int
+
+
+@dataclass
+class _Sums:
+    """Sums over samples, on the last stage.
+
+    They stay where the model computes: to read one there is to wait until all that was
+    handed to an accelerator is done, and to leave it without work meanwhile.
+    """
+
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    num_samples: int = 0
+
+    def add(
+        self, named: Mapping[str, Tensor], to: dict[str, Tensor], count: int
+    ) -> None:
+        for name, value in named.items():
+            more = torch.as_tensor(value, dtype=torch.float64) * count
+            to[name] = to[name] + more if name in to else more
+
+
+class Evaluator:
+    """Runs loaders through the stages in evaluation mode.
+
+    Args:
+        crew: whose stages and transport are used.
+        world: to add up over replicas.
+        layout: this worker's place.
+        ring: told of each op.
+        plan: for training: evaluation uses its placement and microbatches.
+        timeout_s: after which a wait ends.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        world: World,
+        layout: Layout,
+        ring: Ring,
+        plan: Plan,
+        *,
+        timeout_s: float,
+    ) -> None:
+        schedule = plan.schedule
+        self._crew = crew
+        self._example = plan.example
+        self._world = world
+        self._layout = layout
+        self._ring = ring
+        self._num_microbatches = schedule.program.nets[0].num_microbatches
+        self._devices = tuple(stage.device for stage in schedule.program.stages)
+        self._mail = Mail(
+            self._forward_only(self._num_microbatches),
+            layout.device,
+            layout.ranks,
+            crew.transport,
+            crew.store,
+            prefix="evaluation ",
+            timeout_s=timeout_s,
+        )
+        watch = MemoryWatch(schedule, plan.costs, world, layout.device)
+        self._on_error = watch.on_error
+        self._workers: dict[int, Worker] = {}
+        self._sums = _Sums()
+        self._metrics: Metrics | None = None
+        self._number = 0
+        self._digest = 0
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics | None
+    ) -> EvaluationResult:
+        """Means of losses and metrics over all samples, the same on every worker.
+
+        Raises:
+            DataError: the loader is empty.
+            ModelError: a batch differs from the example in more than the samples.
+            SchemaError: the replicas did not evaluate on the same batches.
+        """
+        self._sums, self._metrics = _Sums(), metrics
+        self._digest = 0
+        for runner in self._crew.runners.values():
+            runner.train(mode=False)
+        with torch.no_grad():
+            for batch in noted(loader, self._ring, self._number, "eval batch"):
+                self._play(batch)
+        return self._total()
+
+    def _play(self, batch: Any) -> None:
+        mine, num_samples = self._share(batch)
+        salt = digest(batch)
+        self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
+        if mine:
+            sizes = tuple(part.num_samples for part in mine)
+            step = Step(self._number, salt, num_samples, sizes)
+            self._worker(len(mine)).play(Work(step, mine))
+        self._number += 1
+
+    def _share(self, batch: Any) -> tuple[tuple[Microbatch, ...], int]:
+        """This replica's microbatches; fewer, or none, of a small batch."""
+        num_samples = count_samples(batch)
+        if not num_samples:
+            return (), 0
+        num_parts, each = parts_of(
+            num_samples, self._num_microbatches, self._layout.num_replicas
+        )
+        parts = split_batch(batch, num_parts, self._example)
+        first = self._layout.replica * each
+        return parts[first : first + each], num_samples
+
+    def _worker(self, num_microbatches: int) -> Worker:
+        if num_microbatches not in self._workers:
+            self._workers[num_microbatches] = Worker(
+                self._forward_only(num_microbatches),
+                self._layout.device,
+                self._crew.runners,
+                {},
+                self._mail,
+                self._ring,
+                Hooks(on_output=self._on_output, on_error=self._on_error),
+                evaluates=True,
+                prefix="eval ",
+            )
+        return self._workers[num_microbatches]
+
+    def _forward_only(self, num_microbatches: int) -> Schedule:
+        return make_schedule(
+            "forward-only",
+            num_devices=self._layout.num_devices,
+            num_microbatches=num_microbatches,
+            devices=self._devices,
+        )
+
+    def _on_output(self, microbatch: Microbatch, output: object) -> None:
+        count, sums = microbatch.num_samples, self._sums
+        sums.num_samples += count
+        last = self._crew.runners[len(self._devices) - 1]
+        sums.add(last.loss_of(output, microbatch.targets), sums.losses, count)
+        if self._metrics is not None:
+            means = named_means(self._metrics(output, microbatch.targets))
+            sums.add(means, sums.metrics, count)
+
+    def _total(self) -> EvaluationResult:
+        """Add up over the workers; only last stages have anything to add."""
+        losses: dict[str, float] = {}
+        metrics: dict[str, float] = {}
+        num_samples = 0
+        own = self._sums
+        parts = self._world.gather_json(
+            {
+                "losses": {name: x.item() for name, x in own.losses.items()},
+                "metrics": {name: x.item() for name, x in own.metrics.items()},
+                "count": own.num_samples,
+                "digest": self._digest,
+            },
+            "end of the evaluation",
+        )
+        for rank, part in enumerate(parts):
+            if part["digest"] != self._digest:
+                raise SchemaError(
+                    f"ranks {self._world.rank} and {rank} evaluated on different "
+                    "batches: every worker must iterate over the same ones in the same "
+                    "order"
+                )
+            num_samples += int(part["count"])
+            for mine, theirs in (
+                (losses, part["losses"]),
+                (metrics, part["metrics"]),
+            ):
+                for name, value in theirs.items():
+                    mine[name] = mine.get(name, 0.0) + value
+        if num_samples == 0:
+            raise DataError("the loader to evaluate on is empty")
+        losses = {name: value / num_samples for name, value in losses.items()}
+        metrics = {name: value / num_samples for name, value in metrics.items()}
+        return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)

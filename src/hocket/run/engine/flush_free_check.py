@@ -1,0 +1,169 @@
+"""What does not go with orders in which several steps are in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import nn
+
+from hocket.core.op import BACKWARDS
+from hocket.core.schedule import Schedule
+from hocket.errors import ModelError, RecipeError
+from hocket.run.stage.precision import Precision
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.stale_ties.loan import Loan
+
+
+def refuse_without_effect(
+    settings: Settings, schedule: Schedule, max_delay: int
+) -> None:
+    """See that what is said of old weights has an effect on an order.
+
+    Args:
+        settings: how to train.
+        schedule: the order that was asked for, and not chosen.
+        max_delay: of the choice.
+
+    Raises:
+        RecipeError: it has none.
+    """
+    if max_delay:
+        raise RecipeError(
+            f"max_delay={max_delay} has no effect on a schedule that is asked for by "
+            'name: it says how old weights may be where schedule="auto" chooses. '
+            "Leave it out, or let the schedule be chosen"
+        )
+    if settings.correction == "none":
+        return
+    if any(stage.delay for stage in schedule.program.stages):
+        return
+    raise RecipeError(
+        f"correction {settings.correction!r} has no effect: no stage of this order "
+        'computes with old weights. Leave it out, or take an order such as "wpipe" on '
+        "two devices or more"
+    )
+
+
+def refuse_settings(settings: Settings, schedule: Schedule, *, compiles: bool) -> None:
+    """See that settings go with an order; most go with one that has no body.
+
+    Args:
+        settings: how to train.
+        schedule: the order.
+        compiles: whether stages are to be compiled.
+
+    Raises:
+        RecipeError: they do not; says all reasons.
+    """
+    if not schedule.body:
+        return
+    faults = [*_faults(settings, schedule)]
+    if compiles:
+        faults.append(
+            "compile: a compiled stage computes with the weights that are in place "
+            "when it is compiled, and here old ones are put there"
+        )
+    if faults:
+        raise RecipeError(
+            f"{'; '.join(faults)}. Or take an order that ends each step before the "
+            'next begins, such as schedule="1f1b"'
+        )
+
+
+def refuse_shared(loans: Iterable[Loan], schedule: Schedule) -> None:
+    """See that the first of the stages that share a weight can update it for all.
+
+    Args:
+        loans: the weights of stages that cannot update them together.
+        schedule: says their delays, and in which order their backwards come.
+
+    Raises:
+        ModelError: it cannot; names the stages, the weight and their delays.
+    """
+    for loan in loans:
+        if why := _why_not_lent(loan, schedule):
+            raise ModelError(
+                f"stages {', '.join(map(str, loan.stages))} share {loan.name}, but "
+                f"{why}. Untie the weight, cut the model so that one stage holds it, "
+                'or take another order: "wpipe" or "pipedream", where the first stages '
+                'have the largest delay, "pipedream-2bw", where all are 1, or one that '
+                'ends each step before the next begins, such as "1f1b"'
+            )
+
+
+def _why_not_lent(loan: Loan, schedule: Schedule) -> str:
+    first = loan.stages[0]
+    stages = schedule.program.stages
+    if not 0 < stages[first].delay == loan.delay:
+        delays = ", ".join(str(stages[stage].delay) for stage in loan.stages)
+        return (
+            f"their delays are {delays}: to update it for all, stage {first}, the "
+            "first of them, must have the largest, and that must be above 0"
+        )
+    for number in schedule.lanes_of(stages[first].device):
+        newest = dict.fromkeys(loan.stages, 0)
+        for op in schedule.lanes[number].ops:
+            if op.kind not in BACKWARDS or op.stage not in newest:
+                continue
+            newest[op.stage] = op.step
+            if op.step < max(newest.values()):
+                return (
+                    f"device {stages[first].device} has {op} behind backwards of step "
+                    f"{max(newest.values())}: the gradients of two steps would mix"
+                )
+    return ""
+
+
+def refuse_hooks(stage: int, parameters: Mapping[str, nn.Parameter]) -> None:
+    """See that nobody waits to be told of gradients that old weights get.
+
+    Args:
+        stage: of a delay.
+        parameters: its own.
+
+    Raises:
+        ModelError: a parameter has a hook; names the first.
+    """
+    for name, parameter in parameters.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ModelError(
+                f"{name} has a hook on its gradient, but stage {stage} computes with "
+                "old weights: copies, of which the hook knows nothing. Let the "
+                "optimizer's step do what the hook does, or take an order that ends "
+                'each step before the next begins, such as schedule="1f1b"'
+            )
+
+
+def _faults(settings: Settings, schedule: Schedule) -> Iterator[str]:
+    if settings.accumulate > 1:
+        yield (
+            f"accumulate is {settings.accumulate}: without flushes each batch is a "
+            "step; take larger batches, and as many more microbatches"
+        )
+    if settings.precision is Precision.FLOAT16:
+        yield (
+            'precision is "float16": whether a step overflowed is known only when '
+            'others have been begun with its weights; take "bfloat16"'
+        )
+    if settings.optimistic_updates:
+        yield "optimistic_updates: no update waits for all gradients here anyway"
+    if settings.clip_norm is not None:
+        yield from _unclipped(schedule)
+
+
+def _unclipped(schedule: Schedule) -> Iterator[str]:
+    """Groups that would have to be clipped before all their gradients are there."""
+    stages = schedule.program.stages
+    num_devices = schedule.program.num_devices
+    for delay in sorted({stage.delay for stage in stages if stage.trainable}):
+        held = Counter(
+            stage.device for stage in stages if stage.delay == delay and stage.trainable
+        )
+        if max(held.values()) > 1 or len(held) not in (1, num_devices):
+            yield (
+                f"clip_norm: the stages of delay {delay} are clipped together, when "
+                "each device that has one of them comes to its update; but they are "
+                f"spread over the devices as {dict(sorted(held.items()))}, and it "
+                "takes one on each, or one in all"
+            )

@@ -1,0 +1,51 @@
+"""What a pipeline decided before its first step: cut, schedule, costs, prediction."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from hocket.core.costs import Costs
+from hocket.core.schedule import Schedule
+from hocket.core.timeline import Timeline
+from hocket.model.profile.profile import Profile
+from hocket.model.trace.example import Example
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run, and how long it should take.
+
+    Args:
+        boundaries: the layers at which stages 1, 2, ... begin.
+        stage_names: the first layer of each stage.
+        state_names: of each stage, the names in the uncut model's `state_dict()`.
+        example: what the model was captured with; batches must have its form.
+        schedule_name: asked for or chosen, or the path of the order's file; empty
+            where the order itself was given.
+        schedule: one step; or several, where they overlap, with a body to repeat.
+        profile: of each layer.
+        costs: of each stage and message.
+        predicted: the simulated timeline of the schedule.
+    """
+
+    boundaries: tuple[int, ...]
+    stage_names: tuple[str, ...]
+    state_names: tuple[tuple[str, ...], ...]
+    example: Example
+    schedule_name: str
+    schedule: Schedule
+    profile: Profile
+    costs: Costs
+    predicted: Timeline
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal plans; workers compare theirs."""
+        recomputes = [cost.recomputes for cost in self.costs.stages]
+        return short_hash(f"{self.stage_names}\n{self.schedule}\n{recomputes}")
+
+
+def short_hash(text: str) -> str:
+    """Return the first 16 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,155 @@
+"""Tell every worker the step's losses, which only the last stage knows.
+
+They are ready when the last forward has run, long before the step's end:
+
+    last stage   ... F B F B ─┬─ B B U ─┬─ finish: to all devices
+                              │         │
+                              └─▶ over the replicas
+                                tell: to all devices at once, for those that end
+                                their lanes before this one does
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import ModelError
+from hocket.run.cluster.group import Group
+from hocket.run.comm.schema import Schema, TensorSpec, message_tag
+from hocket.run.comm.schema_exchange import learn
+from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+
+_KEY = "loss names"
+_WHAT = "losses of the replicas"
+
+
+class Results:
+    """Sums the losses over microbatches and replicas, and hands them round.
+
+    Args:
+        ranks: of each device in this replica.
+        last_device: where the last stage lives.
+        device: this worker's.
+        transport: between the devices of this replica.
+        group: the last stage's replicas, on its device, where there are several.
+        store: where the losses' names are published, once.
+        timeout_s: after which a wait ends.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        last_device: int,
+        device: int,
+        transport: Transport,
+        group: Group | None,
+        store: dist.Store,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._timeout_s = timeout_s
+        self._names: list[str] = []
+        self._schema: Schema | None = None  # of a message, once the names are known
+        self._sums: dict[int, Tensor] = {}  # of each step, until they are told
+        self._works: dict[int, dist.Work] = {}
+        self._named: dict[int, dict[str, float]] = {}  # until they are asked for
+        self._senders: list[Sender] = []
+        self._receiver: Receiver | None = None
+        self._channel = Channel(f"results>{device}", ranks[last_device], ranks[device])
+        for other, rank in enumerate(ranks):
+            channel = Channel(f"results>{other}", ranks[last_device], rank)
+            if other == last_device:
+                continue
+            if device == last_device:
+                self._senders.append(transport.sender(channel))
+            elif device == other:
+                self._receiver = transport.receiver(channel)
+
+    def begin(
+        self,
+        step: int,
+        losses: Mapping[int, Mapping[str, float]],
+        shares: Mapping[int, float],
+    ) -> None:
+        """On the last stage, when the step's last forward has run.
+
+        Args:
+            step: whose losses they are.
+            losses: of each microbatch of the step, by name.
+            shares: of each microbatch in the whole step, by samples.
+
+        Raises:
+            ModelError: the names are not the same for all microbatches and steps.
+        """
+        if not self._names:
+            self._names = list(next(iter(losses.values())))
+            self._store.set(_KEY, json.dumps(self._names))
+        names = self._names
+        for microbatch, named in losses.items():
+            if list(named) != names:
+                raise ModelError(
+                    f"the loss function named {', '.join(named)} for microbatch "
+                    f"{microbatch}, and {', '.join(names)} before: it must name the "
+                    "same scalars in the same order each time"
+                )
+        sums = self._sums[step] = torch.tensor(
+            [
+                sum(shares[m] * named[name] for m, named in losses.items())
+                for name in names
+            ],
+            dtype=torch.float64,
+        )
+        if self._group is not None:
+            self._works[step] = self._group.all_reduce(sums, _WHAT)
+
+    def is_known(self, step: int) -> bool:
+        """On the last stage, after `begin`: whether `tell` would wait for nobody."""
+        return self._group is None or bool(self._works[step].is_completed())
+
+    def tell(self, step: int) -> None:
+        """On the last stage, after `begin`: tell all others, before `finish` would.
+
+        Raises:
+            WaitError: another replica's last stage did not come as far.
+        """
+        sums = self._sums.pop(step)
+        if self._group is not None:
+            self._group.wait(self._works.pop(step), _WHAT)
+        for sender in self._senders:
+            schema = self._made_schema()
+            sender.send(message_tag(schema, step, 0), (sums,), schema)
+        self._named[step] = dict(zip(self._names, sums.tolist(), strict=True))
+
+    def finish(self, step: int) -> dict[str, float]:
+        """On every worker, at the end of its lane: the losses of the step."""
+        if self._receiver is not None:
+            return self._receive(step)
+        if step in self._sums:
+            self.tell(step)
+        return self._named.pop(step)
+
+    def _made_schema(self) -> Schema:
+        if self._schema is None:
+            self._schema = Schema((TensorSpec((len(self._names),), "float64"),))
+        return self._schema
+
+    def _receive(self, step: int) -> dict[str, float]:
+        assert self._receiver is not None
+        if not self._names:
+            what = "the names of the losses"
+            told = learn(self._store, self._channel, _KEY, what, self._timeout_s)
+            self._names = json.loads(told)
+        schema = self._made_schema()
+        tag = message_tag(schema, step, 0)
+        self._receiver.expect([tag], schema)
+        (sums,) = self._receiver.receive(tag)
+        named = dict(zip(self._names, sums.tolist(), strict=True))
+        self._receiver.release(tag)
+        return named

@@ -1,0 +1,54 @@
+"""What one step of training came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hocket.run.weights.gradient_status import Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step came to. Every worker gets the same losses.
+
+    Args:
+        step: numbered from 0 over the life of the pipeline.
+        loss: what is trained, the mean over all samples of the step.
+        losses: every scalar that the loss function names, likewise.
+        num_samples: of all its batches, over all replicas.
+        seconds: the step took on this worker.
+        bubble_fraction: the share of them in which this worker's lane did not work.
+        peak_bytes: the most memory that this worker has held so far (on the GPU, or
+            the process's resident set on a CPU).
+        judgement: of its gradients.
+    """
+
+    step: int
+    loss: float
+    losses: dict[str, float]
+    num_samples: int
+    seconds: float
+    bubble_fraction: float
+    peak_bytes: int
+    judgement: Judgement = field(repr=False, compare=False)
+
+    @property
+    def grad_norm(self) -> float:
+        """Of all gradients together, before they were clipped.
+
+        With optimistic updates, and where steps overlap, to ask at once is to wait for
+        all others, which takes what a flush does; it is known when the next result is.
+
+        Raises:
+            WaitError: another worker did not tell about its gradients; or the pipeline
+                ended before this one knew.
+        """
+        return self.judgement.verdict.norm
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no weight was updated, for gradients of float16 were too large.
+
+        Asked for like `grad_norm`.
+        """
+        return not self.judgement.verdict.is_finite

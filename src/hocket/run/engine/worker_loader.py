@@ -1,0 +1,40 @@
+"""Iterate over the part of each batch that this worker needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hocket.run.cluster.layout import Layout
+from hocket.run.data.reads import Reads
+from hocket.run.data.sample_loader import PartLoader
+from hocket.run.engine.executor import Crew
+from hocket.run.engine.plan import Plan
+
+
+def worker_loader(
+    loader: Iterable[Any], crew: Crew, plan: Plan, layout: Layout, device: torch.device
+) -> Iterable[Any]:
+    """What one worker iterates over: of a PartLoader, only what it needs.
+
+    Args:
+        loader: of any kind; others yield whole batches.
+        crew: this worker's stages.
+        plan: with the number of microbatches.
+        layout: this worker's place.
+        device: where the tensors go.
+    """
+    if not isinstance(loader, PartLoader):
+        return loader
+    runners = crew.runners.values()
+    reads = Reads(
+        inputs=any(runner.module.batch_inputs for runner in runners),
+        targets=any(runner.loss is not None for runner in runners),
+        num_microbatches=plan.schedule.program.nets[0].num_microbatches,
+        num_replicas=layout.num_replicas,
+        replica=layout.replica,
+        device=device,
+    )
+    return loader.parts(reads)

@@ -1,0 +1,175 @@
+"""Losses that compare samples with each other are noticed before anything is trained.
+
+A pipeline computes the loss of each microbatch, and adds these up by samples. That is
+the batch's loss if the loss is a mean over samples. One that compares them (contrastive
+losses, statistics of the batch) is another one then, which depends on how many
+microbatches there are:
+
+    CLIP's loss of 8 samples               each of 8 against 7 others
+    mean of its losses of 4 and 4 samples  each of 8 against 3 others
+
+They are told apart by some samples and the same samples twice:
+
+    loss                                  a, b       a, b, a, b
+    mean over samples, words, weights     (a+b)/2    the same
+    mean over words that are not padding  the same, for each word is there twice
+    sum over samples                      a+b        twice as much
+    compares samples                      against 1  against 3
+
+So a weighted mean passes, also over classes with weights or over the words of uneven
+sentences (`ignore_index`): there, microbatches' means add up to nearly the batch's, and
+exactly to what a plain loop over the microbatches finds. What passes besides, though it
+is no mean, is a function of means, such as the root of a mean square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.errors import ModelError
+from hocket.model.capture.calls import attributes_kept
+from hocket.model.trace.per_sample import num_rows, take_rows
+from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.stage.seed import generators_kept, seed_generators
+
+_MOST: Final = 4  # samples that are tried
+
+
+@dataclass(frozen=True, slots=True)
+class PerMicrobatch:
+    """Says of a loss that compares samples that it is meant within microbatches.
+
+    Args:
+        loss: as for `Pipeline`.
+    """
+
+    loss: LossFunction
+
+    def __call__(self, output: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
+        """The loss."""
+        return self.loss(output, targets)
+
+
+def check_mean(
+    loss: LossFunction,
+    named: Callable[[Any, Any], Mapping[str, Tensor]],
+    output: Any,
+    targets: Any,
+    num_samples: int,
+    *,
+    device: torch.device,
+) -> None:
+    """Refuse a loss that is no mean over samples.
+
+    Where that cannot be tried, nothing is said: outputs whose first dimension is not
+    the samples', losses that draw random numbers or depend on the order of samples,
+    and those that do not run with other numbers of samples.
+
+    Args:
+        loss: as the user gave it.
+        named: computes it: the named losses of outputs and targets.
+        output: of the model for one microbatch.
+        targets: likewise.
+        num_samples: in it.
+        device: where the outputs are.
+
+    Raises:
+        ModelError: it compares samples with each other, or is a sum; tells the numbers.
+    """
+    if isinstance(loss, PerMicrobatch):
+        return
+    num = min(num_samples, _MOST)
+    rows = torch.arange(num)
+    trial = _Trial(named, output, targets, num_samples)
+    with generators_kept(device), _left_alone(loss), torch.no_grad():
+        seed_generators(device, 0)
+        once = trial.loss_of(rows)
+        twice = trial.loss_of(torch.cat([rows, rows]))
+        seed_generators(device, 1)
+        backwards = trial.loss_of(rows.flip(0))
+    if once is None or twice is None or backwards is None:
+        return
+    if _is_near(once, twice) or not _is_near(once, backwards):
+        return
+    raise ModelError(_text(once, twice, num))
+
+
+@contextmanager
+def _left_alone(loss: LossFunction) -> Iterator[None]:
+    """Put back what a loss that is a module keeps on itself."""
+    if not isinstance(loss, nn.Module):
+        yield
+        return
+    before = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
+    with attributes_kept(loss):
+        yield
+    for buffer, value in before:
+        buffer.detach().copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Losses of some of a microbatch's samples."""
+
+    named: Callable[[Any, Any], Mapping[str, Tensor]]
+    output: Any
+    targets: Any
+    num_samples: int
+
+    def loss_of(self, rows: Tensor) -> Tensor | None:
+        """Of these samples; None where that cannot be said."""
+        try:
+            output, targets = self._taken(self.output, rows), self.targets
+            value = self.named(output, self._taken(targets, rows))[TOTAL]
+        except Exception:
+            return None
+        return value if bool(value.isfinite()) else None
+
+    def _taken(self, structure: Any, rows: Tensor) -> Any:
+        """The rows of every leaf that has samples.
+
+        Raises:
+            ValueError: one has another first dimension than the samples.
+        """
+
+        def taken(leaf: Any) -> Any:
+            found = num_rows(leaf)
+            if found is None:
+                return leaf
+            if found != self.num_samples:
+                raise ValueError(found)
+            return take_rows(leaf, rows)
+
+        return pytree.tree_map(taken, structure)
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    """But for rounding: losses that compare samples differ in the first digits."""
+    least = math.sqrt(torch.finfo(a.dtype).eps)
+    return bool((a - b).abs() <= least * torch.maximum(a.abs(), b.abs()))
+
+
+def _text(once: Tensor, twice: Tensor, num: int) -> str:
+    samples = "1 sample" if num == 1 else f"{num} samples"
+    numbers = (
+        f"loss(output, targets) of {samples} is {once.item():.6g}, and of the same "
+        f"{samples} twice {twice.item():.6g}"
+    )
+    is_sum = _is_near(2 * once, twice)
+    what = "it is a sum over samples, or " if is_sum else "it "
+    return (
+        f"{numbers}: {what}compares samples with each other. A pipeline computes it "
+        "for each microbatch by itself, which is not the loss of the whole batch. "
+        "Return the mean of what each sample costs for itself; or leave the batch "
+        "whole (num_microbatches=1, num_replicas=1, accumulate=1); or, where it is "
+        "enough to compare the samples of one microbatch, say so: "
+        "loss=hocket.PerMicrobatch(loss)"
+    )

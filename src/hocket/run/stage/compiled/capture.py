@@ -1,0 +1,188 @@
+"""All graphs of a stage for one size of microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from hocket.run.stage.compiled.given import Inputs
+from hocket.run.stage.compiled.graphs import (
+    extracted,
+    inputs_of_graph,
+    results_of_graph,
+    value_of,
+)
+from hocket.run.stage.compiled.halves import Halves, halve
+from hocket.run.stage.compiled.lower import Lowered, lowered
+from hocket.run.stage.compiled.products import Backward, lowered_backward
+from hocket.run.stage.compiled.trace import Joint, Seen, Shape, join
+
+_MOST_NODES: Final = 10_000  # some minutes; loops over time are as many nodes as steps
+
+
+Strides: TypeAlias = tuple[int, ...]
+
+
+class CannotCompileError(Exception):
+    """A stage runs as it is; the message says why, without its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """I and W; see `hocket.run.stage.compiled.halves`.
+
+    Args:
+        first: I: takes what was kept and the outputs' gradients; behind the gradients
+            that it returns is what W holds.
+        second: W.
+        reads: the numbers of I's inputs that W takes, before what is held.
+    """
+
+    first: Backward
+    second: Backward
+    reads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A stage compiled for one size.
+
+    Args:
+        inputs: where its tensors come from.
+        shape: of what it returns.
+        depends: of each output, whether it depends on anything that wants a gradient.
+        differentiated: of each output, whether a gradient comes back for it.
+        strides: of the gradients that come back.
+        values: of the tensors that are no state, by their numbers, the strides.
+        leaves: the numbers of those that want a gradient.
+        buffers: the numbers of the tensors that get new values.
+        weights: the numbers of the other tensors that get a gradient.
+        forward: F: takes the tensors, and returns what buffers become, the outputs, and
+            what it keeps.
+        whole: B: takes what was kept and the outputs' gradients.
+        apart: I and W, where something waits.
+    """
+
+    inputs: Inputs
+    shape: Shape
+    depends: tuple[bool, ...]
+    differentiated: tuple[bool, ...]
+    strides: tuple[Strides, ...]
+    values: Mapping[int, Strides]
+    leaves: tuple[int, ...]
+    buffers: tuple[int, ...]
+    weights: tuple[int, ...]
+    forward: Lowered
+    whole: Backward | None
+    apart: Apart | None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Which graphs the schedule plays.
+
+    Args:
+        whole: B.
+        apart: I and W.
+    """
+
+    whole: bool
+    apart: bool
+
+
+def capture_stage(
+    seen: Seen, differentiated: Sequence[bool], num_fixed: int, needs: Needs
+) -> Capture:
+    """Trace a stage, cut its graph, and compile the parts.
+
+    Args:
+        seen: a call of it.
+        differentiated: of each output, whether a gradient comes back for it.
+        num_fixed: how many of the call's arguments are parameters, buffers and
+            constants; those behind them come with each microbatch.
+        needs: what to compile.
+
+    Raises:
+        CannotCompileError: a backward needs what the forward overwrites, or the graph
+            is too large.
+    """
+    joint = join(seen, differentiated)
+    num_nodes = len(joint.module.graph.nodes)
+    if num_nodes > _MOST_NODES:
+        raise CannotCompileError(
+            f"its graph has {num_nodes:,} operators, and to compile more than "
+            f"{_MOST_NODES:,} would take very long"
+        )
+    places = seen.call.inputs.args
+    fakes = seen.fakes
+    values = {
+        i: _dense(fakes[i]) for i, place in enumerate(places) if place >= num_fixed
+    }
+    leaves = tuple(i for i in values if fakes[i].requires_grad)
+    weights = tuple(i for i in joint.wanted if i not in leaves)
+    likes = {i: fakes[i] for i in weights}
+    forward, backward = _partitioned(joint)
+    whole = apart = None
+    if backward is not None:
+        _check_kept(joint, forward)
+        if needs.apart:
+            halves = halve(backward, [i in likes for i in joint.wanted])
+            apart = None if halves is None else _lowered(halves, joint, likes)
+        if needs.whole or (needs.apart and apart is None):
+            whole = lowered_backward(backward, joint.mode, joint.wanted, likes)
+    return Capture(
+        seen.call.inputs,
+        seen.shape,
+        tuple(x.requires_grad for x in seen.outputs),
+        tuple(differentiated),
+        tuple(_dense(x) for x in compress(seen.outputs, differentiated)),
+        values,
+        leaves,
+        joint.buffers,
+        weights,
+        lowered(forward, joint.mode, is_backward=False),
+        whole,
+        apart,
+    )
+
+
+def _dense(like: Tensor) -> Strides:
+    """The strides of a new tensor of the same shape."""
+    return torch.empty(like.shape, device="meta").stride()
+
+
+def _partitioned(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+    from torch._inductor.compile_fx import partition_fn
+
+    graph = joint.module.graph
+    inputs = inputs_of_graph(graph)
+    if not joint.wanted:
+        return extracted(joint.module, graph, inputs, results_of_graph(graph)), None
+    fakes = [value_of(node) for node in inputs]
+    forward, backward = partition_fn(
+        joint.module, fakes, num_fwd_outputs=joint.num_forward
+    )
+    return forward, backward
+
+
+def _check_kept(joint: Joint, forward: fx.GraphModule) -> None:
+    """New values go to buffers when F has ended: a backward must not need the old."""
+    changed = {f"primals_{i}" for i in joint.buffers}
+    kept = results_of_graph(forward.graph)[joint.num_forward :]
+    if changed & {node.name for node in kept}:
+        raise CannotCompileError("its backward needs a buffer that its forward changes")
+
+
+def _lowered(halves: Halves, joint: Joint, likes: Mapping[int, Tensor]) -> Apart:
+    early = [joint.wanted[i] for i in halves.early]
+    late = [joint.wanted[i] for i in halves.late]
+    return Apart(
+        lowered_backward(halves.first, joint.mode, early, likes),
+        lowered_backward(halves.second, joint.mode, late, likes),
+        halves.reads,
+    )

@@ -1,0 +1,197 @@
+"""What a stage calls in place of its own code: compiled graphs, where there are some.
+
+To autograd a compiled stage is one node, whose backward is B, or I:
+
+    leaves ──▶ F ──▶ outputs
+                     │ gradients
+    leaves ◀── B or I        weights' gradients are added up on the way, or left for W
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hocket.errors import ModelError
+from hocket.model.stages.emit import Code
+from hocket.run.stage.compiled.capture import Capture, Strides
+from hocket.run.stage.compiled.remainder import CompiledRemainder, add_up
+
+# Takes objects, device, state, constants and values, as a stage's own code.
+StageFunction: TypeAlias = Callable[..., Any]
+
+
+class CompiledFunction:
+    """A stage's code in training, compiled for some sizes.
+
+    Args:
+        code: the stage's own, for all others.
+        num_state: how many arguments are parameters and buffers.
+        device: of the stage.
+
+    Attributes:
+        captures: by what comes with a microbatch.
+        num_calls: how often one of them was called, of B's and of I's forwards.
+    """
+
+    def __init__(self, code: Code, num_state: int, device: torch.device) -> None:
+        self.code = code
+        self.num_state = num_state
+        self.captures: dict[Hashable, Capture] = {}
+        self.num_calls = 0
+        self._device = device
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+
+    def __call__(self, objects: Any, device: torch.device, *args: Any) -> Any:
+        """As the stage's own code."""
+        found = self.found(args)
+        if found is None:
+            return self.code.function(objects, device, *args)
+        return self.run(found, args, None)
+
+    def found(self, args: Sequence[Any]) -> Capture | None:
+        """What was compiled for such arguments, if anything was."""
+        if not torch.is_grad_enabled():
+            return None
+        return self.captures.get(form_of(args[self.num_state :]))
+
+    def run(
+        self,
+        capture: Capture,
+        args: Sequence[Any],
+        pending: list[CompiledRemainder] | None,
+    ) -> Any:
+        """Run what was compiled.
+
+        Args:
+            capture: for these arguments.
+            args: of the stage's own code, behind the device.
+            pending: where the backward leaves what remains for W; if None, it is whole.
+        """
+        self.num_calls += 1
+        tensors = capture.inputs.tensors(self.code, args)
+        leaves = [tensors[i] for i in capture.leaves]
+        with torch.autocast(self._device.type, enabled=False):
+            outputs = _node(capture, pending, tensors, self._anchor, *leaves)
+        return capture.shape.filled(outputs)
+
+
+def form_of(values: Sequence[Any]) -> Hashable:
+    """What graphs were compiled for: the same for all that they may be called with."""
+    return tuple(
+        (x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else _plain(x)
+        for x in values
+    )
+
+
+def _plain(value: Any) -> Hashable:
+    """A number or the like itself; anything else is equal to nothing."""
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return (type(value), value) if is_plain else object()
+
+
+class _Node(torch.autograd.Function):
+    """A compiled stage in autograd's graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        capture: Capture,
+        pending: list[CompiledRemainder] | None,
+        tensors: list[Tensor],
+        anchor: Tensor,
+        *leaves: Tensor,
+    ) -> tuple[Tensor, ...]:
+        for i, strides in capture.values.items():
+            tensors[i] = _laid_out(tensors[i], strides)
+        weights = {i: tensors[i] for i in capture.weights}
+        buffers = [tensors[i] for i in capture.buffers]
+        results = capture.forward(tensors)
+        num_buffers, num_outputs = len(buffers), len(capture.depends)
+        if buffers:
+            torch._foreach_copy_(buffers, list(results[:num_buffers]))
+        outputs = _apart(results[num_buffers : num_buffers + num_outputs])
+        ctx.save_for_backward(*results[num_buffers + num_outputs :])
+        ctx.set_materialize_grads(False)
+        # Outputs that no gradient is expected for stay in autograd's graph, too: should
+        # one come, that is an error, and not a gradient lost.
+        pairs = zip(outputs, capture.depends, strict=True)
+        ctx.mark_non_differentiable(*(x for x, depends in pairs if not depends))
+        ctx.capture, ctx.pending, ctx.weights = capture, pending, weights
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        capture: Capture = ctx.capture
+        weights: dict[int, Tensor] = ctx.weights
+        given = [*ctx.saved_tensors, *_given(capture, grads)]
+        ctx.maybe_clear_saved_tensors()
+        apart, first = capture.apart, capture.whole
+        read: list[Tensor] = []
+        if ctx.pending is not None and apart is not None:
+            first, read = apart.first, [given[i] for i in apart.reads]
+        assert first is not None
+        results = first.run(given, weights)
+        numbers = first.returned
+        if ctx.pending is not None and apart is not None:
+            read += results[len(numbers) :]
+            ctx.pending.append(CompiledRemainder(apart.second, read, weights))
+        found = dict(zip(numbers, results[: len(numbers)], strict=True))
+        own = [i for i in numbers if i in weights]
+        add_up([weights[i] for i in own], [found[i] for i in own])
+        return (None, None, None, None, *(found.get(i) for i in capture.leaves))
+
+
+def _apart(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A tensor of its own for each output, for each is a place in autograd's graph.
+
+    A parameter must not become a node of its own graph; and of a tensor that is several
+    outputs autograd would keep one place, the last.
+    """
+    found: dict[int, Tensor] = {}
+    for x in results:
+        own = x.detach() if x.requires_grad or id(x) in found else x
+        found[id(own)] = own
+    return tuple(found.values())
+
+
+def _given(capture: Capture, grads: Sequence[Tensor | None]) -> list[Tensor]:
+    """The outputs' gradients, as the graphs take them."""
+    found: list[Tensor] = []
+    pairs = zip(grads, capture.differentiated, strict=True)
+    for i, (grad, was_used) in enumerate(pairs):
+        if (grad is not None) != was_used:
+            raise ModelError(_told(i, len(grads), was_used))
+        if grad is not None:
+            found.append(grad)
+    return list(map(_laid_out, found, capture.strides))
+
+
+def _told(number: int, num_outputs: int, was_used: bool) -> str:
+    uses, used = ("does not use", "did") if was_used else ("uses", "did not use")
+    return (
+        f"the loss {uses} tensor {number} of the {num_outputs} that the model returns "
+        f"(counted from 0), and {used} when the stage was compiled, so that its "
+        "gradients are of another loss: let the loss use the same tensors in every "
+        "step, with a weight of 0.0 where one is not to count, or train with "
+        "compile=False"
+    )
+
+
+def _laid_out(tensor: Tensor, strides: Strides) -> Tensor:
+    """As the graphs were compiled for.
+
+    Where a dimension is 1, a dense tensor may have any stride, but operators choose the
+    order of their results by it.
+    """
+    if tensor.stride() == strides:
+        return tensor
+    return tensor.contiguous().as_strided(tensor.shape, strides)
+
+
+_node: Callable[..., tuple[Tensor, ...]] = _Node.apply

@@ -1,0 +1,53 @@
+"""Have Inductor compile a graph.
+
+Random operators are left to torch, one after the other: they draw what they draw in
+eager mode. Each worker compiles in its own process: processes that compile for others
+would stay, and hold memory, while the pipeline trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph, value_of
+
+# Takes a list, which it empties, so that what nobody else holds is freed on the way.
+Lowered: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """For tracing, too: which operators are taken apart depends on them."""
+    from torch._inductor import config
+
+    with config.patch(
+        fallback_random=True, compile_threads=1, reorder_for_peak_memory=False
+    ):
+        yield
+
+
+def lowered(module: fx.GraphModule, mode: Any, *, is_backward: bool) -> Lowered:
+    """Compile a graph of tensors without memory.
+
+    Args:
+        module: the graph, which returns a tuple.
+        mode: what its tensors' values belong to.
+        is_backward: whether it is a part of one.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    inputs = [value_of(node) for node in inputs_of_graph(module.graph)]
+    results = results_of_graph(module.graph)
+    # What lies otherwise in memory would not be what the next graph was compiled for.
+    output = module.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():
+        made: Lowered = compile_fx_inner(module, inputs, is_backward=is_backward)
+    return made

@@ -1,0 +1,99 @@
+"""Why the code of a module may not be fixed in a graph.
+
+A graph does again what the code did once. Modules that are run as they are may do
+something else each time: by Python's random numbers, or by what they note on
+themselves; and hooks on them want to be called.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.sequential import has_hooks
+from hocket.run.stage.compiled.capture import CannotCompileError
+from hocket.run.stage.compiled.containers import COLLECTIONS, Collection, collections_of
+
+_VALUES = bool, int, float, str
+
+
+@contextmanager
+def plain(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Look on while modules run; afterwards all that they noted is forgotten.
+
+    Args:
+        modules: all that run, those inside others too.
+
+    Raises:
+        CannotCompileError: they do not always do the same.
+    """
+    for module in modules:
+        if has_hooks(module):
+            raise CannotCompileError(f"its {_kind(module)} has hooks")
+    before = [(module, _notes(module), collections_of(module)) for module in modules]
+    python, numpy = random.getstate(), np.random.get_state()
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(attributes_kept(module))
+        try:
+            try:
+                yield
+            except Exception:
+                _check(before)  # may be why
+                raise
+            _check(before)
+            if random.getstate() != python or _differ(np.random.get_state(), numpy):
+                raise CannotCompileError(
+                    "its modules draw random numbers that are not torch's"
+                )
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+            for collection in (x for *_, found in before for x in found):
+                collection.restore()
+
+
+def _notes(module: nn.Module) -> dict[str, Any]:
+    kinds = *_VALUES, Tensor, tuple, *COLLECTIONS
+    return {name: x for name, x in vars(module).items() if isinstance(x, kinds)}
+
+
+def _check(
+    before: Sequence[tuple[nn.Module, dict[str, Any], Sequence[Collection]]],
+) -> None:
+    for module, notes, collections in before:
+        _check_one(module, notes, collections)
+
+
+def _check_one(
+    module: nn.Module, before: dict[str, Any], collections: Sequence[Collection]
+) -> None:
+    after = _notes(module)
+    names = before.keys() | after.keys()
+    changed = {x for x in names if not _is_same(before.get(x), after.get(x))}
+    changed |= {x.name for x in collections if x.is_changed}
+    if changed:
+        raise CannotCompileError(
+            f"its {_kind(module)} changes its own attribute {min(changed)!r}"
+        )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    are_values = isinstance(a, _VALUES) and isinstance(b, _VALUES)
+    return a is b or (are_values and a == b)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return a[2] != b[2] or not np.array_equal(a[1], b[1])
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__

@@ -1,0 +1,166 @@
+"""Gradients of weights that are matrix products, added up by the product itself.
+
+    dw = a @ b          makes a matrix as large as the weight; then total += dw reads
+    total += dw         it again
+
+    total += a @ b      one call of the library for products, which does the same
+
+So these products take the parameter's `.grad`, and are no results of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph
+from hocket.run.stage.compiled.lower import Lowered, lowered
+from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
+
+_LIBRARY: Final = torch.library.Library("hocket", "DEF")
+_LIBRARY.define(
+    "add_product(Tensor(a!) total, Tensor a, Tensor b) -> ()",
+    tags=(torch.Tag.flexible_layout,),
+)
+
+
+@torch.library.impl(_LIBRARY, "add_product", "CompositeExplicitAutograd")
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    total.addmm_(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A graph of gradients.
+
+    Args:
+        function: takes the graph's inputs, then what products are added to.
+        added: the numbers of the tensors whose gradients it adds up itself, in order.
+        returned: the numbers of those whose gradients it returns, in order.
+        shared: the places among the results of weights' gradients that are copied,
+            for they lie in memory that is not theirs alone; see `shared_places`.
+    """
+
+    function: Lowered
+    added: tuple[int, ...]
+    returned: tuple[int, ...]
+    shared: tuple[int, ...] = ()
+
+    def run(self, given: list[Tensor], weights: Mapping[int, Tensor]) -> list[Tensor]:
+        """Compute; weights' gradients that are products are added to `.grad`.
+
+        Args:
+            given: the graph's inputs; empty afterwards.
+            weights: the parameters, by number.
+
+        Returns:
+            The gradients of `returned`, and whatever else the graph returns.
+        """
+        totals = [_total(weights[i]) for i in self.added]
+        given += totals
+        results = list(self.function(given))
+        given.clear()
+        for place in self.shared:
+            results[place] = results[place].clone()
+        for i, total in zip(self.added, totals, strict=True):
+            if weights[i].grad is not total:
+                accumulate(weights[i], total)
+        return results
+
+    def shared_places(
+        self,
+        given: Iterable[Tensor],
+        results: Sequence[Tensor],
+        weights: Mapping[int, Tensor],
+    ) -> tuple[int, ...]:
+        """Which weights' gradients lie in the memory of something else.
+
+            x @ (a + b)   one tensor is the gradient of a and of b
+            x + a         with one sample, that of a is the output's, as it was received
+
+        A gradient is a parameter's own from then on, and added to. Where results lie is
+        for Inductor to decide, but is the same in each run: so ask once.
+
+        Args:
+            given: the inputs of a run.
+            results: its results, all of them alive, and the inputs too.
+            weights: the parameters, by number.
+        """
+        own = [place for place, i in enumerate(self.returned) if i in weights]
+        others = [x for place, x in enumerate(results) if place not in own]
+        taken = {_memory(x) for x in (*given, *others)}
+        found = []
+        for place in own:
+            memory = _memory(results[place])
+            if memory in taken:
+                found.append(place)
+            taken.add(memory)
+        return tuple(found)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _total(parameter: Tensor) -> Tensor:
+    """What a product may be added to: the parameter's gradient, or zeros."""
+    so_far = parameter.grad
+    if (
+        so_far is not None
+        and so_far.layout is torch.strided
+        and so_far.dtype is parameter.dtype
+        and so_far.stride() == parameter.stride()
+        and not has_hooks(parameter)
+    ):
+        return so_far
+    return torch.zeros_like(parameter, requires_grad=False)
+
+
+def lowered_backward(
+    module: fx.GraphModule, mode: Any, numbers: Sequence[int], likes: Mapping[int, Any]
+) -> Backward:
+    """Compile a graph of gradients.
+
+    Args:
+        module: the graph; its first results are gradients.
+        mode: what its tensors' values belong to.
+        numbers: of the tensors whose gradients those are.
+        likes: the parameters among these tensors, without memory, by number.
+    """
+    graph = module.graph
+    results = results_of_graph(graph)
+    added = [
+        i
+        for i, number in enumerate(numbers)
+        if number in likes and _is_product(results[i], results)
+    ]
+    last = inputs_of_graph(graph)[-1]
+    for i in added:
+        like = likes[numbers[i]]
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"total_{i}")
+        last.meta["val"] = like.detach()
+        with graph.inserting_before(results[i]):
+            graph.call_function(
+                torch.ops.hocket.add_product.default, (last, *results[i].args)
+            ).meta["val"] = None
+    rest = tuple(node for i, node in enumerate(results) if i not in added)
+    graph.output_node().args = (rest,)
+    for i in added:
+        graph.erase_node(results[i])
+    module.recompile()
+    return Backward(
+        lowered(module, mode, is_backward=True),
+        tuple(numbers[i] for i in added),
+        tuple(number for i, number in enumerate(numbers) if i not in added),
+    )
+
+
+def _is_product(node: fx.Node, results: Sequence[fx.Node]) -> bool:
+    """Whether it is one result, and nothing is made of it."""
+    is_alone = len(node.users) == 1 and results.count(node) == 1
+    return is_alone and node.target is torch.ops.aten.mm.default

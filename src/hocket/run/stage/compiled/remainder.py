@@ -1,0 +1,69 @@
+"""What a compiled I leaves for W, and W itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
+
+
+class CompiledRemainder:
+    """W's inputs, until it runs.
+
+    Args:
+        backward: W.
+        inputs: what I and the forward have left for it.
+        weights: the parameters whose gradients it makes, by number.
+    """
+
+    def __init__(
+        self, backward: Backward, inputs: list[Tensor], weights: Mapping[int, Tensor]
+    ) -> None:
+        self._backward = backward
+        self._inputs = inputs
+        self._weights = weights
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Compute the weight gradients, and give back what was held for them."""
+        found = self._backward.run(self._inputs, self._weights)
+        add_up([self._weights[i] for i in self._backward.returned], found)
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it holds on to the memory of any of them."""
+        own = {x.untyped_storage().data_ptr() for x in self._held()}
+        return any(x.untyped_storage().data_ptr() in own for x in tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """All that it holds, each block of memory once."""
+        storages = [x.untyped_storage() for x in self._held()]
+        return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+
+    def _held(self) -> list[Tensor]:
+        """Not the weights, which some operators read, and which stay."""
+        return [x for x in self._inputs if not isinstance(x, nn.Parameter)]
+
+
+def add_up(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """Add gradients to those that parameters have, as autograd would.
+
+    Args:
+        parameters: leaves.
+        grads: one of each; the caller's no more.
+    """
+    sums: list[Tensor] = []
+    parts: list[Tensor] = []
+    for parameter, grad in zip(parameters, grads, strict=True):
+        so_far = parameter.grad
+        if so_far is None or so_far.is_sparse or has_hooks(parameter):
+            accumulate(parameter, grad)
+        else:
+            sums.append(so_far)
+            parts.append(grad)
+    if sums:
+        torch._foreach_add_(sums, parts)

@@ -1,0 +1,60 @@
+"""How the runtime asks a compiled stage for I and W."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.model.stages.splitter import Halves, Remainder, Starts
+from hocket.model.stages.stage import StageModule
+from hocket.run.stage.compiled.function import CompiledFunction
+from hocket.run.stage.compiled.remainder import CompiledRemainder
+from hocket.run.stage.split.by_layers import ByLayers
+
+
+class ByCompiled:
+    """The backwards of one stage; of microbatches of other sizes, layer by layer.
+
+    Args:
+        stage: whose code in training is compiled.
+    """
+
+    def __init__(self, stage: StageModule) -> None:
+        function = stage.training_code.function
+        assert isinstance(function, CompiledFunction)
+        self._layers = ByLayers(stage)
+        other = self._layers.module.training_code.function
+        self._other = function.code.function if other is function else other
+        self._function = function
+        self._pending: list[CompiledRemainder] = []
+        code = replace(stage.training_code, function=self._run)
+        self.module = stage.with_training_code(code)
+
+    def on(self) -> AbstractContextManager[object]:
+        """See `Splitter.on`."""
+        return self._layers.on()
+
+    def input_gradients(
+        self,
+        starts: Starts,
+        grads: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+    ) -> Halves:
+        """See `Splitter.input_gradients`."""
+        found, left = self._layers.input_gradients(starts, grads, leaves)
+        return found, self._taken() or left
+
+    def _taken(self) -> Remainder | None:
+        """Of the one compiled forward whose backward has run, if it was compiled."""
+        return self._pending.pop() if self._pending else None
+
+    def _run(self, objects: Any, device: torch.device, *args: Any) -> Any:
+        capture = self._function.found(args)
+        if capture is None:
+            return self._other(objects, device, *args)
+        return self._function.run(capture, args, self._pending)

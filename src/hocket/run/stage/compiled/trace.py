@@ -1,0 +1,231 @@
+"""Trace a stage's forward and backward into one graph without side effects.
+
+The stage runs on tensors that have no memory, and every operator that comes below
+autograd is written down: of the forward, and of the backward that autograd runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from hocket.model.stages.emit import Code
+from hocket.run.stage.compiled.functional import without_side_effects
+from hocket.run.stage.compiled.given import Inputs, inputs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a stage returns: tensors, and what is put around and between them.
+
+    Args:
+        spec: of the whole.
+        leaves: in order; None where a tensor belongs.
+        places: of the tensors among the leaves.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+    places: tuple[int, ...]
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """The same with these tensors."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a stage's code.
+
+    Args:
+        code: of the stage.
+        inputs: where its tensors come from.
+        args: behind the device; tensors maybe without memory.
+        device: where it will run.
+        autocast: what it runs in.
+    """
+
+    code: Code
+    inputs: Inputs
+    args: tuple[Any, ...]
+    device: torch.device
+    autocast: AbstractContextManager[object]
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """The stage's code on other tensors, in the order of `inputs`."""
+        with self.inputs.replaced(self.code, self.args, tensors) as run, self.autocast:
+            return run(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A stage's call on tensors without memory.
+
+    Args:
+        call: what was called.
+        mode: what tensors without memory belong to.
+        fakes: the inputs without memory.
+        shape: of what it returned.
+        outputs: the tensors that it returned.
+    """
+
+    call: Call
+    mode: Any
+    fakes: tuple[Tensor, ...]
+    shape: Shape
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Forward and backward as one graph.
+
+    Its inputs are the stage's tensors, then the gradients of some of its outputs. It
+    returns what buffers become, the outputs, and the gradients.
+
+    Args:
+        module: the graph.
+        mode: what its tensors' values belong to.
+        buffers: the numbers of the tensors that get new values, in order.
+        num_outputs: of the stage.
+        wanted: the numbers of the tensors whose gradients it returns, in order.
+    """
+
+    module: fx.GraphModule
+    mode: Any
+    buffers: tuple[int, ...]
+    num_outputs: int
+    wanted: tuple[int, ...]
+
+    @property
+    def num_forward(self) -> int:
+        """How many of its results belong to the forward."""
+        return len(self.buffers) + self.num_outputs
+
+
+def see(
+    code: Code,
+    args: tuple[Any, ...],
+    device: torch.device,
+    autocast: AbstractContextManager[object],
+) -> Seen:
+    """Run a stage's code on tensors without memory.
+
+    Args:
+        code: of the stage.
+        args: what it is called with, behind the device; maybe without memory.
+        device: where it will run.
+        autocast: what to run it in.
+    """
+    mode = make_mode()
+    call = Call(code, inputs_of(code, args), args, device, autocast)
+    first = len(call.inputs.args)
+    constant = range(first, first + len(call.inputs.objects))  # each where it is
+    fakes = tuple(
+        _fake(mode, x, x.device if i in constant else device)
+        for i, x in enumerate(call.inputs.tensors(code, args))
+    )
+    with on_fakes(mode):
+        out = call.run(fakes)
+    leaves, spec = pytree.tree_flatten(out)
+    places = tuple(i for i, x in enumerate(leaves) if isinstance(x, Tensor))
+    rest = tuple(None if isinstance(x, Tensor) else x for x in leaves)
+    shape = Shape(spec, rest, places)
+    return Seen(call, mode, fakes, shape, tuple(leaves[i] for i in places))
+
+
+def join(seen: Seen, differentiated: Sequence[bool]) -> Joint:
+    """Trace forward and backward.
+
+    Args:
+        seen: the call.
+        differentiated: of each output, whether a gradient comes back for it.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    num, wants = len(seen.fakes), [x.requires_grad for x in seen.fakes]
+    tangents = [
+        empty(seen.mode, x.shape, x.dtype, x.device)
+        for x in compress(seen.outputs, differentiated)
+    ]
+    found: list[bool] = []
+
+    def both(*flat: Tensor) -> list[Tensor]:
+        leaves = pytree.tree_leaves(seen.call.run(flat[:num]))
+        outputs = [leaves[i] for i in seen.shape.places]
+        leaves = list(compress(flat[:num], wants))
+        starts = list(compress(outputs, differentiated))
+        grads: Sequence[Tensor | None] = [None] * len(leaves)
+        if starts and leaves:
+            grads = torch.autograd.grad(starts, leaves, flat[num:], allow_unused=True)
+        found[:] = [grad is not None for grad in grads]
+        return [*outputs, *(grad for grad in grads if grad is not None)]
+
+    module = _traced(both, [*seen.fakes, *tangents], seen.mode)
+    module, buffers = without_side_effects(module, num, seen.mode)
+    wanted = tuple(compress(compress(range(num), wants), found))
+    seen.mode.shape_env = ShapeEnv()  # empty; Inductor keeps nothing without one
+    return Joint(module, seen.mode, buffers, len(seen.outputs), wanted)
+
+
+def _fake(mode: Any, like: Tensor, device: torch.device) -> Tensor:
+    with mode:
+        fake = torch.empty_strided(
+            like.shape, like.stride(), dtype=like.dtype, device=device
+        )
+    return fake.requires_grad_(like.requires_grad)
+
+
+def make_mode() -> Any:
+    """A mode for tensors without memory.
+
+    Without symbols for numbers: what depends on data is an error in it.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def empty(
+    mode: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A tensor without memory."""
+    with mode:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+@contextmanager
+def on_fakes(mode: Any) -> Iterator[None]:
+    """Compute on tensors without memory.
+
+    Backwards run in this thread, where the modes are.
+
+    Args:
+        mode: what they belong to.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with (
+        torch.enable_grad(),
+        torch.autograd.set_multithreading_enabled(False),
+        enable_python_dispatcher(),
+        mode,
+    ):
+        yield
+
+
+def _traced(function: Any, fakes: Sequence[Tensor], mode: Any) -> fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with on_fakes(mode):
+        return make_fx(function)(*fakes)

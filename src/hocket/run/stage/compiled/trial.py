@@ -1,0 +1,154 @@
+"""Run what was compiled once, before anybody waits for it.
+
+On the stage's weights, and on values drawn at random. F's outputs, and what becomes of
+buffers, are compared with those of the stage's own code, with the same random numbers;
+of the backward, only where its results lie in memory is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.run.stage.compiled.capture import Apart, CannotCompileError, Capture
+from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.compiled.trace import Seen
+from hocket.run.stage.seed import generators_kept, seed_generators
+
+# Far more than rounding, far less than another random number makes.
+_TOLERANCES: Final = {torch.float64: 1e-8, torch.float32: 1e-3}
+_TOLERANCE: Final = 0.1  # for shorter types
+
+
+def try_out(capture: Capture, seen: Seen) -> Capture:
+    """Run each graph; nothing of the stage is changed.
+
+    Args:
+        capture: what was compiled.
+        seen: the call that it was compiled for.
+
+    Returns:
+        The same, with backwards that copy what lies in memory of something else.
+
+    Raises:
+        CannotCompileError: F computes something else than the stage's own code.
+    """
+    own = seen.call.inputs.tensors(seen.call.code, seen.call.args)
+    with generators_kept(seen.call.device):
+        seed_generators(seen.call.device, 0)
+        tensors = _tensors(capture, seen, own)
+        seed_generators(seen.call.device, 1)
+        with torch.no_grad():
+            results = capture.forward(list(tensors))
+        seed_generators(seen.call.device, 1)
+        with torch.enable_grad():
+            expected = seen.call.run(tensors)
+    first = len(capture.buffers)
+    _compare_buffers(capture, own, results[:first], tensors)
+    outputs = results[first : first + len(capture.differentiated)]
+    leaves = pytree.tree_leaves(expected)
+    for i, output in zip(capture.shape.places, outputs, strict=True):
+        _compare(output, leaves[i].detach())
+    with torch.no_grad():
+        return _tried(capture, seen, outputs, results[first + len(outputs) :])
+
+
+def _tried(
+    capture: Capture, seen: Seen, outputs: Sequence[Tensor], kept: Sequence[Tensor]
+) -> Capture:
+    pairs = zip(outputs, capture.differentiated, strict=True)
+    grads = [torch.zeros_like(x).contiguous() for x, gives in pairs if gives]
+    weights = {i: _zeros(seen.fakes[i]) for i in capture.weights}
+    whole, apart, given = capture.whole, capture.apart, [*kept, *grads]
+    if whole is not None:
+        whole, _ = _tried_backward(whole, given, weights)
+    if apart is not None:
+        apart = _tried_apart(apart, given, weights)
+    return replace(capture, whole=whole, apart=apart)
+
+
+def _tried_apart(
+    apart: Apart, given: Sequence[Tensor], weights: Mapping[int, Tensor]
+) -> Apart:
+    first, results = _tried_backward(apart.first, given, weights)
+    held = results[len(first.returned) :]
+    read = [*(given[i] for i in apart.reads), *held]
+    second, _ = _tried_backward(apart.second, read, weights)
+    return replace(apart, first=first, second=second)
+
+
+def _tried_backward(
+    backward: Backward, given: Sequence[Tensor], weights: Mapping[int, Tensor]
+) -> tuple[Backward, list[Tensor]]:
+    results = backward.run(list(given), weights)
+    shared = backward.shared_places(given, results, weights)
+    return replace(backward, shared=shared), results
+
+
+def _tensors(capture: Capture, seen: Seen, own: Sequence[Tensor]) -> list[Tensor]:
+    """The stage's own, with copies of all that it may change; and drawn values."""
+    tensors = []
+    for i, (tensor, fake) in enumerate(zip(own, seen.fakes, strict=True)):
+        if i in capture.values:
+            tensors.append(_drawn(fake))
+        else:
+            may_change = not (isinstance(tensor, nn.Parameter) or _is_expanded(tensor))
+            tensors.append(
+                _zeros(fake).copy_(tensor) if may_change else tensor.to(fake.device)
+            )
+    return tensors
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Nothing can be assigned to it, for some of its numbers are one in memory."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in pairs)
+
+
+def _drawn(fake: Tensor) -> Tensor:
+    """Numbers around 0; zeros where only some are allowed, as in indices."""
+    tensor = _zeros(fake)
+    return tensor.normal_() if tensor.is_floating_point() else tensor
+
+
+def _zeros(fake: Tensor) -> Tensor:
+    return torch.empty_strided(
+        fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
+    ).zero_()
+
+
+def _compare_buffers(
+    capture: Capture,
+    own: Sequence[Tensor],
+    became: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+) -> None:
+    """What the stage's code made of its buffers is what F assigns, or as it was."""
+    changed = dict(zip(capture.buffers, became, strict=True))
+    for i, tensor in enumerate(tensors):
+        if i not in capture.values and not isinstance(own[i], nn.Parameter):
+            before = own[i].to(tensor.device)
+            _compare(changed.get(i, before), tensor.detach())
+
+
+def _compare(actual: Tensor, expected: Tensor) -> None:
+    if actual.shape != expected.shape or actual.dtype is not expected.dtype:
+        raise CannotCompileError(
+            f"compiled, it makes {actual.dtype} of shape {tuple(actual.shape)}, not "
+            f"{expected.dtype} of shape {tuple(expected.shape)}"
+        )
+    tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
+    a, b = (torch.nan_to_num(x.double()) for x in (actual, expected))
+    off = (
+        float((a - b).abs().max() / b.abs().max().clamp_min(1.0)) if a.numel() else 0.0
+    )
+    if off > tolerance:
+        raise CannotCompileError(
+            f"compiled, it computes something else, off by {off:.1g} of the largest "
+            f"number where {tolerance:g} would be rounding"
+        )

@@ -1,0 +1,86 @@
+"""The losses of a step's microbatches, as numbers, and that all of them are finite.
+
+On a CPU a loss is there when its forward has returned, and is read at once. To read one
+from an accelerator is to wait until it has done all that it was handed, and to leave it
+without work meanwhile: there the losses are kept, and read together when the step's
+last forward is on its way.
+
+    CPU            F0 read  B0   F1 read  B1   F2 read
+    accelerator    F0       B0   F1       B1   F2 read all
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hocket.errors import NonFiniteError
+from hocket.run.data.loss import TOTAL
+
+
+class LossValues:
+    """Takes the named losses of each microbatch, and gives their values.
+
+    Args:
+        stage: that makes them, for errors.
+        at_once: whether to read each loss when it is taken.
+    """
+
+    def __init__(self, stage: int, *, at_once: bool) -> None:
+        self._stage = stage
+        self._at_once = at_once
+        self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._values: dict[int, dict[str, float]] = {}
+
+    def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
+        """Take those of one microbatch.
+
+        Raises:
+            NonFiniteError: what is trained is not finite, and it is read at once.
+        """
+        if self._at_once:
+            values = {name: value.item() for name, value in named.items()}
+            self._keep(step, index, values)
+            return
+        # Copies, for some losses lie in the memory of what they are the mean of; in one
+        # type, to be read together.
+        self._unread[step, index] = {
+            name: value.detach().to(torch.float64, copy=True)
+            for name, value in named.items()
+        }
+
+    def read(self) -> dict[int, dict[str, float]]:
+        """By microbatch and name, all that were taken since the last reading.
+
+        Raises:
+            NonFiniteError: what is trained is not finite for one of them; the first.
+        """
+        self._read_together()
+        values, self._values = self._values, {}
+        return values
+
+    def clear(self) -> None:
+        """Forget what was taken."""
+        self._unread.clear()
+        self._values.clear()
+
+    def _read_together(self) -> None:
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, {}
+        scalars = [value for named in unread.values() for value in named.values()]
+        numbers = iter(torch.stack(scalars).tolist())
+        for (step, index), named in unread.items():
+            self._keep(step, index, {name: next(numbers) for name in named})
+
+    def _keep(self, step: int, index: int, values: dict[str, float]) -> None:
+        total = values[TOTAL]
+        if not math.isfinite(total):
+            raise NonFiniteError(
+                f"the loss is {total} at step {step}, stage {self._stage}, "
+                f"microbatch {index}; no weights were updated from it"
+            )
+        self._values[index] = values

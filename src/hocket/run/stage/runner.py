@@ -1,0 +1,348 @@
+"""One stage at work: forward, backward, and what lives between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hocket.errors import ModelError
+from hocket.model.stages.cut import StageModule
+from hocket.model.stages.discard_saved_tensors import nothing_kept
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.stage.backward import run_backward
+from hocket.run.stage.batch_loss_check import check_mean
+from hocket.run.stage.compiled.function import CompiledFunction
+from hocket.run.stage.compiled.splitter import ByCompiled
+from hocket.run.stage.loss_values import LossValues
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.recompute import Given, Replay, Replayer
+from hocket.run.stage.seed import seed_generators, seed_of
+from hocket.run.stage.split.make import NOTHING_LEFT, make_splitter
+from hocket.run.stage.split.splitter import Remainder, SplitBy, Splitter
+from hocket.run.stage.stale_weight_check import check_delayed_stage
+from hocket.run.stage.versions import Versions
+
+
+@dataclass(slots=True)
+class _Live:
+    """What one microbatch leaves behind from its forward to its backward.
+
+    Args:
+        leaves: the received inputs that want a gradient.
+        starts: where the backward starts: the loss, or the outputs' places in the
+            graph, so that they themselves need not stay.
+        grads: to start with, where they are known (the loss's weight).
+        depends: for each gradient that is given otherwise, whether there is a start
+            for it: whether that output turned out to depend on any weight or input.
+    """
+
+    leaves: tuple[Tensor, ...]
+    starts: tuple[Tensor] | tuple[GradientEdge, ...]
+    grads: tuple[Tensor] | None = None
+    depends: tuple[bool, ...] = ()
+
+    def given(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients to start with, where those of the outputs came from outside."""
+        return self.grads or tuple(compress(grads, self.depends))
+
+    def found(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """The gradients of the leaves, also where nothing depended on one."""
+        return tuple(
+            torch.zeros_like(leaf) if grad is None else grad
+            for leaf, grad in zip(self.leaves, grads, strict=True)
+        )
+
+
+class StageRunner:
+    """Runs one stage for any microbatch, in any order.
+
+    Args:
+        number: of the stage in the program.
+        module: the cut part of the model.
+        loss: given for the net's last stage.
+        device: where the module lives.
+        seed: of the run, for random numbers.
+        first_microbatch: this replica's first, counted over all replicas, so that no
+            two replicas draw the same numbers.
+        precision: what forwards and losses compute in.
+        recomputes: keep nothing of a forward but its input, and run it once more in
+            the backward; to the same result, bit for bit.
+        splits: how backwards are taken apart, where they are.
+        checks_loss: whether the loss must be a mean over samples, for each microbatch
+            is only a part of the batch.
+
+    Attributes:
+        losses: of the forwards since they were last read; of the net's last stage.
+        live: what waits for its backward, by step and microbatch.
+        versions: of the weights, where forwards read old ones.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: StageModule,
+        loss: LossFunction | None,
+        *,
+        device: torch.device,
+        seed: int,
+        first_microbatch: int = 0,
+        precision: Precision = Precision.FLOAT32,
+        recomputes: bool = False,
+        splits: SplitBy = SplitBy.LAYERS,
+        checks_loss: bool = False,
+    ) -> None:
+        self.number = number
+        self.module = module
+        self.loss = loss
+        self.device = device
+        self.seed = seed
+        self.first_microbatch = first_microbatch
+        self._autocast = precision.autocast(device)
+        self.losses = LossValues(number, at_once=device.type == "cpu")
+        self.live: dict[tuple[int, int], _Live | Replay] = {}
+        self.versions: Versions | None = None
+        self._takes_grad = tuple(value.requires_grad for value in module.received)
+        self._trains = any(p.requires_grad for p in module.parameters())
+        self._gives_grad = tuple(value.requires_grad for value in module.sent)
+        self._has_backward = self._trains or any(self._takes_grad)
+        recomputes = recomputes and self._has_backward
+        self._replayer = Replayer(module, device) if recomputes else None
+        self._splits = splits
+        self._splitter: Splitter | None = None  # until a backward is taken apart
+        self._checks_loss = checks_loss  # until one was looked at
+        self._is_tried = False
+        self._mode: bool | None = (
+            None  # that it was switched to, and its modules are in
+        )
+        self._parts: list[tuple[nn.Module, bool]] = []
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By the uncut model's names."""
+        return dict(self.module.named_parameters())
+
+    def train(self, mode: bool) -> None:
+        """Switch dropout, batch norm and the like, where somebody switched them."""
+        if mode is self._mode and all(
+            part.training is was for part, was in self._parts
+        ):
+            return
+        self.module.train(mode)
+        self._mode = mode
+        self._parts = [(part, part.training) for part in self.module.modules()]
+
+    def forward(
+        self,
+        step: int,
+        index: int,
+        microbatch: Microbatch,
+        received: Sequence[Tensor],
+        weight: float,
+        *,
+        splits: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Run the forward and keep what the backward needs.
+
+        Args:
+            step: for random numbers and errors.
+            index: the microbatch's number within the step.
+            microbatch: the batch inputs and targets.
+            received: the values from the stage before, detached.
+            weight: this microbatch's share of the step, by samples, times the scale
+                of the loss.
+            splits: whether `input_gradients` will follow, and not `backward`.
+
+        Returns:
+            What goes to the next stage, detached; nothing from the last stage.
+
+        Raises:
+            NonFiniteError: the loss is not a finite number, and is read at once.
+            ModelError: the loss is no scalar, or does not depend on any weight;
+                it is no mean over samples, or the stage cannot have old weights.
+        """
+        if self.module.has_random:
+            number = self.first_microbatch + index
+            seed_generators(self.device, seed_of(self.seed, step, self.number, number))
+        given = Given(microbatch, tuple(received), weight)
+        if self.versions is None:
+            return self._forward(given, (step, index), splits=splits)
+        if not self._is_tried:
+            self._try(given, self.versions.delay)
+        with self.versions.put(step):
+            return self._forward(given, (step, index), splits=splits)
+
+    def backward(
+        self, step: int, index: int, grads: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Run the backward: gradients of the weights are added up in `.grad`.
+
+        Args:
+            step: the microbatch's step.
+            index: its number within the step.
+            grads: of each output that wants one; none for the last stage.
+
+        Returns:
+            The gradients of the received inputs that want one.
+        """
+        if not self._has_backward:
+            return ()
+        live = self._take(step, index, splits=False)
+        if live.starts:
+            run_backward(live.starts, live.given(grads))
+        return live.found([leaf.grad for leaf in live.leaves])
+
+    def input_gradients(
+        self, step: int, index: int, grads: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], Remainder]:
+        """Run the first half of a backward whose forward was told so.
+
+        Args:
+            step: the microbatch's step.
+            index: its number within the step.
+            grads: of each output that wants one; none for the last stage.
+
+        Returns:
+            The gradients of the received inputs that want one; and what is left to do,
+            whose `finish` adds up the gradients of the weights.
+        """
+        if not self._has_backward:
+            return (), NOTHING_LEFT
+        live = self._take(step, index, splits=True)
+        splitter = self._made_splitter()
+        found, left = splitter.input_gradients(
+            live.starts, live.given(grads), live.leaves
+        )
+        return live.found(found), left
+
+    def evaluate(
+        self, microbatch: Microbatch, received: Sequence[Tensor]
+    ) -> tuple[Tensor, ...] | Any:
+        """Run the forward alone; the last stage returns the model's own output."""
+        return self._call(received, microbatch)
+
+    def _forward(
+        self, given: Given, now: tuple[int, int], *, splits: bool
+    ) -> tuple[Tensor, ...]:
+        """With the weights that are in place."""
+        if self._replayer is None:
+            live, sent = self._run(given, now, splits=splits)
+            if self._has_backward:
+                self.live[now] = live
+            return sent
+        replay = self._replayer.keep(given)
+        with nothing_kept():
+            _, sent = self._run(given, now)
+        self.live[now] = replay
+        return sent
+
+    def _try(self, given: Given, delay: int) -> None:
+        """See that it may compute with old weights, once."""
+        check_delayed_stage(
+            self.module,
+            lambda: self._call(self._inputs(given), given.microbatch),
+            device=self.device,
+            delay=delay,
+        )
+        self._is_tried = True
+
+    def _inputs(self, given: Given) -> list[Tensor]:
+        """The received values, as leaves of a new graph."""
+        return [
+            value.detach().requires_grad_() if takes else value
+            for value, takes in zip(given.received, self._takes_grad, strict=True)
+        ]
+
+    def _take(self, step: int, index: int, *, splits: bool) -> _Live:
+        """What a forward left behind; it runs again if it left too little."""
+        live = self.live.pop((step, index))
+        if isinstance(live, _Live):
+            return live
+        assert self._replayer is not None
+        with self._replayer.restored(live), self._weights_of(step):
+            again, _ = self._run(live.given, splits=splits)
+        return again
+
+    def _weights_of(self, step: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.versions is None else self.versions.put(step)
+
+    def _made_splitter(self) -> Splitter:
+        """Made when it is first needed: few stages of few schedules ever do."""
+        if self._splitter is None:
+            is_compiled = isinstance(
+                self.module.training_code.function, CompiledFunction
+            )
+            if is_compiled and self._splits is SplitBy.LAYERS:
+                self._splitter = ByCompiled(self.module)
+            else:
+                self._splitter = make_splitter(self._splits, self.module)
+        return self._splitter
+
+    def _run(
+        self, given: Given, now: tuple[int, int] | None = None, *, splits: bool = False
+    ) -> tuple[_Live, tuple[Tensor, ...]]:
+        """The forward: what its backward needs, and what goes to the next stage.
+
+        The losses are told as those of a step and a microbatch, but not once more.
+        """
+        inputs = self._inputs(given)
+        splitter = self._made_splitter() if splits else None
+        out = self._call(inputs, given.microbatch, splitter)
+        leaves = tuple(compress(inputs, self._takes_grad))
+        if self.loss is None:
+            giving = tuple(compress(out, self._gives_grad))
+            depends = tuple(value.requires_grad for value in giving)
+            edges = tuple(map(get_gradient_edge, compress(giving, depends)))
+            sent = tuple(value.detach() for value in out)
+            return _Live(leaves, edges, depends=depends), sent
+        named = self.loss_of(out, given.microbatch.targets)
+        if self._checks_loss:
+            self._check_loss(out, given.microbatch)
+        if now is not None:
+            self.losses.take(*now, named)
+        total = named[TOTAL]
+        if not total.requires_grad and (leaves or self._trains):
+            raise ModelError(
+                "the loss does not depend on any weight: it was detached, or made "
+                "from numbers (.item()), so nothing would be trained"
+            )
+        return _Live(leaves, (total,), (torch.full_like(total, given.weight),)), ()
+
+    def _check_loss(self, output: Any, microbatch: Microbatch) -> None:
+        """See that microbatches' losses add up to the batch's, once."""
+        assert self.loss is not None
+        check_mean(
+            self.loss,
+            self.loss_of,
+            output,
+            microbatch.targets,
+            microbatch.num_samples,
+            device=self.device,
+        )
+        self._checks_loss = False
+
+    def loss_of(self, output: Any, targets: Any) -> dict[str, Tensor]:
+        """The named losses of what the model returned for one microbatch."""
+        assert self.loss is not None
+        with self._autocast:
+            return losses_of(self.loss, output, targets)
+
+    def _call(
+        self,
+        received: Sequence[Tensor],
+        microbatch: Microbatch,
+        splitter: Splitter | None = None,
+    ) -> Any:
+        own = [microbatch.leaves[i] for i in self.module.batch_inputs]
+        with self._autocast:
+            if splitter is None:
+                return self.module(*received, *own)
+            with splitter.on():
+                return splitter.module(*received, *own)

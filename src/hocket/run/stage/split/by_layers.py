@@ -1,0 +1,54 @@
+"""Take a backward apart layer by layer: the weights of some layers wait for W."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
+from hocket.model.stages.reroute import rerouted, runs_modules
+from hocket.model.stages.stage import StageModule
+from hocket.run.stage.backward import run_backward
+from hocket.run.stage.split.layers.deferral import Deferral
+from hocket.run.stage.split.routes import make_routes
+from hocket.run.stage.split.splitter import Halves, Starts
+from hocket.run.stage.split.watch import Watch
+
+
+class ByLayers:
+    """The backwards of one stage.
+
+    Args:
+        stage: what it computes.
+    """
+
+    def __init__(self, stage: StageModule) -> None:
+        self._deferral = Deferral()
+        routes = make_routes(self._deferral)
+        self._watch: Watch | None = None
+        if runs_modules(stage):
+            self.module = stage
+            self._watch = Watch(routes, stage)
+        else:
+            self.module = rerouted(stage, routes)
+
+    def on(self) -> AbstractContextManager[object]:
+        """See `Splitter.on`."""
+        return nullcontext() if self._watch is None else self._watch.on()
+
+    def input_gradients(
+        self,
+        starts: Starts,
+        grads: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+    ) -> Halves:
+        """See `Splitter.input_gradients`.
+
+        Parameters whose gradients do not wait get them here.
+        """
+        if starts:
+            # Modules that checkpoint themselves run forwards in here, once more alike.
+            with self.on():
+                run_backward(starts, grads)
+        return [leaf.grad for leaf in leaves], self._deferral.take()

@@ -1,0 +1,54 @@
+"""The calls of one stage whose weight gradients wait for W."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hocket.run.stage.split.layers.call import Call
+from hocket.run.stage.split.layers.enter import enter, enter_alone
+from hocket.run.stage.split.layers.pending import Pending
+
+Routed: TypeAlias = Callable[..., Tensor]
+
+
+class Deferral:
+    """Hears of output gradients in a backward, and hands them over to W.
+
+    One backward of the stage runs at a time; forwards of several microbatches may lie
+    before it, for what they leave is in their own graphs.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._heard: list[tuple[Call, Tensor]] = []
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def enter(
+        self,
+        call: Call,
+        compute: Callable[..., Tensor],
+        arguments: tuple[Any, ...],
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Compute a call's output, and put off its weight gradient.
+
+        Args:
+            call: hears of the output's gradient.
+            compute: the operator.
+            arguments: its own, parameters cut off.
+            bias: of the arguments, the one that may want a gradient at once.
+        """
+        call.heard = self._heard
+        if call.wants_grad or (bias is not None and bias.requires_grad):
+            return enter(compute, arguments, call)
+        return enter_alone(compute, arguments, call, self._anchor)
+
+    def take(self) -> Pending:
+        """What the backward that has just ended leaves for W."""
+        pending = Pending(self._heard)
+        self._heard.clear()  # the same list stays, which all calls know
+        return pending

@@ -1,0 +1,86 @@
+"""What one microbatch's backward leaves for W, and W itself."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from hocket.run.stage.split.layers.accumulate import accumulate
+from hocket.run.stage.split.layers.call import Call
+
+
+class Pending:
+    """Layers' inputs and output gradients, in the order of the backward.
+
+    Args:
+        calls: each with the gradient of its output.
+    """
+
+    def __init__(self, calls: Iterable[tuple[Call, Tensor]]) -> None:
+        self._calls = deque(calls)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Compute the weight gradients, and give back one layer after the other.
+
+        A parameter of several layers gets the sum of its gradients at once, added up
+        in the order of the backward: that is autograd's order, too.
+        """
+        calls = self._calls
+        again = _used_again(calls)
+        sums: dict[int, Tensor] = {}
+        while calls:
+            call, dy = calls.popleft()
+            dw, db = call.formula(call, dy)
+            for parameter, grad in ((call.weight, dw), (call.bias, db)):
+                if parameter is None or grad is None:
+                    continue
+                if again and id(parameter) in again:
+                    _add(parameter, grad, again, sums)
+                else:
+                    accumulate(parameter, grad)
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it holds on to the memory of any of them."""
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        blocks = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
+        return any(
+            begin <= tensor.data_ptr() < end
+            for tensor in self._held()
+            for begin, end in blocks
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """All that it holds, each block of memory once."""
+        storages = [x.untyped_storage() for x in self._held()]
+        return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+
+    def _held(self) -> Iterable[Tensor]:
+        for call, dy in self._calls:
+            yield from call.inputs
+            yield dy
+
+
+def _used_again(calls: Iterable[tuple[Call, Tensor]]) -> Counter[int]:
+    """How often a parameter is used, of those that are used more than once."""
+    uses = Counter([id(call.weight) for call, _ in calls])
+    uses.update([id(call.bias) for call, _ in calls if call.bias is not None])
+    return Counter({key: num for key, num in uses.items() if num > 1})
+
+
+def _add(
+    parameter: Tensor, grad: Tensor, uses: Counter[int], sums: dict[int, Tensor]
+) -> None:
+    """Add one of the uses of a parameter; the last of them brings the whole sum."""
+    key = id(parameter)
+    uses[key] -= 1
+    if key in sums:
+        grad = sums.pop(key) + grad
+    if uses[key]:
+        sums[key] = grad
+    else:
+        accumulate(parameter, grad)

@@ -1,0 +1,16 @@
+"""How a backward is taken apart, and what a stage needs of whoever does it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from hocket.model.stages.splitter import Halves, Remainder, Splitter, Starts
+
+__all__ = ["Halves", "Remainder", "SplitBy", "Splitter", "Starts"]
+
+
+class SplitBy(Enum):
+    """How a backward is taken apart."""
+
+    LAYERS = "layers"  # the weights of some layers wait: fast, and holds little
+    GRAPH = "graph"  # every weight waits: slow, and holds all that the forward kept

@@ -1,0 +1,136 @@
+"""Replace operators inside modules that are run as they are.
+
+What such a module calls is known only while it runs. So the modules that own a weight
+are watched while they run, and no others, for to be watched costs some microseconds at
+every function of torch:
+
+    Block.forward            not watched: it owns nothing itself
+      self.norm(x)           not watched: it owns vectors only
+      self.up(x)             nn.Linear: takes the route of F.linear at once
+      self.rows(x)           watched: whatever it calls on its weight takes its route
+
+Nobody knows whether a weight is used elsewhere besides: then its gradient comes in two
+parts, one with I and one with W. Only whoever has hooks on a parameter could tell; the
+gradients of such parameters are not put off.
+
+Python functions of torch are opened no further: nn.MultiheadAttention calls its linear
+layers inside of one, so their weights get their gradients with I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hocket.model.stages.reroute import Route, Routes
+from hocket.run.stage.split.layers.accumulate import has_hooks
+from hocket.run.stage.split.plain import keeps_to_itself, operator_of
+
+Forward: TypeAlias = Callable[..., Any]
+
+
+class Watch:
+    """While it is on, calls of these operators take their routes.
+
+    Args:
+        routes: by operator.
+        module: all that runs.
+    """
+
+    def __init__(self, routes: Routes, module: nn.Module) -> None:
+        mode = _Mode(routes)
+        self._forwards = [
+            (vars(owner), _routed(mode, routes, owner))
+            for owner in module.modules()
+            if any(p.dim() > 1 for p in owner.parameters(recurse=False))
+            and not keeps_to_itself(owner)
+        ]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """For a forward, or for a backward in which forwards may run once more."""
+        before = [own.get("forward") for own, _ in self._forwards]
+        for own, forward in self._forwards:
+            own["forward"] = forward
+        try:
+            yield
+        finally:
+            for (own, _), old in zip(self._forwards, before, strict=True):
+                if old is None:
+                    del own["forward"]
+                else:
+                    own["forward"] = old
+
+
+def _routed(mode: _Mode, routes: Routes, owner: Any) -> Forward:
+    """What to call in place of a module's forward."""
+    known = operator_of(owner)
+    if known is None:
+        return _watched(mode, owner.forward)
+    forward, (operator, more) = owner.forward, known
+    function = routes[operator].function
+
+    # The argument is named as torch names it.
+    def routed(input: Tensor) -> Any:  # noqa: A002
+        weight, bias = owner.weight, owner.bias
+        is_heard = has_hooks(weight) or (bias is not None and has_hooks(bias))
+        if is_heard or mode.is_on:
+            return forward(input)
+        return function(input, weight, bias, *more(owner))
+
+    return routed
+
+
+def _watched(mode: _Mode, forward: Forward) -> Forward:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if mode.is_on:  # inside of another module that owns weights
+            return forward(*args, **kwargs)
+        mode.is_on = True
+        try:
+            with mode:
+                return forward(*args, **kwargs)
+        finally:
+            mode.is_on = False
+
+    return watched
+
+
+class _Mode(TorchFunctionMode):
+    """Called in place of every function of torch.
+
+    Args:
+        routes: by operator.
+
+    Attributes:
+        is_on: whether it is already.
+    """
+
+    def __init__(self, routes: Routes) -> None:
+        super().__init__()
+        self._routes = routes
+        self.is_on = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Take the route, if there is one."""
+        route = self._routes.get(func)
+        if route is None or _is_heard(route, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))
+        return route.function(*args, **(kwargs or {}))
+
+
+def _is_heard(route: Route, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether somebody would hear of the weight's gradient, or of the bias's."""
+    given = [kwargs.get("weight"), kwargs.get("bias")]
+    places = (route.weight, route.bias)
+    given += [args[i] for i in places if i is not None and i < len(args)]
+    return any(isinstance(x, Tensor) and has_hooks(x) for x in given)

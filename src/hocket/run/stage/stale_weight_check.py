@@ -1,0 +1,279 @@
+"""Try out whether a stage may compute with weights that are old.
+
+What reads old weights has to be a function of its inputs, its weights and its buffers,
+and its backward must not look at the weights again: the newest stand there by then.
+
+    forward ── backward                                   first gradients
+    forward ── no number in the weights' places ── backward    the same?
+       └ the same results as the first time?
+
+A stage that is nothing but captured operators is such a function. Modules that are run
+as they are may be anything, so these are tried out, once, on copies of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import ModelError
+from hocket.model.capture.alike import alike
+from hocket.model.capture.attribute_writes import Notes
+from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.no_checkpointing import CHECKPOINTING
+from hocket.model.stages.stage import StageModule
+from hocket.model.trace.per_sample import tensors_in
+from hocket.run.stage.parameter_slots import ParameterPlaces
+from hocket.run.stage.recompute import changing_buffers
+from hocket.run.stage.seed import generators_kept, random_state, set_random_state
+
+Leaves = Mapping[str, Tensor]
+
+_NUM_SAMPLED: Final = 4096  # elements of a gradient that are compared
+
+
+def check_delayed_stage(
+    module: StageModule,
+    forward: Callable[[], Any],
+    *,
+    device: torch.device,
+    delay: int,
+) -> None:
+    """Refuse a stage whose results or gradients would be wrong with old weights.
+
+    Nothing is left behind: no gradient, no random number, no buffer, no attribute. For
+    a while, weights and gradients are in memory once more.
+
+    Args:
+        module: the stage, in training, with its weights in place.
+        forward: runs it on values as it will get them; those that want a gradient are
+            new leaves each time.
+        device: where it runs.
+        delay: by how many updates its weights are old.
+
+    Raises:
+        ModelError: one of its modules keeps state between forwards, runs again in the
+            backward, or finds weights otherwise than in their places.
+    """
+    if delay == 0 or not _runs_modules(module):
+        return
+    trial = _Trial(module, forward, device, delay)
+    with attributes_kept(module), generators_kept(device):
+        trial.run()
+
+
+def _runs_modules(module: StageModule) -> bool:
+    """Whether any part of it is code of the user's, and not a captured operator."""
+    objects = vars(module.training_code.objects).values()
+    return any(isinstance(x, nn.Module) for x in objects)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one forward and backward made.
+
+    Args:
+        outputs: of the forward.
+        grads: a sample and the size of each trained weight's; nothing where it got
+            none.
+        again: the modules that the backward called.
+    """
+
+    outputs: list[Tensor]
+    grads: dict[str, list[Tensor]]
+    again: list[str]
+
+
+class _Trial:
+    """Two forwards and backwards of one stage, on copies of its weights."""
+
+    def __init__(
+        self,
+        module: StageModule,
+        forward: Callable[[], Any],
+        device: torch.device,
+        delay: int,
+    ) -> None:
+        self._module = module
+        self._forward = forward
+        self._device = device
+        self._random = random_state(device)
+        self._where = (
+            f"stage {module.index} reads weights that are {delay} "
+            f"update{'s' if delay > 1 else ''} old"
+        )
+        named = module.named_parameters()
+        self._trained = {name: p for name, p in named if p.requires_grad}
+        self._places = ParameterPlaces(module, self._trained)
+        parts = list(module.modules())
+        self._homes = [(part._buffers, dict(part._buffers)) for part in parts]
+        self._buffers = [
+            (home[key], home[key].detach().clone())
+            for home, key in changing_buffers(module)
+        ]
+
+    def run(self) -> None:
+        """Compare them.
+
+        Raises:
+            ModelError: as `check_delayed_stage`.
+        """
+        notes = Notes(self._module)
+        with self._untouched():
+            first = self._once(self._copies())
+            changed = notes.changed()
+            leaves = self._copies()
+            outputs = self._outputs(leaves)
+            if not alike(first.outputs, outputs):
+                raise ModelError(self._remembers(changed))
+            second = self._backward(outputs, leaves, self._nothing(), changed)
+        wrong = [
+            name
+            for name, grad in first.grads.items()
+            if not alike(grad, second.grads[name])
+        ]
+        if wrong:
+            raise ModelError(self._wrong(changed, second.again, wrong))
+
+    def _once(self, leaves: Leaves) -> _Found:
+        return self._backward(self._outputs(leaves), leaves, leaves)
+
+    def _outputs(self, leaves: Leaves) -> list[Tensor]:
+        """Of a forward with these weights; buffers and random numbers as at first."""
+        self._restore()
+        with self._places.filled(leaves), torch.enable_grad():
+            return tensors_in(self._forward())
+
+    def _backward(
+        self,
+        outputs: Sequence[Tensor],
+        leaves: Leaves,
+        placed: Leaves,
+        changed: Sequence[str] = (),
+    ) -> _Found:
+        """With other tensors in the weights' places, from random gradients."""
+        set_random_state(self._device, self._random)
+        starts = [x for x in outputs if x.requires_grad]
+        again: list[str] = []
+        with self._places.filled(placed), self._calls_noted(again):
+            try:
+                if starts:
+                    torch.autograd.backward(starts, list(map(torch.randn_like, starts)))
+            except Exception as error:
+                if placed is leaves:
+                    raise
+                raise ModelError(self._wrong(changed, again)) from error
+        self._restore()
+        grads = {name: _sample(leaf.grad) for name, leaf in leaves.items()}
+        return _Found([x.detach() for x in outputs], grads, again)
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {
+            name: p.detach().clone().requires_grad_()
+            for name, p in self._trained.items()
+        }
+
+    def _nothing(self) -> dict[str, Tensor]:
+        """What makes a difference to whoever reads it; it takes no memory."""
+        return {
+            name: torch.full((), math.nan, dtype=p.dtype, device=p.device)
+            .expand(p.shape)
+            .requires_grad_()
+            for name, p in self._trained.items()
+        }
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """The weights themselves get no gradient: only what stands in for them does."""
+        before = {name: p.grad for name, p in self._trained.items()}
+        for p in self._trained.values():
+            p.grad = None
+        try:
+            yield
+            found = [name for name, p in self._trained.items() if p.grad is not None]
+        finally:
+            for name, p in self._trained.items():
+                p.grad = before[name]
+            self._restore()
+        if found:
+            raise ModelError(
+                f"{self._where}, but some module of it finds {_some(found)} otherwise "
+                "than as its own parameter, and so always the newest: let forward read "
+                f"self.weight and the like. {_FLUSHES}"
+            )
+
+    def _restore(self) -> None:
+        """Buffers and random numbers as before the first forward."""
+        for home, buffers in self._homes:
+            home.update(buffers)
+        for buffer, value in self._buffers:
+            buffer.detach().copy_(value)
+        set_random_state(self._device, self._random)
+
+    @contextmanager
+    def _calls_noted(self, names: list[str]) -> Iterator[None]:
+        """Write down which modules are called."""
+
+        def noting(name: str) -> Callable[..., None]:
+            return lambda *_: names.append(name)
+
+        with ExitStack() as stack:
+            for name, part in self._module.named_modules():
+                if name:
+                    hook = part.register_forward_pre_hook(noting(name))
+                    stack.callback(hook.remove)
+            yield
+
+    def _wrong(
+        self, changed: Sequence[str], again: Sequence[str], wrong: Sequence[str] = ()
+    ) -> str:
+        """What is to blame for a backward that failed, or came to something else."""
+        if changed and not again:
+            return self._remembers(changed)
+        return self._reads_again(again, wrong)
+
+    def _remembers(self, changed: Sequence[str]) -> str:
+        what = _some(changed) if changed else "in no attribute of its modules"
+        return (
+            f"{self._where}, but keeps state between forwards ({what}): a second "
+            "forward on the same values did not do what the first one did. Of weights "
+            "there is a version for each step on its way; of such state there is one. "
+            "Let forward take it as an argument and return it, or begin anew each "
+            "time; statistics that no gradient flows through belong in a buffer, "
+            f"changed in place. {_FLUSHES}"
+        )
+
+    def _reads_again(self, again: Sequence[str], wrong: Sequence[str]) -> str:
+        what = "something in it reads its weights again"
+        if again:
+            what = f"{again[0]} runs again"
+        gradients = (
+            f", so that the gradient of {_some(wrong)} is wrong" if wrong else ""
+        )
+        return (
+            f"{self._where}, but in the backward {what}, where the newest weights "
+            f"stand{gradients}. If that is activation checkpointing: {CHECKPOINTING}. "
+            f"{_FLUSHES}"
+        )
+
+
+_FLUSHES: Final = 'Or take a schedule that flushes, such as "1f1b"'
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _sample(grad: Tensor | None) -> list[Tensor]:
+    if grad is None:
+        return []
+    flat = grad.to_dense().flatten()
+    stride = max(1, flat.numel() // _NUM_SAMPLED) | 1  # odd: comes by all columns
+    return [flat[::stride].clone(), torch.linalg.vector_norm(flat)]

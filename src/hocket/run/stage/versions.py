@@ -1,0 +1,221 @@
+"""The weights of one stage as they were before its last updates.
+
+A stage of delay 1 computes step t with the weights after `max(0, t - 1)` updates. Each
+version is a set of leaves; autograd saves these, and not the parameters:
+
+                     version 3        version 4        version 5
+    step 4's F, B    old leaves       new leaves ═ parameters
+      its last B     given up         (forwards of step 5 may be on their way here)
+    its U
+      copy                            old leaves       copy
+      optimizer.step                  old leaves       new leaves ═ parameters
+
+So the newest version is the live weights themselves, and a stage of delay d holds d
+copies more, one less from a step's last backward to its update. What has been computed
+from a version is never changed in place: that would raise in the backward, or for some
+layers be silently wrong.
+
+Where forwards read predicted weights, the newest version is a copy of its own, too:
+made when the first of them reads it, and the parameters are updated in place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from torch import Tensor, nn
+
+from hocket.model.capture.no_checkpointing import NoCheckpointing, around_old_weights
+from hocket.run.stage.parameter_slots import ParameterPlaces
+
+Leaves = dict[str, Tensor]
+
+
+class Source(Protocol):
+    """A weight of the stage that another stage updates (`weights/stale_ties`)."""
+
+    @property
+    def delay(self) -> int:
+        """How many updates behind the newest it is read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all versions here but the live weights."""
+
+    def read(self, step: int) -> Tensor:
+        """The leaf that a step reads."""
+
+    def set_old(self, old: Sequence[Tensor]) -> None:
+        """Go on with other weights, as `Versions.set_old`."""
+
+
+class Versions:
+    """The weights that a stage may still read.
+
+    Args:
+        module: the stage. Its parameters are those that the optimizer steps.
+        delay: how many updates behind the newest it reads; 0 where it borrows only.
+        predict: where forwards read other values than the newest weights, gives these
+            by name, in tensors of their own; or None, as long as they are the same.
+        borrowed: the weights that other stages update, by name.
+
+    Attributes:
+        delay: the largest of any weight.
+        num_updates: of the stage, since training began.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        delay: int,
+        predict: Callable[[], Mapping[str, Tensor] | None] | None = None,
+        borrowed: Mapping[str, Source] | None = None,
+    ) -> None:
+        self._own_delay = delay
+        self._predict = predict
+        self._borrowed = {} if borrowed is None else borrowed
+        self.delay: Final = max([delay, *(x.delay for x in self._borrowed.values())])
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        old = trained.keys() - self._borrowed.keys() if delay else set()
+        self._trained = {name: p for name, p in trained.items() if name in old}
+        places = {n: p for n, p in trained.items() if n in old or n in self._borrowed}
+        self._places = ParameterPlaces(module, places)
+        self._placed: Leaves | None = None  # what stands in the parameters' places
+        self._old: deque[Leaves] = deque()  # the oldest first
+        self._newest: Leaves | None = None  # until somebody reads it
+        self.num_updates = 0
+        self._guard = around_old_weights(self.delay)
+        # Each step has borrowed leaves of its own. And stages that share a weight may
+        # run the same modules, whose places the other one fills in between.
+        self._fills_always = bool(self._borrowed)
+
+    def put(self, step: int) -> NoCheckpointing:
+        """Have the stage compute with the weights that a step reads.
+
+        They stay where they are until others are wanted, or `take_out`: the next
+        forwards mostly read the same, and there are many places.
+
+        Args:
+            step: numbered since training began.
+
+        Returns:
+            What to enter around the forward: it may not begin a checkpoint, whose
+            backward would read others.
+        """
+        leaves = self._read_by(step)
+        if leaves is self._placed and not self._fills_always:
+            return self._guard
+        borrowed = {name: source.read(step) for name, source in self._borrowed.items()}
+        self._places.fill(leaves | borrowed)
+        self._placed = leaves
+        return self._guard
+
+    def take_out(self) -> None:
+        """Have the parameters in their places, where others find them."""
+        if self._placed is not None:
+            self._places.empty()
+            self._placed = None
+
+    def read(self, name: str, step: int) -> Tensor:
+        """The leaf of one of the stage's own weights that a step reads elsewhere."""
+        self._fills_always = True
+        return self._read_by(step)[name]
+
+    def newest(self, name: str) -> Tensor:
+        """What steps read of one of them that come behind the newest update."""
+        return self._newest_leaves()[name].detach()
+
+    def complete(self, step: int) -> None:
+        """When a step's last backward has run: its gradients go to the parameters.
+
+        No later step reads what it was the last to read.
+        """
+        for name, leaf in self._read_by(step).items():
+            if leaf.grad is not None:
+                self._trained[name].grad = leaf.grad
+                leaf.grad = None
+        if self._borrowed:
+            self.take_out()  # they are given back
+        first = max(0, step + 1 - self._own_delay)
+        while self._old and self.num_updates - len(self._old) < first:
+            if self._old.popleft() is self._placed:
+                self.take_out()
+
+    def before_update(self) -> None:
+        """Keep what the weights are: the update will be made to a copy of them."""
+        self._old.append(self._newest_leaves())
+        self._newest = None
+        if self._predict is not None:
+            return
+        for parameter in self._trained.values():
+            parameter.data = parameter.detach().clone()
+
+    def after_update(self) -> None:
+        """The parameters are a version more."""
+        self.num_updates += 1
+
+    def old(self) -> list[dict[str, Tensor]]:
+        """The versions that later steps will still read, but for the newest.
+
+        Only between steps. Not copies: they change with later updates.
+        """
+        return [
+            {name: leaf.detach() for name, leaf in leaves.items()}
+            for leaves in self._old
+        ]
+
+    def set_old(self, old: Sequence[Mapping[str, Tensor]]) -> None:
+        """Go on with other weights: those of the parameters, and these before them.
+
+        Args:
+            old: as `old` gave them; fewer where there were fewer updates. Copied.
+        """
+        for name, source in self._borrowed.items():
+            source.set_old([values[name] for values in list(old)[-source.delay :]])
+        own = list(old)[-self._own_delay :] if self._own_delay else []
+        self._newest = None
+        self._old = deque(
+            {
+                name: values[name].detach().clone().requires_grad_()
+                for name in self._trained
+            }
+            for values in own
+        )
+
+    def go_on_from(self, num_updates: int) -> None:
+        """Other weights were put into the parameters, after so many updates."""
+        self._newest = None
+        self.num_updates = num_updates
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all versions but the live weights."""
+        leaves = [leaf for old in self._old for leaf in old.values()]
+        if self._newest is not None and self._predict is not None:
+            leaves += self._newest.values()
+        borrowed = sum(source.num_bytes for source in self._borrowed.values())
+        return borrowed + sum(leaf.nbytes for leaf in leaves)
+
+    def _read_by(self, step: int) -> Leaves:
+        back = self.num_updates - max(0, step - self._own_delay)
+        if back <= 0 or not self._old:
+            return self._newest_leaves()
+        return self._old[max(0, len(self._old) - back)]
+
+    def _newest_leaves(self) -> Leaves:
+        if self._newest is None:
+            values = self._values()
+            self._newest = {name: values[name].requires_grad_() for name in values}
+        return self._newest
+
+    def _values(self) -> dict[str, Tensor]:
+        """Of the newest version: tensors of their own, though not always memory."""
+        live = {name: p.data for name, p in self._trained.items()}
+        if self._predict is None:
+            return live
+        predicted = self._predict()
+        if predicted is None:
+            return {name: values.clone() for name, values in live.items()}
+        return {name: predicted[name].detach() for name in live}

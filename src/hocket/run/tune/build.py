@@ -1,0 +1,318 @@
+"""From a model and a batch to a plan: capture, profile, balance, schedule, predict.
+
+Every worker takes the same path and ends with the same plan: what is measured is
+averaged over the workers, who measure at the same time (as they will compute at the
+same time), and the plans are compared before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.costs import Costs
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.errors import ModelError, SchemaError
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.profile.costs import stage_costs
+from hocket.model.profile.measure import profile
+from hocket.model.profile.profile import Profile, conditions_of, mean_profile, path_of
+from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stages
+from hocket.model.stages.stage import StageModule
+from hocket.passes.freeze_stages import freeze_stages
+from hocket.passes.one_step import one_step
+from hocket.planner.balance import balance
+from hocket.planner.recompute import RecomputeName, recomputing
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import Microbatch, digest
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.device.memory import memory_bytes
+from hocket.run.engine.plan import Plan, short_hash
+from hocket.run.engine.point_to_point import Mail
+from hocket.run.engine.worker_context import Place
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.split.by_layers import ByLayers
+from hocket.run.tune.compile_stages import CompiledWork, compile_stages
+from hocket.run.tune.dry_run import rehearse
+from hocket.run.tune.link_costs import measure_messages
+from hocket.run.tune.update_costs import measure_updates
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.update_text import update_text
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is known of a model before there is an order.
+
+    Args:
+        captured: its work.
+        profile: what that costs, the mean over the workers.
+    """
+
+    captured: Captured
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a model in stages before there is an order.
+
+    Args:
+        known: of the model.
+        boundaries: the layers at which stages 1, 2, ... begin.
+        modules: all stages.
+        costs: as added up from single layers, and of messages; no stage recomputes.
+    """
+
+    known: Study
+    boundaries: tuple[int, ...]
+    modules: tuple[StageModule, ...]
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for.
+
+    Args:
+        model: uncut.
+        loss: as for the pipeline.
+        settings: how to train.
+        example: one microbatch.
+        spec: puts the example's leaves back into `(args, kwargs)`.
+        cut_names: the modules with which stages 1, 2, ... begin.
+        profile_dir: where profiles are kept and found again.
+        recompute: which stages recompute.
+        memory_bytes: that tensors may take on a device; None for most of what it has.
+        seed: for random numbers in the forward.
+        max_delay: by how many updates weights may be old where the order is chosen.
+        compiled_for: microbatches of the sizes that stages are compiled for; none where
+            they run as they are.
+        known: of the model, where that was studied already.
+        estimate: of its stages, where they were cut already.
+    """
+
+    model: nn.Module
+    loss: LossFunction
+    settings: Settings
+    example: Microbatch
+    spec: pytree.TreeSpec
+    cut_names: Sequence[str] | None
+    profile_dir: Path | None
+    recompute: RecomputeName = "none"
+    memory_bytes: int | None = None
+    seed: int = 0
+    max_delay: int = 0
+    compiled_for: tuple[Microbatch, ...] = ()
+    known: Study | None = None
+    estimate: Estimate | None = None
+
+
+def study(request: Request, world: World) -> Study:
+    """Capture the model and profile it. Every worker must call this.
+
+    Raises:
+        ModelError: the model cannot be captured.
+        SchemaError: the workers have different models or settings.
+    """
+    args, kwargs = pytree.tree_unflatten(request.example.leaves, request.spec)
+    captured = capture(request.model, args, kwargs, cut=request.cut_names or ())
+    _compare(
+        world,
+        settings=short_hash(request.settings.text),
+        model=captured.digest,
+        weights=f"{digest(dict(captured.state.tensors)):08x}",
+        seed=str(request.seed),
+        updates=short_hash(_update_text(request, captured)),
+        compile=str(bool(request.compiled_for)),
+    )
+    return Study(captured, _profile(captured, request, world))
+
+
+def _update_text(request: Request, captured: Captured) -> str:
+    tensors = captured.state.tensors.items()
+    trained = {name: x for name, x in tensors if x.requires_grad}
+    return update_text(request.settings, trained)
+
+
+def estimate(request: Request, program: Program, place: Place) -> Estimate:
+    """Cut the model, and measure what is not in its profile. Every worker must call.
+
+    Args:
+        request: what the user asked for.
+        program: how many stages there are, and on which devices.
+        place: this worker's.
+
+    Raises:
+        ModelError: the model cannot be captured or cut as asked.
+        SchemaError: the workers have different models or settings.
+    """
+    world = place.world
+    known = study(request, world) if request.known is None else request.known
+    if world.device.type != "cpu":
+        request.model.cpu()  # given there; each worker will take back its stages
+    boundaries = _boundaries(known, program, request.cut_names)
+    modules = cut(known.captured, boundaries)
+    messages = measure_messages(world, place.transport)
+    costs = stage_costs(
+        known.profile,
+        boundaries,
+        modules,
+        link=messages.link,
+        handling=messages.handling,
+        updates=measure_updates(modules, program, request.settings, place),
+    )
+    costs = replace(costs, accumulates=request.settings.accumulate > 1)
+    return Estimate(known, boundaries, modules, costs)
+
+
+def build_plan(
+    request: Request,
+    schedule_name: str,
+    order: Schedule,
+    place: Place,
+) -> tuple[Plan, tuple[StageModule, ...], Mail]:
+    """Decide everything that can be decided before the first step.
+
+    Every worker must call this.
+
+    Returns:
+        The plan, all stages, and this worker's mail for the plan's schedule.
+
+    Raises:
+        ModelError: the model cannot be captured or cut as asked.
+        SchemaError: the workers came to different plans.
+    """
+    world = place.world
+    _compare(world, schedule=short_hash(str(order)))
+    found = request.estimate or estimate(request, order.program, place)
+    captured, modules = found.known.captured, found.modules
+    order = freeze_stages(order, num_frozen_stages(modules))
+    costs = _recomputing(found.costs, order, request, world)
+    if request.compiled_for:
+        work = CompiledWork(
+            modules, request.loss, world.device, request.settings.precision
+        )
+        compile_stages(work, order, request.compiled_for, place)
+    alone = one_step(order)
+    mail = place.mail(alone)
+    if world.device.type == "cpu":
+        costs = rehearse(
+            costs,
+            captured,
+            order,
+            modules,
+            request.loss,
+            request.example,
+            place,
+            mail,
+            request.settings.precision,
+        )
+    plan = Plan(
+        found.boundaries,
+        tuple(captured.layers[i].name for i in (0, *found.boundaries)),
+        tuple(tuple(module.state_dict()) for module in modules),
+        captured.example,
+        schedule_name,
+        order,
+        found.known.profile,
+        costs,
+        simulate(order, costs),
+    )
+    _compare(world, plan=plan.digest)
+    return plan, modules, mail
+
+
+def _recomputing(
+    costs: Costs, order: Schedule, request: Request, world: World
+) -> Costs:
+    most = request.memory_bytes
+    if request.recompute == "auto" and most is None:
+        most = memory_bytes(world)
+    return recomputing(request.recompute, order, costs, most)
+
+
+def _profile(captured: Captured, request: Request, world: World) -> Profile:
+    """Found again by rank 0, or measured on all workers at once, and then the mean."""
+    conditions = conditions_of(captured, world.device)
+    precision = request.settings.precision
+    folder = request.profile_dir
+    if folder is not None and precision is not Precision.FLOAT32:
+        folder = folder / precision.value
+    path = None if folder is None else path_of(folder, conditions)
+    found = None
+    if world.rank == 0 and path is not None and path.exists():
+        found = Profile.load(path).to_json()
+    found = world.broadcast_json(found, name="profile found")
+    if found is not None:
+        return Profile.from_json(found)
+
+    def finish(output: object) -> Tensor:
+        return losses_of(request.loss, output, request.example.targets)[TOTAL]
+
+    world.barrier("profile")
+    with precision.autocast(world.device):
+        own = profile(
+            captured,
+            request.example.leaves,
+            device=world.device,
+            make_splitter=ByLayers,
+            finish=finish,
+            targets=request.example.targets,
+        )
+    parts = world.gather_json(own.to_json(), "profile measured")
+    mean = mean_profile([Profile.from_json(part) for part in parts])
+    if world.rank == 0 and path is not None:
+        mean.save(path)
+    return mean
+
+
+def _boundaries(
+    known: Study, program: Program, cut_names: Sequence[str] | None
+) -> tuple[int, ...]:
+    num_stages, captured = program.num_stages, known.captured
+    if cut_names is not None:
+        if len(cut_names) != num_stages - 1:
+            raise ModelError(
+                f"{len(cut_names)} cut points make {len(cut_names) + 1} stages, the "
+                f"schedule has {num_stages}: name {num_stages - 1} modules"
+            )
+        return boundaries_from_names(captured, cut_names)
+    if len(captured.layers) < num_stages:
+        raise ModelError(
+            f"the model has {len(captured.layers)} layers that it can be cut between, "
+            f"too few for {num_stages} stages: use fewer devices, or fewer stages per "
+            "device"
+        )
+    return balance(known.profile.layer_s, num_stages)
+
+
+def _compare(world: World, **digests: str) -> None:
+    """Refuse to start workers that are not about to do the same.
+
+    Raises:
+        SchemaError: two workers differ; names both, and in what.
+    """
+    told = world.gather_json(dict(digests), "compare")
+    for what in digests:
+        first, *others = [part[what] for part in told if isinstance(part, dict)]
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise SchemaError(
+                    f"ranks 0 and {rank} differ in the {what} (digests "
+                    f"{str(first)[:8]} and {str(other)[:8]}): make the pipeline from "
+                    f"the same model, example and settings on every worker. {_REMEDY}"
+                )
+
+
+_REMEDY: Final = (
+    "Weights are the same where every worker seeds before it makes the model, or loads "
+    "the same checkpoint"
+)

@@ -1,0 +1,186 @@
+"""`schedule="auto"`: the fastest order that fits, chosen before there is any transport.
+
+    all workers   study the model ─┐                       ┌─▶ make the order by name
+    worker 0                       └─▶ rank ─▶ broadcast ──┘
+
+Worker 0 decides for all: floating point may differ from host to host, orders must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from hocket.core.hardware import load_catalogue
+from hocket.draw.quantity import byte_size
+from hocket.errors import FitError, PlanError
+from hocket.model.profile.optimizer_bytes import optimizer_bytes
+from hocket.model.profile.work import measured_work
+from hocket.planner.candidate import Outcome
+from hocket.planner.cluster import Cluster
+from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
+from hocket.run.cluster.broadcast import told_by_first
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
+from hocket.run.device.memory import memory_bytes
+from hocket.run.tune.build import Request, Study, study
+from hocket.run.tune.order import make_order
+from hocket.run.weights.correction.cost import correction_cost
+from hocket.run.weights.settings import Parameters
+from hocket.schedules import SCHEDULES
+
+# Nothing has been sent yet, so messages cost what is usual, rather too much than too
+# little: few stages per device are then preferred to many.
+_ON_ONE_HOST: Final = "shared-memory"
+_BETWEEN_GPUS: Final = "pcie3"
+_BETWEEN_HOSTS: Final = "10gb"
+
+_RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
+
+
+def choose_order(
+    request: Request,
+    world: World,
+    layout: Layout,
+    num_microbatches: int,
+    stages_per_device: int | None,
+) -> tuple[Request, str, int]:
+    """The schedule to make, the same on every worker. Every worker must call this.
+
+    Args:
+        request: what the user asked for.
+        world: all workers.
+        layout: devices and replicas.
+        num_microbatches: in each replica.
+        stages_per_device: where the user has chosen it.
+
+    Returns:
+        The request, with what is known of the model now; the schedule's name; and its
+        stages per device.
+
+    Raises:
+        FitError: no order fits the memory.
+        PlanError: no order takes the numbers.
+        ModelError: the model cannot be captured.
+    """
+    if request.max_delay < 0:
+        raise PlanError(f"max_delay is {request.max_delay}: weights are 0 or more old")
+    known = study(request, world)
+    most = request.memory_bytes
+    most = memory_bytes(world) if most is None else most
+
+    def decide() -> tuple[str, int]:
+        num_samples = request.example.num_samples * layout.num_replicas
+        return _best(
+            request,
+            known,
+            _cluster(world, layout, most),
+            num_samples * num_microbatches,
+            _search(request, layout, num_microbatches, stages_per_device),
+        )
+
+    name, num_stages = told_by_first(world, decide, "choice of the schedule")
+    return replace(request, known=known), name, num_stages
+
+
+def _best(
+    request: Request, known: Study, cluster: Cluster, batch_size: int, search: Search
+) -> tuple[str, int]:
+    """The schedule's name, and its stages per device.
+
+    Raises:
+        FitError: no order fits the memory.
+        PlanError: no order takes the numbers.
+    """
+    tensors = known.captured.state.tensors.items()
+    trained = {name: x for name, x in tensors if x.requires_grad}
+    make = request.settings.make_optimizer
+    states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
+    is_alone = cluster.num_devices == 1
+    work = measured_work(
+        known.captured,
+        {request.example.num_samples: known.profile},
+        states,
+        update_s_per_byte=0.0,  # the same whatever the order
+        keeps_undo=request.settings.optimistic_updates and not is_alone,
+        correction=correction_cost(request.settings, trained),
+    )
+    try:
+        ranking = rank(work, cluster, batch_size, search)
+    except PlanError as error:
+        raise PlanError(f'schedule="auto": {error}') from None
+    if ranking.best is None:
+        raise _nothing_fits(ranking.too_large[0])
+    candidate = ranking.best.candidate
+    return candidate.schedule, candidate.stages_per_device
+
+
+def _nothing_fits(least: Outcome) -> FitError:
+    sizes = [split.total_bytes for split in least.memory]
+    device = sizes.index(max(sizes))
+    candidate = least.candidate
+    return FitError(
+        f'schedule="auto": no order fits {byte_size(least.budget_bytes)} per '
+        f"device; {candidate.schedule} misses least, with "
+        f"{byte_size(sizes[device])} on device {device}. The smallest memory_bytes "
+        f"that works is {sizes[device]}; more devices, more microbatches, a smaller "
+        'batch, or recompute="auto" need less',
+        device=device,
+        needed_bytes=sizes[device],
+        memory_bytes=least.budget_bytes,
+    )
+
+
+def _search(
+    request: Request,
+    layout: Layout,
+    num_microbatches: int,
+    stages_per_device: int | None,
+) -> Search:
+    choices: tuple[int, ...] = STAGES_PER_DEVICE
+    if stages_per_device is not None:
+        choices = (stages_per_device,)
+    elif request.cut_names is not None:
+        choices = ((len(request.cut_names) + 1) // layout.num_devices,)
+    return Search(
+        schedules=tuple(playable(layout, num_microbatches, request.max_delay)),
+        num_devices=(layout.num_devices,),
+        num_microbatches=(num_microbatches,),
+        stages_per_device=choices,
+        recompute=_RECOMPUTE[request.recompute],
+        data_parallel=False,
+        max_delay=request.max_delay,
+        clips=request.settings.clip_norm is not None,
+    )
+
+
+def playable(layout: Layout, num_microbatches: int, max_delay: int) -> Iterator[str]:
+    """The schedules that the runtime plays, with weights no older than allowed.
+
+    Args:
+        layout: devices and replicas.
+        num_microbatches: in each replica.
+        max_delay: by how many updates weights may be old.
+    """
+    for name in sorted(SCHEDULES):
+        try:
+            order = make_order(name, layout, num_microbatches, None)
+        except PlanError:
+            continue
+        if max(stage.delay for stage in order.program.stages) <= max_delay:
+            yield name
+
+
+def _cluster(world: World, layout: Layout, most: int) -> Cluster:
+    catalogue = load_catalogue()
+    num_hosts = max(1, world.world_size // len(world.same_host))
+    is_even = num_hosts * len(world.same_host) == world.world_size
+    inside = _ON_ONE_HOST if world.device.type == "cpu" else _BETWEEN_GPUS
+    return Cluster(
+        layout.num_devices * layout.num_replicas,
+        most,
+        catalogue.link(inside if is_even else _BETWEEN_HOSTS),
+        catalogue.link(_BETWEEN_HOSTS),
+        num_hosts if is_even else 1,
+    )

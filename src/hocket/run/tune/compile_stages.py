@@ -1,0 +1,203 @@
+"""Compile all of a worker's stages, before the first step.
+
+All workers do so at the same time, and wait for each other when they have ended: nobody
+waits for a message of somebody who compiles.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
+from hocket.errors import ModelError
+from hocket.model.stages.stage import StageModule
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.engine.worker_context import Place
+from hocket.run.stage.compiled.capture import (
+    CannotCompileError,
+    Capture,
+    Needs,
+    capture_stage,
+)
+from hocket.run.stage.compiled.function import CompiledFunction, form_of
+from hocket.run.stage.compiled.given import modules_of
+from hocket.run.stage.compiled.lower import settings
+from hocket.run.stage.compiled.plain import plain
+from hocket.run.stage.compiled.trace import Seen, empty, make_mode, on_fakes, see
+from hocket.run.stage.compiled.trial import try_out
+from hocket.run.stage.precision import Precision
+
+_TIMEOUT_S: Final = 3600.0  # for the slowest worker, when the fastest has ended
+_MOST_SAID: Final = 300  # letters of an error of torch's
+_HOST: Final = torch.device("cpu")
+
+
+class CompileWarning(UserWarning):
+    """A stage that was to be compiled runs as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledWork:
+    """What is compiled.
+
+    Args:
+        modules: all stages, on the host.
+        loss: of the last one.
+        device: where this worker's stages will run.
+        precision: what forwards compute in.
+    """
+
+    modules: Sequence[StageModule]
+    loss: LossFunction
+    device: torch.device
+    precision: Precision
+
+
+def compile_stages(
+    work: CompiledWork, order: Schedule, parts: Sequence[Microbatch], place: Place
+) -> None:
+    """Compile this worker's stages, in place. Every worker must call this.
+
+    Args:
+        work: what is compiled.
+        order: one step.
+        parts: the microbatches that are to be expected.
+        place: this worker's.
+
+    Warns:
+        CompileWarning: a stage runs as it is; says why.
+    """
+    sizes: Mapping[int, Microbatch] = {part.num_samples: part for part in parts}
+    with settings():
+        for stage in order.program.stages_on[place.layout.device]:
+            needs = _needs(order, stage)
+            compile_stage(work, stage, needs, list(sizes.values()))
+    place.world.barrier("compiling", _TIMEOUT_S)
+
+
+def compile_stage(
+    work: CompiledWork, stage: int, needs: Needs, parts: Sequence[Microbatch]
+) -> None:
+    """Compile one stage, in place, or warn that it runs as it is.
+
+    Args:
+        work: what is compiled.
+        stage: its number.
+        needs: which graphs.
+        parts: the microbatches that are to be expected.
+    """
+    module = work.modules[stage]
+    module.train()
+    code = module.training_code
+    function = CompiledFunction(code, len(code.state), work.device)
+    for part in parts:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # they are torch's own
+                form, capture = _captured(work, stage, needs, part)
+        except Exception as error:
+            warnings.warn(_told(stage, error), CompileWarning, stacklevel=2)
+            return
+        function.captures[form] = capture
+    module.set_training_code(replace(code, function=function))
+
+
+def _needs(order: Schedule, stage: int) -> Needs:
+    kinds = {op.kind for lane in order.lanes for op in lane.ops if op.stage == stage}
+    return Needs(Kind.BACKWARD in kinds, Kind.BACKWARD_INPUT in kinds)
+
+
+def _told(stage: int, error: Exception) -> str:
+    if isinstance(error, CannotCompileError | ModelError):
+        why = str(error)
+    else:
+        said = str(error).strip() or "no reason given"
+        why = f"{type(error).__name__}: {said.splitlines()[0][:_MOST_SAID]}"
+    return f"stage {stage} is not compiled, and runs as it is: {why}"
+
+
+def _captured(
+    work: CompiledWork, stage: int, needs: Needs, part: Microbatch
+) -> tuple[Any, Capture]:
+    module = work.modules[stage]
+    values = _values(work, stage, part)
+    with plain(modules_of(module.training_code)):
+        seen = _seen(work, stage, values)
+        if stage == len(work.modules) - 1:
+            differentiated = _used(work, seen, part)
+        else:
+            differentiated = [
+                x.requires_grad and value.requires_grad
+                for x, value in zip(seen.outputs, module.sent, strict=True)
+            ]
+        num_fixed = len(seen.call.args) - len(values)
+        capture = capture_stage(seen, differentiated, num_fixed, needs)
+    form = form_of(seen.call.args[len(module.training_code.state) :])
+    return form, try_out(capture, seen)
+
+
+def _seen(work: CompiledWork, stage: int, values: Sequence[Any]) -> Seen:
+    module = work.modules[stage]
+    args = (*module.training_arguments(values, _HOST), *values)
+    autocast = work.precision.autocast(work.device)
+    return see(module.training_code, args, work.device, autocast)
+
+
+def _values(work: CompiledWork, stage: int, part: Microbatch) -> list[Any]:
+    """What comes with a microbatch, without memory."""
+    module = work.modules[stage]
+    types = [value.dtype for value in module.received]
+    if stage and work.precision is not Precision.FLOAT32:
+        before = _seen(work, stage - 1, _values(work, stage - 1, part))
+        types = [x.dtype for x in before.outputs]
+    received = [
+        torch.empty(
+            value.shape_for(part.num_samples),
+            dtype=dtype,
+            device="meta",
+            requires_grad=value.requires_grad,
+        )
+        for value, dtype in zip(module.received, types, strict=True)
+    ]
+    own = [part.leaves[i] for i in module.batch_inputs]
+    return [*received, *(_without_memory(x) for x in own)]
+
+
+def _without_memory(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def _used(work: CompiledWork, seen: Seen, part: Microbatch) -> list[bool]:
+    """Of each output of the model, whether the loss depends on it."""
+    wants = [x.requires_grad for x in seen.outputs]
+    if sum(wants) <= 1:
+        return wants
+    mode = make_mode()  # the loss may leave things behind in it
+    outputs = [empty(mode, x.shape, x.dtype, work.device) for x in seen.outputs]
+    leaves = [x.requires_grad_() for x in compress(outputs, wants)]
+    try:
+        with on_fakes(mode), work.precision.autocast(work.device):
+            targets = pytree.tree_map_only(
+                Tensor, lambda x: mode.from_tensor(x).to(work.device), part.targets
+            )
+            out = work.modules[-1].rebuilt(seen.shape.filled(outputs))
+            total = losses_of(work.loss, out, targets)[TOTAL]
+            grads = torch.autograd.grad(total, leaves, allow_unused=True)
+    except Exception as error:
+        raise CannotCompileError(
+            f"the model returns {len(leaves)} tensors that want a gradient, and which "
+            "of them the loss uses cannot be found out without data"
+        ) from error
+    found = iter(grads)
+    return [wanted and next(found) is not None for wanted in wants]

@@ -1,0 +1,85 @@
+"""Play DistributedDataParallel before planning: what it adds to a step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Final
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hocket.model.capture.captured import Captured
+from hocket.model.profile.clock import clock_of
+from hocket.model.profile.measure import as_it_was
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+
+_NUM_STEPS: Final = 13
+_NUM_WARM: Final = 3  # DDP makes its buckets anew after the first
+
+
+def ddp_seconds(
+    captured: Captured, loss: LossFunction, microbatch: Microbatch, world: World
+) -> float | None:
+    """Seconds of a forward and a backward under DDP. Every worker must call this.
+
+    A copy of the model does it, on all workers at once.
+
+    Args:
+        captured: the model.
+        loss: of a microbatch.
+        microbatch: each worker's part of the batch.
+        world: all workers.
+
+    Returns:
+        The median; None where a worker is alone, or DDP cannot train the model.
+    """
+    if world.world_size == 1:
+        return None
+    args, kwargs = captured.example.resized(microbatch.num_samples).call()
+
+    def step_of(model: nn.Module) -> Callable[[], None]:
+        def step() -> None:
+            output = model(*args, **kwargs)
+            losses_of(loss, output, microbatch.targets)[TOTAL].backward()
+
+        return step
+
+    with as_it_was(captured, world.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch advises is not for this copy
+        for finds_unused in (False, True):
+            own_s = _tried(captured.model, step_of, world, finds_unused=finds_unused)
+            told = world.gather_json(own_s, "DDP")
+            if all(told):
+                return max(map(float, told))
+    return None
+
+
+def _tried(
+    model: nn.Module,
+    step_of: Callable[[nn.Module], Callable[[], None]],
+    world: World,
+    *,
+    finds_unused: bool,
+) -> float:
+    """0 where DDP refuses."""
+    clock = clock_of(world.device)
+    seconds = []
+    try:
+        own = copy.deepcopy(model).train()
+        step = step_of(
+            DistributedDataParallel(own, find_unused_parameters=finds_unused)
+        )
+        for _ in range(_NUM_STEPS):
+            world.barrier("DDP")
+            begin = clock()
+            step()
+            seconds.append(clock() - begin)
+            own.zero_grad(set_to_none=True)
+    except (RuntimeError, TypeError, ValueError):  # whatever torch refuses
+        return 0.0
+    return median(seconds[_NUM_WARM:])

@@ -1,0 +1,200 @@
+"""Play a few steps before the first one, to see what everything takes in place.
+
+Layers that are measured one at a time run hot: their weights are still in the caches,
+and nothing comes between. In a lane, ops of several stages and microbatches follow each
+other, and messages pass through the caches. So all workers play their lanes together,
+with real messages, up to the point where gradients would be reduced:
+
+    lane 0      0F0 0F1 0F2     0B0 0F3 0B1 ...  │ U
+    lane 1          1F0 1B0 1F1 1B1 1F2 1B2 ...  │ U
+                                                 └─ not this
+
+Of an order without flushes they play as many steps as it takes to see its body once,
+all with the same weights. What ops take in the body counts, for there the ops of two
+steps and of several stages take turns, and find in the caches what they find in
+training. To begin and to end, ops of one stage follow each other, and are faster.
+
+    0F0 0F1 0F2 0F3 │ 2F0 2B0 ... 0F0@1 0B0 ... │ 2F0@1 2B0@1 ... 0B0@1 0B1@1 ...
+                    └ the body: counts         ─┘
+
+Nothing is left behind: no gradient, no statistic of a batch norm, no random number, no
+note that a module takes of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from hocket.core.costs import Costs
+from hocket.core.fit import fit
+from hocket.core.op import Kind
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.timeline import Timeline
+from hocket.model.capture.capture import Captured
+from hocket.model.profile.measure import as_it_was
+from hocket.model.stages.stage import StageModule
+from hocket.passes.steps_as_one import steps_as_one
+from hocket.run.cluster.world import World
+from hocket.run.comm.step_header import Step
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import LossFunction
+from hocket.run.data.step_batch import Work
+from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.engine.hooks import Hooks
+from hocket.run.engine.point_to_point import Mail
+from hocket.run.engine.timeline import gather_timeline
+from hocket.run.engine.worker import Record, Worker
+from hocket.run.engine.worker_context import Place
+from hocket.run.stage.precision import Precision
+from hocket.run.stage.runner import StageRunner
+
+_MIN_STEPS: Final = 3  # and one more, to warm up
+_ENOUGH_S: Final = 0.3  # no further round once this has been spent
+
+
+def rehearse(
+    costs: Costs,
+    captured: Captured,
+    schedule: Schedule,
+    modules: Sequence[StageModule],
+    loss: LossFunction,
+    microbatch: Microbatch,
+    place: Place,
+    mail: Mail,
+    precision: Precision,
+) -> Costs:
+    """The costs with what was measured in all lanes.
+
+    Every worker must call this.
+
+    Args:
+        costs: as added up from single layers; how a backward divides into I and W is
+            kept where the order does not take it apart.
+        captured: the model.
+        schedule: one step; or several that overlap, with a body to repeat.
+        modules: all stages.
+        loss: as for the pipeline.
+        microbatch: played as each of them.
+        place: this worker's.
+        mail: its messages, as in training.
+        precision: what forwards and losses compute in.
+    """
+    world, device = place.world, place.layout.device
+    if schedule.body:
+        least = schedule.program.num_steps - schedule.num_repeats + 1
+        schedule = schedule.with_num_steps(least)
+    order = _without_ends(schedule)
+    with as_it_was(captured, world.device):
+        for module in modules:
+            module.train()
+        runners = _runners(costs, order, modules, loss, world, device, precision)
+        watch = MemoryWatch(schedule, costs, world, device)
+        worker = _Player(
+            order,
+            device,
+            runners,
+            {},
+            mail,
+            place.ring,
+            Hooks(on_error=watch.on_error),
+            prefix="rehearsal ",
+        )
+        works = _works(microbatch, order.program)
+        _, *rounds = _played(worker, runners, works, steps_as_one(order), costs, place)
+    return fit(costs, rounds, _in_body(schedule))
+
+
+class _Player(Worker):
+    """Plays all steps of an order, also those that overlap, and ends none of them."""
+
+    def play_all(self, works: Sequence[Work]) -> Record:
+        """Play each step with its own work."""
+        for work in works:
+            self._mail.begin(work.step, overlaps=len(works) > 1)
+        self._play((turn, works[turn.op.step]) for turn in self._turns[True])
+        self._mail.flush()
+        return Record(*self._watch.read())
+
+
+def _played(
+    worker: _Player,
+    runners: Mapping[int, StageRunner],
+    works: Sequence[Work],
+    order: Schedule,
+    costs: Costs,
+    place: Place,
+) -> list[Timeline]:
+    """Rounds, the first of them to warm up; every worker gets the same timelines."""
+    rounds: list[Timeline] = []
+    spent_s = 0.0
+    least = max(1, _MIN_STEPS // len(works))
+    while len(rounds) <= least or spent_s < _ENOUGH_S:
+        place.world.barrier("rehearsal")
+        record = worker.play_all(works)
+        for runner in runners.values():
+            runner.losses.read()
+            for parameter in runner.parameters.values():
+                parameter.grad = None
+        played = gather_timeline(order, costs, record, place.world, place.layout)
+        rounds.append(played)
+        spent_s += played.makespan_s
+    return rounds
+
+
+def _works(microbatch: Microbatch, program: Program) -> list[Work]:
+    """Of each step the same microbatch, many times."""
+    parts = (microbatch,) * program.num_microbatches_of(0)
+    sizes = tuple(part.num_samples for part in parts)
+    return [
+        Work(Step(number, 0, sum(sizes), sizes), parts)
+        for number in range(program.num_steps)
+    ]
+
+
+def _runners(
+    costs: Costs,
+    schedule: Schedule,
+    modules: Sequence[StageModule],
+    loss: LossFunction,
+    world: World,
+    device: int,
+    precision: Precision,
+) -> dict[int, StageRunner]:
+    last = len(modules) - 1
+    return {
+        stage: StageRunner(
+            stage,
+            modules[stage],
+            loss if stage == last else None,
+            device=world.device,
+            seed=0,
+            precision=precision,
+            recomputes=costs.stages[stage].recomputes,
+        )
+        for stage in schedule.program.stages_on[device]
+    }
+
+
+def _without_ends(schedule: Schedule) -> Schedule:
+    """Nothing is reduced or updated here."""
+    lanes = tuple(
+        replace(lane, ops=tuple(op for op in lane.ops if op.kind not in _ENDS))
+        for lane in schedule.lanes
+    )
+    return replace(schedule, lanes=lanes, body=(), num_repeats=0)
+
+
+def _in_body(schedule: Schedule) -> list[slice]:
+    """Of each lane, which ops count, where nothing is reduced or updated."""
+    if not schedule.body:
+        return [slice(None)] * len(schedule.lanes)
+    return [
+        slice(*(sum(op.kind not in _ENDS for op in lane.ops[:end]) for end in ends))
+        for lane, ends in zip(schedule.lanes, schedule.body, strict=True)
+    ]
+
+
+_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})

@@ -1,0 +1,142 @@
+"""Measure what messages cost between two workers of this job, for the simulator.
+
+Two workers send messages of two sizes there and back, and take the time of the calls:
+
+    one way = the sender's call + on the way + the receiver's call
+               └ handling ┘       └── link ──┘  └ handling ┘
+
+A line through the two sizes gives what a message costs and what a byte costs, of each
+part. Before each send the sender computes for a while, as it would in training: whoever
+waits has gone to sleep by then, and waking is a part of what a message takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from hocket.core.costs import Link
+from hocket.model.profile.clock import clock_of
+from hocket.run.cluster.world import World
+from hocket.run.comm.schema import Schema, schema_of
+from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+
+_SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandwidth too
+_NUM_ROUNDS = 24
+_NUM_WARM = 4
+_COMPUTE_S = 1e-3  # before each send; longer than a receiver looks before it sleeps
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCosts:
+    """What the simulator wants to know of messages.
+
+    Args:
+        link: from device to device.
+        handling: what the lanes at both ends spend themselves.
+    """
+
+    link: Link
+    handling: Link
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Medians for one size, in seconds."""
+
+    one_way_s: float
+    send_s: float
+
+
+def measure_messages(world: World, transport: Transport) -> MessageCosts:
+    """Let ranks 0 and 1 measure, and tell everyone. Every worker must call this.
+
+    With a single worker there are no messages, and they cost nothing.
+    """
+    if world.world_size == 1:
+        return MessageCosts(Link(), Link())
+    answer: list[float] = []
+    if world.rank < 2:
+        pair = _Pair(world.rank, transport, world.device)
+        samples = [pair.measure(size) for size in _SIZES]
+        answer = _lines(samples)
+        transport.trim()
+    told = world.broadcast_json(answer, name="message costs")
+    assert isinstance(told, list)
+    latency_s, s_per_byte, handling_s, handling_s_per_byte = map(float, told)
+    return MessageCosts(
+        Link(latency_s, _rate(s_per_byte)), Link(handling_s, _rate(handling_s_per_byte))
+    )
+
+
+class _Pair:
+    """One of the two workers that measure."""
+
+    def __init__(self, rank: int, transport: Transport, device: torch.device) -> None:
+        self._rank = rank
+        self._device = device
+        self._clock = clock_of(device)
+        there = Channel("measure 0>1", 0, 1)
+        back = Channel("measure 1>0", 1, 0)
+        self._sender: Sender
+        self._receiver: Receiver
+        if rank == 0:
+            self._sender = transport.sender(there)
+            self._receiver = transport.receiver(back)
+        else:
+            self._receiver = transport.receiver(there)
+            self._sender = transport.sender(back)
+        self._tag = 0
+
+    def measure(self, num_bytes: int) -> _Sample:
+        """Messages of one size, there and back."""
+        message = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        schema = schema_of((message,))
+        round_s, send_s = [], []
+        for i in range(_NUM_WARM + _NUM_ROUNDS):
+            begin = self._clock()
+            spent = self._there_and_back((message,), schema)
+            if i >= _NUM_WARM:
+                round_s.append(self._clock() - begin)
+                send_s.append(spent)
+        self._sender.flush(10.0)
+        return _Sample(median(round_s) / 2 - _COMPUTE_S, median(send_s))
+
+    def _there_and_back(self, message: tuple[Tensor], schema: Schema) -> float:
+        self._tag += 1
+        self._receiver.expect([self._tag], schema)
+        if self._rank == 0:
+            spent = self._send(message, schema)
+            self._receiver.receive(self._tag)
+        else:
+            self._receiver.receive(self._tag)
+            spent = self._send(message, schema)
+        self._receiver.release(self._tag)
+        return spent
+
+    def _send(self, message: tuple[Tensor], schema: Schema) -> float:
+        begin = self._clock() + _COMPUTE_S  # what was received is there by then
+        while perf_counter() < begin:
+            pass
+        self._sender.send(self._tag, message, schema)
+        return perf_counter() - begin
+
+
+def _lines(samples: list[_Sample]) -> list[float]:
+    """Latency, seconds per byte on the way; the same of the handling at one end."""
+    small, large = samples
+    more = _SIZES[1] - _SIZES[0]
+    handling_rate = max(0.0, (large.send_s - small.send_s) / more)
+    handling_s = max(0.0, small.send_s - handling_rate * _SIZES[0])
+    way = [max(0.0, s.one_way_s - 2 * s.send_s) for s in samples]
+    rate = max(0.0, (way[1] - way[0]) / more)
+    return [max(0.0, way[0] - rate * _SIZES[0]), rate, handling_s, handling_rate]
+
+
+def _rate(s_per_byte: float) -> float:
+    return 1.0 / s_per_byte if s_per_byte > 0 else inf

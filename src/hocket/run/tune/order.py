@@ -1,0 +1,189 @@
+"""The order that a pipeline plays: made by name, or given and then looked at.
+
+It is of one step; or of several with a body to repeat, where steps do not wait for each
+other's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from hocket.core.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Lane, Schedule
+from hocket.errors import ScheduleError
+from hocket.passes.merge_backward import merge_where_nobody_waits
+from hocket.passes.updates_last import updates_last
+from hocket.run.cluster.layout import Layout
+from hocket.schedules import make_schedule, options_of
+
+RUNS = frozenset(
+    {
+        Kind.FORWARD,
+        Kind.BACKWARD,
+        Kind.BACKWARD_INPUT,
+        Kind.BACKWARD_WEIGHT,
+        Kind.REDUCE,
+        Kind.UPDATE,
+    }
+)
+
+
+def make_order(
+    schedule: str | Path | Schedule,
+    layout: Layout,
+    num_microbatches: int,
+    stages_per_device: int | None,
+    *,
+    clips: bool = False,
+    **options: Any,
+) -> Schedule:
+    """The order of this pipeline's work.
+
+    Args:
+        schedule: a name, whose backwards are kept whole where nobody waits for their
+            first half; or an order, or the file that holds it. Of one step, its updates
+            are moved to the end; of several, it must have a body.
+        layout: how many devices and replicas there are.
+        num_microbatches: in each replica.
+        stages_per_device: where the schedule lets one choose.
+        clips: whether updates have to know all gradients of their group; those of a
+            name that can have them late then come so late that nobody waits.
+        options: what else a schedule of this name takes.
+
+    Raises:
+        ShapeError: the schedule's constraints refuse the numbers, or the order given
+            is for other ones.
+        ScheduleError: the pipeline does not run such orders; says all reasons.
+        ParseError: the file cannot be read.
+    """
+    if isinstance(schedule, str) and not is_path(schedule):
+        if clips and "late_updates" in options_of(schedule):
+            options = {"late_updates": True, **options}
+        order = _made(schedule, layout, num_microbatches, stages_per_device, options)
+    else:
+        order = _given(schedule, layout, num_microbatches)
+    faults = tuple(_faults(order))
+    if faults:
+        raise ScheduleError(faults, str(order))
+    return order
+
+
+_NUM_REPEATS: Final = 3  # of a body, to see what a step takes among others
+
+
+def _made(
+    name: str,
+    layout: Layout,
+    num_microbatches: int,
+    stages_per_device: int | None,
+    options: Mapping[str, Any],
+) -> Schedule:
+    make = partial(
+        make_schedule,
+        name,
+        num_devices=layout.num_devices,
+        num_microbatches=num_microbatches,
+        num_replicas=layout.num_replicas,
+        stages_per_device=stages_per_device,
+        **options,
+    )
+    made = make()
+    if not any(stage.delay for stage in made.program.stages):
+        return merge_where_nobody_waits(made)
+    num_steps = 1
+    while not made.body:  # prologue and epilogue leave no room for one
+        num_steps += 1
+        made = make(num_steps=num_steps)
+    return made.with_num_steps(num_steps - made.num_repeats + _NUM_REPEATS)
+
+
+def _given(
+    schedule: str | Path | Schedule, layout: Layout, num_microbatches: int
+) -> Schedule:
+    if not isinstance(schedule, Schedule):
+        schedule = read_schedule(Path(schedule), num_replicas=layout.num_replicas)
+    refuse_other_sizes(
+        schedule.program,
+        num_devices=layout.num_devices,
+        num_microbatches=num_microbatches,
+        num_replicas=layout.num_replicas,
+        has_body=bool(schedule.body),
+    )
+    return schedule if schedule.body else updates_last(schedule)
+
+
+def _faults(order: Schedule) -> Iterator[str]:
+    """What the pipeline does not run, though it may be a sound schedule."""
+    program = order.program
+    yield from _stage_faults(order)
+    if program.flows != tuple((s, s + 1) for s in range(program.num_stages - 1)):
+        yield f"flows {program.flows}: the pipeline runs stages that follow each other"
+    for device in range(program.num_devices):
+        num_lanes = len(order.lanes_of(device))
+        if num_lanes != 1:
+            yield f"device {device} has {num_lanes} lanes: the pipeline runs one"
+    if order.body:
+        yield from _overlapping(order)
+    kinds = {op.kind for lane in order.lanes for op in lane.ops} - RUNS
+    if kinds:
+        letters = ", ".join(sorted(kind.value for kind in kinds))
+        yield (
+            f"ops {letters}: the pipeline runs F, B, I, W, R and U; L needs a loss "
+            "over the whole batch, and messages go without saying"
+        )
+
+
+def _stage_faults(order: Schedule) -> Iterator[str]:
+    for number, stage in enumerate(order.program.stages):
+        if not stage.trainable:
+            yield f"stage {number} is not trained: evaluate() runs it forward only"
+        if stage.delay and not order.body:
+            yield (
+                f"stage {number} has delay {stage.delay}: such an order needs several "
+                "steps, and a body that repeats"
+            )
+
+
+def _overlapping(order: Schedule) -> Iterator[str]:
+    """Steps of one stage must not mix: its gradients are of one step at a time.
+
+    Those of the next step may begin while complete ones wait for their update.
+    """
+    halves = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
+    for lane in order.lanes:
+        if any(op.kind in halves for op in lane.ops):
+            yield (
+                f"lane {lane.label} has backwards in two halves: where steps overlap, "
+                "the pipeline runs whole ones"
+            )
+        newest: dict[tuple[Kind, int], int] = {}
+        for op in lane.ops:
+            last = newest.setdefault((op.kind, op.stage), op.step)
+            newest[op.kind, op.stage] = max(last, op.step)
+            if op.step < last:
+                yield f"{op} comes behind one of step {last}: a stage goes step by step"
+        yield from _both_complete(order, lane)
+
+
+def _both_complete(order: Schedule, lane: Lane) -> Iterator[str]:
+    """Where gradients are complete while those of the step before are still there."""
+    num_left: dict[tuple[int, int], int] = {}
+    updated: set[tuple[int, int]] = set()
+    for op in lane.ops:
+        key = op.stage, op.step
+        if op.kind is Kind.UPDATE:
+            updated.add(key)
+        if op.kind is not Kind.BACKWARD:
+            continue
+        each = order.program.num_microbatches_of(op.stage)
+        num_left[key] = num_left.get(key, each) - 1
+        if not num_left[key] and op.step and (op.stage, op.step - 1) not in updated:
+            update = Op(Kind.UPDATE, op.stage, None, op.step - 1)
+            yield (
+                f"{op}, the step's last backward on its stage, comes before {update}: "
+                "two steps' gradients would be complete at once"
+            )

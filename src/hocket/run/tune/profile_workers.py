@@ -1,0 +1,226 @@
+"""Measure a model on the workers at hand, for a plan: layers, updates, whole cuts.
+
+    all workers   profile two sizes of a microbatch ─▶ mean ┐
+                  step the optimizer on copies ─────────────┼─▶ Work
+                  play some cuts ───────────────────────────┼─▶ Trials
+                  reduce over all ──────────────────────────┴─▶ ring
+
+They do it all at once, as they will compute at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.costs import Link
+from hocket.core.op import Kind
+from hocket.model.capture.captured import Captured
+from hocket.model.profile.clock import clock_of
+from hocket.model.profile.measure import profile
+from hocket.model.profile.profile import Profile, mean_profile
+from hocket.model.profile.work import measured_work
+from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
+from hocket.planner.trial import Played, Trial
+from hocket.planner.work import Work
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.stage.split.by_layers import ByLayers
+from hocket.run.tune.ddp_trial import ddp_seconds
+from hocket.run.tune.trial_runs import Subject, measure_ring, play_trials
+from hocket.run.weights.settings import OptimizerFactory, Parameters, Settings
+
+_SMALLER: Final = 4  # the second size of a microbatch: so many times smaller
+_NUM_UPDATES: Final = 3
+_GRADIENT: Final = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a plan is made for.
+
+    Args:
+        captured: the model.
+        targets: of the example's samples.
+        loss: as for a pipeline; the sum of the outputs when not given.
+        settings: as for a pipeline.
+        states: bytes of the optimizer's state, by parameter.
+        batch_size: samples per step.
+        num_devices: to plan for.
+        stages_per_device: that are looked at.
+        correction: what the settings' correction of old gradients takes.
+    """
+
+    captured: Captured
+    targets: Any
+    loss: LossFunction | None
+    settings: Settings
+    states: Mapping[str, int]
+    batch_size: int
+    num_devices: int
+    stages_per_device: Sequence[int]
+    correction: CorrectionCost = NO_CORRECTION
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of the microbatches that are measured, ascending."""
+        if self.captured.fixed_batch:
+            return (self.captured.example.num_samples,)
+        largest = max(1, self.batch_size // self.num_devices)
+        return tuple(sorted({max(1, largest // _SMALLER), largest}))
+
+    def microbatch(self, num_samples: int) -> Microbatch:
+        """Of any size: rows of the example repeat."""
+        example = self.captured.example
+        return Microbatch(
+            tuple(example.resized(num_samples).leaves),
+            resized(self.targets, example.num_samples, num_samples),
+            num_samples,
+        )
+
+    def finish(self, microbatch: Microbatch) -> Callable[[Any], Tensor] | None:
+        """The loss of what the model makes of a microbatch."""
+        loss = self.loss
+        if loss is None:
+            return None
+        return lambda output: losses_of(loss, output, microbatch.targets)[TOTAL]
+
+
+def resized(targets: Any, known: int, num_samples: int) -> Any:
+    """The targets of so many samples: those of the example's repeat.
+
+    Args:
+        targets: of the example; tensors of other lengths stay as they are.
+        known: samples that the example has.
+        num_samples: that are wanted.
+    """
+
+    def rows_of(leaf: Tensor) -> Tensor:
+        if not leaf.dim() or leaf.shape[0] != known:
+            return leaf
+        return leaf[torch.arange(num_samples, device=leaf.device) % known]
+
+    return pytree.tree_map_only(Tensor, rows_of, targets)
+
+
+@dataclass(frozen=True, slots=True)
+class AtHand:
+    """What was measured.
+
+    Args:
+        work: the layers.
+        played: whole cuts, and DDP.
+        ring: of all workers; None where nothing was reduced.
+        shares_cores: whether workers have no core to spare for reductions.
+    """
+
+    work: Work
+    played: Played
+    ring: Link | None
+    shares_cores: bool
+
+
+def measure_at_hand(wanted: Wanted, world: World) -> AtHand:
+    """Measure on all workers at once. Every worker must call this.
+
+    Args:
+        wanted: the same on every worker.
+        world: as many workers as there are devices, or one that stands for all.
+    """
+    captured, device = wanted.captured, world.device
+    profiles = {size: _profile(wanted, size, world) for size in wanted.sizes}
+    make_optimizer = wanted.settings.make_optimizer
+    rate = _update_s_per_byte(captured, make_optimizer, wanted.states, device)
+    work = measured_work(
+        captured,
+        profiles,
+        wanted.states,
+        update_s_per_byte=median(world.gather_json(rate, "update")),
+        keeps_undo=wanted.settings.optimistic_updates,
+        correction=wanted.correction,
+    )
+    played = Played()
+    if wanted.loss is not None and device.type == "cpu":
+        subject = Subject(
+            captured,
+            wanted.loss,
+            wanted.settings,
+            profiles,
+            {size: wanted.microbatch(size) for size in wanted.sizes},
+        )
+        cuts = play_trials(subject, world, wanted.stages_per_device)
+        largest = wanted.microbatch(wanted.sizes[-1])
+        with wanted.settings.precision.autocast(device):
+            whole_s = ddp_seconds(captured, wanted.loss, largest, world)
+        played = Played(cuts, _added_by_ddp(whole_s, cuts, largest.num_samples))
+    return AtHand(work, played, measure_ring(world), _shares_cores(world))
+
+
+def _added_by_ddp(
+    whole_s: float | None, cuts: Sequence[Trial], num_samples: int
+) -> float | None:
+    """To the forward and backward of a worker for itself."""
+    alone = next((cut for cut in cuts if cut.is_of(num_samples, 1, ())), None)
+    if whole_s is None or alone is None:
+        return None
+    (cost,) = alone.costs.stages
+    plain_s = cost.forward_s + cost.seconds(Kind.BACKWARD)
+    return max(0.0, whole_s - plain_s)
+
+
+def _profile(wanted: Wanted, num_samples: int, world: World) -> Profile:
+    microbatch = wanted.microbatch(num_samples)
+    world.barrier("profile")
+    with wanted.settings.precision.autocast(world.device):
+        own = profile(
+            wanted.captured,
+            microbatch.leaves,
+            device=world.device,
+            finish=wanted.finish(microbatch),
+            targets=microbatch.targets,
+            make_splitter=ByLayers,
+        )
+    parts = world.gather_json(own.to_json(), "profile measured")
+    return mean_profile([Profile.from_json(part) for part in parts])
+
+
+def _update_s_per_byte(
+    captured: Captured,
+    optimizer: OptimizerFactory,
+    states: Mapping[str, int],
+    device: torch.device,
+) -> float:
+    """From steps on copies of all weights."""
+    copies = {
+        name: nn.Parameter(x.detach().to(device).clone())
+        for name, x in captured.state.tensors.items()
+        if x.requires_grad
+    }
+    if not copies:
+        return 0.0
+    stepped = optimizer(Parameters(copies))
+    clock = clock_of(device)
+    seconds = []
+    for _ in range(_NUM_UPDATES + 1):
+        for copy in copies.values():
+            copy.grad = torch.full_like(copy, _GRADIENT)
+        begin = clock()
+        stepped.step()
+        seconds.append(clock() - begin)
+    num_bytes = 2 * sum(x.nbytes for x in copies.values()) + sum(states.values())
+    return median(seconds[1:]) / num_bytes
+
+
+def _shares_cores(world: World) -> bool:
+    if world.device.type != "cpu":
+        return False
+    num_threads = len(world.same_host) * torch.get_num_threads()
+    return num_threads >= len(os.sched_getaffinity(0))

@@ -1,0 +1,192 @@
+"""Play some cuts before planning: what their ops and messages take on these workers.
+
+    a pipeline of all workers      0F0 0F1 ...      1, 2, ... stages on each
+    each worker for itself         F0 B0 F1 B1      as plain data parallelism has it
+
+Nothing is updated, and nothing is left behind (`run/tune/dry_run.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import median
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from hocket.core.costs import Link
+from hocket.core.schedule import Schedule
+from hocket.model.capture.captured import Captured
+from hocket.model.profile.clock import clock_of
+from hocket.model.profile.costs import stage_costs
+from hocket.model.profile.profile import Profile
+from hocket.model.stages.cut import cut, num_frozen_stages
+from hocket.passes.freeze_stages import freeze_stages
+from hocket.planner.balance import balance
+from hocket.planner.trial import Trial
+from hocket.run.cluster.layout import make_layout
+from hocket.run.cluster.world import World
+from hocket.run.comm.transports import buffers_of, make_transport
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import LossFunction
+from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.engine.worker_context import Place
+from hocket.run.tune.dry_run import rehearse
+from hocket.run.tune.link_costs import measure_messages
+from hocket.run.tune.update_costs import measure_updates
+from hocket.run.weights.settings import Settings
+from hocket.schedules import make_schedule
+
+MOST_STAGES: Final = 4  # on a device; more are told from these
+_MICROBATCHES: Final = 4  # for each device: enough of them come between two others
+_SIZES: Final = (
+    1 << 14,
+    1 << 23,
+)  # bytes of a reduction: all latency; mostly bandwidth
+_NUM_ROUNDS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is tried out.
+
+    Args:
+        captured: the model.
+        loss: of a microbatch.
+        settings: how to train.
+        profiles: of the layers, by the number of samples; the same on every worker.
+        microbatches: likewise.
+    """
+
+    captured: Captured
+    loss: LossFunction
+    settings: Settings
+    profiles: Mapping[int, Profile]
+    microbatches: Mapping[int, Microbatch]
+
+
+def play_trials(
+    subject: Subject, world: World, stages_per_device: Sequence[int]
+) -> tuple[Trial, ...]:
+    """Play cuts of the smaller microbatch, and whole models. Every worker must call.
+
+    Args:
+        subject: the same on every worker.
+        world: all workers: as many as there are devices.
+        stages_per_device: that a plan may ask for.
+    """
+    return tuple(
+        _played(subject, world, *shape)
+        for shape in _shapes(subject, world.world_size, stages_per_device)
+    )
+
+
+def measure_ring(world: World) -> Link | None:
+    """What an all-reduce takes, all workers at once. Every worker must call this.
+
+    Returns:
+        The link of a ring; None where a worker is alone.
+    """
+    if world.world_size == 1:
+        return None
+    small_s, large_s = (_reduced_s(world, size) for size in _SIZES)
+    told = [float(x) for x in world.broadcast_json([small_s, large_s], name="ring")]
+    num_messages = 2 * (world.world_size - 1)
+    s_per_byte = max(0.0, told[1] - told[0]) / (_SIZES[1] - _SIZES[0])
+    latency_s = max(0.0, told[0] - s_per_byte * _SIZES[0]) / num_messages
+    per_message = s_per_byte * world.world_size / num_messages
+    return Link(latency_s, 1.0 / per_message) if per_message else Link(latency_s)
+
+
+def _shapes(
+    subject: Subject, num_workers: int, stages_per_device: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Samples of a microbatch, devices, and stages on each."""
+    num_layers = len(subject.captured.layers)
+    sizes = sorted(subject.profiles)
+    for size in sizes:
+        yield size, 1, 1
+    if num_workers == 1:
+        return
+    for v in sorted(stages_per_device):
+        if v <= min(MOST_STAGES, num_layers // num_workers):
+            yield sizes[0], num_workers, v
+    if len(sizes) > 1 and num_workers <= num_layers:
+        yield sizes[-1], num_workers, 1
+
+
+def _played(subject: Subject, world: World, num_samples: int, p: int, v: int) -> Trial:
+    profile = subject.profiles[num_samples]
+    boundaries = balance(profile.layer_s, p * v)
+    modules = cut(subject.captured, boundaries)
+    order = freeze_stages(_order(p, v), num_frozen_stages(modules))
+    with contextlib.ExitStack() as stack:
+        place = _place(world, p, order, stack)
+        messages = measure_messages(world, place.transport)
+        costs = stage_costs(
+            profile,
+            boundaries,
+            modules,
+            link=messages.link,
+            handling=messages.handling,
+            updates=measure_updates(modules, order.program, subject.settings, place),
+        )
+        costs = rehearse(
+            costs,
+            subject.captured,
+            order,
+            modules,
+            subject.loss,
+            subject.microbatches[num_samples],
+            place,
+            place.mail(order),
+            subject.settings.precision,
+        )
+    return Trial(num_samples, p, boundaries, costs)
+
+
+def _order(p: int, v: int) -> Schedule:
+    name = "1f1b" if v == 1 else "interleaved-1f1b"
+    return make_schedule(
+        name,
+        num_devices=p,
+        num_microbatches=_MICROBATCHES * p,
+        stages_per_device=None if v == 1 else v,
+    )
+
+
+def _place(
+    world: World, num_devices: int, order: Schedule, stack: contextlib.ExitStack
+) -> Place:
+    store = dist.PrefixStore(f"trial {next(_num_trials)}", world.store)
+    ring = Ring()
+    transport = make_transport(
+        "auto",
+        world,
+        store,
+        ring,
+        num_buffers=buffers_of(order),
+        timeout_s=world.timeout_s,
+    )
+    stack.callback(transport.close)
+    layout = make_layout(world, world.world_size // num_devices)
+    return Place(world, layout, ring, transport, store, world.timeout_s)
+
+
+_num_trials = count()
+
+
+def _reduced_s(world: World, num_bytes: int) -> float:
+    gradients = torch.zeros(num_bytes // 4, device=world.device)
+    clock = clock_of(world.device)
+    seconds = []
+    for _ in range(_NUM_ROUNDS):
+        world.barrier("ring")
+        begin = clock()
+        dist.all_reduce(gradients)
+        seconds.append(clock() - begin)
+    return median(seconds[1:])

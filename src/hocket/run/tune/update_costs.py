@@ -1,0 +1,181 @@
+"""Measure what an update takes, on copies of the weights.
+
+An update is all that a lane does when gradients are complete: look at them, clip them,
+copy weights that are still read, and step. Of a delayed stage, with all that the
+correction of its gradients does and keeps:
+
+    update   update   update ...   the first `delay` fill what a correction keeps
+    │ as often again │ median      seconds; the last one: bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
+from functools import reduce
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.program import Program
+from hocket.errors import HocketError, RecipeError
+from hocket.model.profile.allocations import allocations
+from hocket.model.profile.clock import clock_of
+from hocket.model.profile.costs import UpdateCost
+from hocket.model.stages.stage import StageModule
+from hocket.run.cluster.world import World
+from hocket.run.engine.worker_context import Place
+from hocket.run.stage.versions import Versions
+from hocket.run.weights.gradients import Gradients
+from hocket.run.weights.settings import Settings
+from hocket.run.weights.updater import Updater
+
+_NUM_STEPS = 5
+_CACHE_BYTES = 1 << 24  # gone through before each step: training leaves caches cold
+_GRADIENT = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
+
+
+def measure_updates(
+    modules: Sequence[StageModule], program: Program, settings: Settings, place: Place
+) -> list[UpdateCost]:
+    """The cost of each stage's update, measured by whoever holds it.
+
+    Every worker must call this.
+
+    Args:
+        modules: all stages.
+        program: says where they live, and how old the weights are that they read.
+        settings: as for the pipeline; the optimizer is made once more per stage, on
+            copies.
+        place: this worker's.
+
+    Raises:
+        RecipeError: an optimizer cannot be stepped as pipelines do it.
+    """
+    world, measured = place.world, {}
+    for stage in program.stages_on[place.layout.device]:
+        module, delay = modules[stage].to(world.device), program.stages[stage].delay
+        cost = _measure(module, settings, world, delay)
+        measured[str(stage)] = [*astuple(cost)]
+    costs = [UpdateCost(0.0, 0)] * len(modules)
+    for part in world.gather_json(measured, "update costs"):
+        assert isinstance(part, dict)
+        for stage, (seconds, *sizes) in part.items():
+            costs[int(stage)] = UpdateCost(float(seconds), *map(int, sizes))
+    return costs
+
+
+def _measure(
+    module: StageModule, settings: Settings, world: World, delay: int
+) -> UpdateCost:
+    device = world.device
+    doubts = settings.optimistic_updates and world.world_size > 1
+    copies = {
+        name: nn.Parameter(p.detach().clone())
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
+    settings = replace(settings, scheduler=None)
+    updater = Updater(copies, settings, delay=delay)
+    if updater.optimizer is None:
+        return UpdateCost(0.0, 0)
+    judged = _gradients(copies, device)
+    keeps = delay and settings.correction != "weight-prediction"
+    versions = Versions(nn.ParameterList(copies.values()), delay) if keeps else None
+    clock = clock_of(device)
+    seconds, undo_bytes, guess_bytes = [], 0, 0
+    for step in range(delay + _NUM_STEPS):
+        _give_gradients(copies.values())
+        if versions is not None:
+            versions.complete(step)
+        passed = torch.zeros(_CACHE_BYTES // 4)
+        passed += 1
+        if doubts:
+            updater.doubt()
+        begin = clock()
+        verdict = judged.verdict_of(judged.own_norms())
+        if settings.clip_norm is not None:
+            judged.clip(verdict, settings.clip_norm)
+        if versions is not None:
+            versions.before_update()
+        _update(updater)
+        guess = updater.predicted() or {}  # once for each update, as a forward asks
+        seconds.append(clock() - begin)
+        if versions is not None:
+            versions.after_update()
+        undo_bytes = updater.undo_bytes
+        guess_bytes = sum(x.nbytes for x in guess.values())
+        updater.confirm()
+    return UpdateCost(
+        median(seconds[delay + 1 :]),
+        _state_bytes(updater),
+        _work_bytes(copies, settings, device, delay, doubts=doubts),
+        undo_bytes,
+        guess_bytes,
+    )
+
+
+def _gradients(
+    parameters: Mapping[str, nn.Parameter], device: torch.device
+) -> Gradients:
+    """To look at all of them, as if nobody else had others."""
+    types = {parameter.dtype for parameter in parameters.values()}
+    return Gradients(
+        tuple(parameters),
+        parameters,
+        frozenset(parameters),
+        None,
+        device=device,
+        dtype=reduce(torch.promote_types, types),
+    )
+
+
+def _state_bytes(updater: Updater) -> int:
+    """Of all that an update leaves for later ones."""
+    assert updater.optimizer is not None
+    state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
+    state += (updater.ema or {}).values()
+    if updater.correction is not None:
+        state += pytree.tree_leaves(updater.correction.state_dict()["kept"])
+    return sum(x.nbytes for x in state if isinstance(x, Tensor))
+
+
+def _update(updater: Updater) -> None:
+    try:
+        updater.update()
+    except HocketError:
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"step() of the {type(updater.optimizer).__name__} failed when it was "
+            f"tried on copies of the weights: {type(error).__name__}: {error}. A "
+            "pipeline calls it once per step, without a closure"
+        ) from error
+
+
+def _work_bytes(
+    copies: Mapping[str, nn.Parameter],
+    settings: Settings,
+    device: torch.device,
+    delay: int,
+    *,
+    doubts: bool,
+) -> int:
+    """The most that an update takes for itself; earlier ones make what is kept."""
+    with allocations(device) as log:
+        updater = Updater(dict(copies), settings, delay=delay)
+        for _ in range(delay + 2):
+            _give_gradients(copies.values())
+            if doubts:
+                updater.doubt()
+            with log.span():
+                updater.update()
+            updater.confirm()
+    return log.peaks[-1]
+
+
+def _give_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, _GRADIENT)

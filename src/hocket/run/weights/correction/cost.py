@@ -1,0 +1,43 @@
+"""What a correction will take, before there are stages: for a plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import assert_never
+
+from torch import Tensor
+
+from hocket.model.profile.optimizer_bytes import stand_ins
+from hocket.planner.correction_cost import CorrectionCost
+from hocket.run.weights.correction.weight_prediction import foresees
+from hocket.run.weights.settings import Parameters, Settings
+
+
+def correction_cost(
+    settings: Settings, parameters: Mapping[str, Tensor]
+) -> CorrectionCost:
+    """In copies of the weights that a stage trains.
+
+    Args:
+        settings: name the correction, and make the optimizer.
+        parameters: all that are trained, by name.
+    """
+    name = settings.correction
+    match name:
+        case "none" | "lr-discount":
+            return CorrectionCost(name)
+        case "error-feedback":
+            return CorrectionCost(name, kept_per_delay=1, at_work=1)
+        case "weight-prediction":
+            num = 0 if _is_foreseen(settings, parameters) else 1
+            return CorrectionCost(name, kept=num, at_work=num, guesses=True)
+        case _:
+            assert_never(name)
+
+
+def _is_foreseen(settings: Settings, parameters: Mapping[str, Tensor]) -> bool:
+    """Whether the optimizer keeps where it is going; if in doubt, it does not."""
+    with contextlib.suppress(Exception):  # stand-ins are too small for some optimizers
+        return foresees(settings.make_optimizer(Parameters(stand_ins(parameters))))
+    return False

@@ -1,0 +1,51 @@
+"""The correction of one stage, from one word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+import torch
+from torch import nn
+
+from hocket.run.weights.correction.correction import Correction, CorrectionName
+from hocket.run.weights.correction.error_feedback import ErrorFeedback
+from hocket.run.weights.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
+from hocket.run.weights.correction.weight_prediction import WeightPrediction
+
+
+def make_correction(
+    name: CorrectionName,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    delay: int,
+    *,
+    num_discounted_updates: int | None = None,
+) -> Correction | None:
+    """What stands around a stage's updates; nothing where none of its weights is old.
+
+    Args:
+        name: which one.
+        parameters: that the stage trains, by the uncut model's names.
+        optimizer: theirs.
+        delay: the stage's, in updates.
+        num_discounted_updates: over which a discount fades; as many as are usual when
+            not given.
+
+    Raises:
+        RecipeError: the optimizer has no learning rate to discount.
+    """
+    if not delay:
+        return None
+    match name:
+        case "none":
+            return None
+        case "error-feedback":
+            return ErrorFeedback(parameters, delay)
+        case "weight-prediction":
+            return WeightPrediction(parameters, optimizer, delay)
+        case "lr-discount":
+            num_updates = num_discounted_updates or NUM_DISCOUNTED
+            return LrDiscount(optimizer, delay, num_updates)
+        case _:
+            assert_never(name)

@@ -1,0 +1,97 @@
+"""Add up a stage's gradients over its replicas: op R starts it, U waits for it.
+
+All gradients of a stage travel in one flat tensor per type, with one number more for
+each parameter: how many replicas have a gradient for it. A parameter that got none
+anywhere keeps none, as in the plain loop, where the optimizer then leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hocket.run.cluster.group import Group
+
+
+@dataclass(slots=True)
+class _Bucket:
+    parameters: list[nn.Parameter]
+    flat: Tensor
+    work: dist.Work
+
+
+class Reducer:
+    """Sums the gradients of one stage over a process group.
+
+    Args:
+        parameters: in the same order on every member of the group.
+        group: the stage's replicas.
+        what: what is reduced, in errors and reports.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: Group,
+        what: str,
+    ) -> None:
+        self._group = group
+        self._what = what
+        self._by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self._by_type.setdefault(parameter.dtype, []).append(parameter)
+        self._buckets: list[_Bucket] = []
+
+    def start(self) -> None:
+        """Begin the reduction of the gradients, which must be complete, and take them.
+
+        Until `finish` there are none: packed, they would else be there twice.
+        """
+        for parameters in self._by_type.values():
+            flat = _flattened(parameters)
+            for parameter in parameters:
+                parameter.grad = None
+            work = self._group.all_reduce(flat, self._what)
+            self._buckets.append(_Bucket(parameters, flat, work))
+
+    def is_done(self) -> bool:
+        """Whether `finish` would return at once, as far as can be told here."""
+        return all(bucket.work.is_completed() for bucket in self._buckets)
+
+    def finish(self) -> None:
+        """Wait until the sums are there, and put them in place.
+
+        Raises:
+            WaitError: they did not come within the timeout.
+        """
+        for bucket in self._buckets:
+            self._group.wait(bucket.work, self._what)
+            _put_back(bucket)
+        self._buckets.clear()
+
+
+def _flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
+    parts = []
+    for parameter in parameters:
+        grad = parameter.grad
+        parts.append(
+            (torch.zeros_like(parameter) if grad is None else grad).reshape(-1)
+        )
+    present = [float(parameter.grad is not None) for parameter in parameters]
+    parts.append(torch.tensor(present, dtype=parts[0].dtype, device=parts[0].device))
+    return torch.cat(parts)
+
+
+def _put_back(bucket: _Bucket) -> None:
+    """Gradients become views into the flat sum; nothing is copied."""
+    sizes = [parameter.numel() for parameter in bucket.parameters]
+    *sums, present = bucket.flat.split([*sizes, len(sizes)])
+    for parameter, total, count in zip(
+        bucket.parameters, sums, present.tolist(), strict=True
+    ):
+        parameter.grad = total.view_as(parameter) if count else None

@@ -1,0 +1,186 @@
+"""How to train, as the user said it: looked at once, then handed to all who need it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import torch
+from torch import nn
+
+from hocket.errors import RecipeError
+from hocket.run.stage.precision import Precision
+from hocket.run.weights.correction.correction import CorrectionName
+
+PrecisionName = Literal["float32", "bfloat16", "float16"]
+
+
+class Parameters(list[nn.Parameter]):
+    """One stage's parameters that want a gradient: a list of them, with their names.
+
+    `for p in parameters` and `torch.optim.AdamW(parameters)` see parameters;
+    `parameters.named()` is for groups by name.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Keep the ones that want a gradient, in their order."""
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        super().__init__(trained.values())
+        self._names = tuple(trained)
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """Each with its name in the uncut model, as `model.named_parameters()` has."""
+        return list(zip(self._names, self, strict=True))
+
+
+OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
+SchedulerFactory = Callable[
+    [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to train.
+
+    Args:
+        optimizer: called once per stage with its parameters.
+        scheduler: called once with each optimizer; stepped after each update.
+        clip_norm: the most that all gradients together may measure.
+        accumulate: batches per update.
+        precision: what the forward computes in.
+        ema_decay: of the averaged weights, where they are wanted.
+        optimistic_updates: whether a stage updates before the gradients of all others
+            are known, and again where that was wrong.
+        correction: what is done about the age of gradients, on stages of a delay.
+        num_discounted_updates: over which a correction "lr-discount" fades; 1000 when
+            not given.
+
+    Raises:
+        RecipeError: a value that makes no sense; tells all of them.
+    """
+
+    optimizer: OptimizerFactory
+    scheduler: SchedulerFactory | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    precision: Precision = Precision.FLOAT32
+    ema_decay: float | None = None
+    optimistic_updates: bool = False
+    correction: CorrectionName = "none"
+    num_discounted_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        faults = "; ".join(self._faults())
+        if faults:
+            raise RecipeError(faults)
+
+    def _faults(self) -> Iterator[str]:
+        if self.clip_norm is not None and not self.clip_norm > 0.0:
+            yield (
+                f"clip_norm is {self.clip_norm}: it must be above 0 (leave it out, and "
+                "no gradient is clipped)"
+            )
+        if self.accumulate < 1:
+            yield f"accumulate is {self.accumulate}: each update takes 1 batch or more"
+        if self.ema_decay is not None and not 0.0 <= self.ema_decay < 1.0:
+            yield (
+                f"ema_decay is {self.ema_decay}: it must be at least 0 and below 1, "
+                "such as 0.999"
+            )
+        if self.correction not in get_args(CorrectionName):
+            names = ", ".join(get_args(CorrectionName))
+            yield f"correction is {self.correction!r}: it may be {names}"
+        yield from self._discount_faults()
+
+    def _discount_faults(self) -> Iterator[str]:
+        number = self.num_discounted_updates
+        if number is None:
+            return
+        if self.correction != "lr-discount":
+            yield (
+                f"num_discounted_updates {number} has no effect with correction "
+                f"{self.correction!r}: it is for 'lr-discount'"
+            )
+        if number < 1:
+            yield (
+                f"num_discounted_updates is {number}: the discount fades over 1 update "
+                "or more"
+            )
+
+    @property
+    def text(self) -> str:
+        """What all workers must have alike."""
+        return (
+            f"clip_norm {self.clip_norm}, accumulate {self.accumulate}, precision "
+            f"{self.precision.value}, ema_decay {self.ema_decay}, optimistic_updates "
+            f"{self.optimistic_updates}, correction {self.correction}, "
+            f"num_discounted_updates {self.num_discounted_updates}"
+        )
+
+    def make_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
+        """The optimizer of some parameters.
+
+        Raises:
+            RecipeError: it cannot be stepped here.
+        """
+        optimizer = self.optimizer(parameters)
+        needed = _needed_to_step(optimizer)
+        if needed:
+            raise RecipeError(
+                f"{type(optimizer).__name__} computes the loss several times per step "
+                f"(its step() needs {needed}), a pipeline computes it once: take an "
+                "optimizer whose step() needs no closure"
+            )
+        return optimizer
+
+    def make_scheduler(
+        self, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The learning-rate schedule of an optimizer, where one is wanted.
+
+        Raises:
+            RecipeError: it cannot be stepped here.
+        """
+        if self.scheduler is None:
+            return None
+        scheduler = self.scheduler(optimizer)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise RecipeError(_NO_PLATEAU)
+        return scheduler
+
+
+_NO_PLATEAU: Final = (
+    "ReduceLROnPlateau steps with a metric, scheduler= steps without one, after each "
+    "update. Let a LambdaLR read a number that you change after evaluating (every "
+    "worker gets the same metrics): scheduler=lambda o: LambdaLR(o, lambda step: "
+    "share[0])"
+)
+
+
+def _needed_to_step(optimizer: torch.optim.Optimizer) -> str:
+    """What its step() cannot be called without."""
+    needed = [
+        name
+        for name, parameter in inspect.signature(optimizer.step).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if not needed and isinstance(optimizer, torch.optim.LBFGS):
+        needed = ["closure"]  # whatever a subclass says, its search evaluates the loss
+    return ", ".join(needed)
+
+
+def precision_of(name: str) -> Precision:
+    """The precision of a name.
+
+    Raises:
+        RecipeError: there is none; names those that there are.
+    """
+    try:
+        return Precision(name)
+    except ValueError:
+        names = ", ".join(precision.value for precision in Precision)
+        raise RecipeError(f"precision is {name!r}: it may be {names}") from None

@@ -1,0 +1,195 @@
+"""A weight that stages of this device read, and another device updates.
+
+A version is the message that brought it, for as long as anybody reads it. Each step
+reads a leaf of its own in that memory, and so has a gradient of its own:
+
+    version 4      leaf of step 5 ─ gradient ▶ sent     delay 1
+    version 5 ═══ parameter
+    version 6      on its way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from hocket.run.comm.schema import message_tag
+from hocket.run.comm.transport import Receiver, Sender
+from hocket.run.weights.stale_ties.loan import Sent, gradient_schema, values_schema
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The weight after some update.
+
+    Args:
+        weight: its values.
+        read: what forwards read; the same, unless they read predicted values.
+        tag: of the message that holds both; none where the memory is of other origin.
+    """
+
+    weight: Tensor
+    read: Tensor
+    tag: int | None = None
+
+
+class Borrowed:
+    """Reads what another device sends, and sends gradients there.
+
+    Args:
+        name: of the weight.
+        delay: how many updates behind the newest it is read.
+        parameter: of this device; the newest that has come.
+        gradients: to the other device.
+        values: from there.
+        predicts: whether forwards read other values than the newest weights.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        delay: int,
+        parameter: nn.Parameter,
+        gradients: Sender,
+        values: Receiver,
+        *,
+        predicts: bool,
+    ) -> None:
+        self.name: Final = name
+        self.delay: Final = delay
+        self._parameter = parameter
+        self._gradients = gradients
+        self._values = values
+        self._predicts = predicts
+        self._gradient_schema = gradient_schema(parameter)
+        self._values_schema = values_schema(parameter, predicts=predicts)
+        self._newest = 0  # the version that has come last
+        self._num_coming = 0
+        self._known = {0: _Version(parameter.data, parameter.data)}
+        self._leaves: dict[int, Tensor] = {}  # of the steps that are under way
+
+    def read(self, step: int) -> Tensor:
+        """The leaf of a step; waits for its values where they have not come.
+
+        Raises:
+            WaitError: they did not come.
+        """
+        if step not in self._leaves:
+            version = max(0, step - self.delay)
+            while self._newest < version:
+                self._take()
+            known = self._known[max(version, min(self._known))]
+            self._leaves[step] = known.read.detach().requires_grad_()
+        return self._leaves[step]
+
+    def give_back(self, step: int) -> None:
+        """Send the complete gradient of a step, and let the next values come.
+
+        Raises:
+            WaitError: the other device did not take earlier ones.
+        """
+        while self._num_coming and self._values.ready(self._tag(self._newest + 1)):
+            self._take()
+        self._forget_before(min(self._newest, step + 1 - self.delay))
+        grad = self._leaves.pop(step).grad
+        is_there = self._parameter.new_full((1,), float(grad is not None))
+        if grad is None:
+            grad = torch.zeros_like(self._parameter)
+        dense = grad.to_dense() if grad.is_sparse else grad
+        schema = self._gradient_schema
+        self._gradients.send(message_tag(schema, step, 0), (dense, is_there), schema)
+        self._values.expect([self._tag(step + 1)], self._values_schema)
+        self._num_coming += 1
+
+    def settle(self) -> None:
+        """Take all that comes, when no step is under way: the newest are in place then.
+
+        Raises:
+            WaitError: it did not come.
+        """
+        while self._num_coming:
+            self._take()
+        self._forget_before(self._newest - self.delay)
+
+    def set_old(self, old: Sequence[Tensor]) -> None:
+        """Go on with other weights: that of the parameter, and these before it.
+
+        Args:
+            old: what is read of these, the oldest first. Copied.
+        """
+        self._leaves.clear()
+        newest = self._known[self._newest]
+        self._forget_before(self._newest)
+        begin = self._newest - len(old)
+        for i, values in enumerate(old):
+            copy = values.detach().clone()
+            self._known[begin + i] = _Version(copy, copy)
+        data = self._parameter.data
+        self._known[self._newest] = _Version(data, data, newest.tag)
+
+    def go_on_from(self, num_updates: int) -> None:
+        """Other weights were put in place, after so many updates.
+
+        Raises:
+            WaitError: what they predict did not come.
+        """
+        further = num_updates - self._newest
+        self._newest = num_updates
+        self._known = {version + further: x for version, x in self._known.items()}
+        if self._predicts:
+            tag = self._known[num_updates].tag
+            read = self._received(Sent.LOADED)[-1]
+            self._known[num_updates] = _Version(self._parameter.data, read, tag)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averaged weights in place for a while.
+
+        Raises:
+            WaitError: they did not come.
+        """
+        kept, self._parameter.data = (
+            self._parameter.data,
+            self._received(Sent.AVERAGED)[0],
+        )
+        try:
+            yield
+        finally:
+            self._parameter.data = kept
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all versions but the newest weights."""
+        old = [x.read.nbytes for v, x in self._known.items() if v != self._newest]
+        return sum(old) + self._predicts * self._known[self._newest].read.nbytes
+
+    def _take(self) -> None:
+        """Wait for the next values, and put them in place."""
+        tag = self._tag(self._newest + 1)
+        tensors = self._values.receive(tag)
+        self._num_coming -= 1
+        self._newest += 1
+        self._known[self._newest] = _Version(tensors[0], tensors[-1], tag)
+        self._parameter.data = tensors[0]
+
+    def _received(self, why: Sent) -> list[Tensor]:
+        """Copies of values that are sent between steps."""
+        tag = self._tag(self._newest, why)
+        self._values.expect([tag], self._values_schema)
+        found = [tensor.clone() for tensor in self._values.receive(tag)]
+        self._values.release(tag)
+        return found
+
+    def _forget_before(self, version: int) -> None:
+        for dead in [v for v in self._known if v < version]:
+            tag = self._known.pop(dead).tag
+            if tag is not None:
+                self._values.release(tag)
+
+    def _tag(self, version: int, why: Sent = Sent.UPDATED) -> int:
+        return message_tag(self._values_schema, version, why)

@@ -1,0 +1,161 @@
+"""Weights that several stages share (tied embeddings), and equal starts everywhere.
+
+Stages on one device share the parameter itself: its gradients add up by themselves, and
+the stage that updates last steps it. Stages on different devices hold a copy each:
+
+    stage 0, device 0   wte ──┐ gradients are added up over both before either
+    stage 3, device 1   wte ──┘ updates, so that the copies stay equal
+
+Where stages of different delays share a weight, one of them updates it for all
+(`hocket.run.weights.stale_ties`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
+from hocket.run.cluster.group import Group, join_groups
+from hocket.run.cluster.layout import Layout
+from hocket.run.diagnostics.flight_recorder import OnWait
+from hocket.run.stage.runner import StageRunner
+from hocket.run.weights.reduce import Reducer
+from hocket.run.weights.stale_ties.loan import Loan
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One weight that stages on several devices hold.
+
+    Args:
+        name: in the uncut model.
+        devices: that hold a copy, ascending.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+
+
+def find_ties(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> list[Tie]:
+    """The shared weights that cross devices.
+
+    Args:
+        shared: the stages that hold each shared weight.
+        schedule: says where stages live.
+    """
+    ties = []
+    for name, stages in sorted(shared.items()):
+        devices = sorted({schedule.program.stages[s].device for s in stages})
+        if len(devices) > 1:
+            ties.append(Tie(name, tuple(devices)))
+    return ties
+
+
+def tie_groups(
+    ties: Sequence[Tie], layout: Layout, timeout_s: float, on_wait: OnWait
+) -> dict[tuple[int, ...], Group]:
+    """This worker's groups with the holders of its shared weights, by devices.
+
+    Every worker makes all groups, in the same order.
+    """
+    own: dict[tuple[int, ...], Group] = {}
+    for devices in dict.fromkeys(tie.devices for tie in ties):
+        ranks = [
+            tuple(replica * layout.num_devices + device for device in devices)
+            for replica in range(layout.num_replicas)
+        ]
+        for group in join_groups(ranks, layout.rank, timeout_s, on_wait):
+            own[devices] = group
+    return own
+
+
+def owned_parameters(
+    runners: Mapping[int, StageRunner],
+    schedule: Schedule,
+    device: int,
+    loans: Iterable[Loan] = (),
+) -> dict[int, dict[str, nn.Parameter]]:
+    """Which of the device's stages steps which weight: each exactly one.
+
+    A weight that several stages of the device hold belongs to the one that updates
+    last, when all of them have added their gradients. A weight that is lent belongs to
+    the one that lends it, and to no stage of any other device.
+    """
+    lenders = {loan.name: loan.stages[0] for loan in loans}
+    order = [
+        op.stage
+        for i in schedule.lanes_of(device)
+        for op in schedule.lanes[i].ops
+        if op.kind is Kind.UPDATE
+    ]
+    owned: dict[int, dict[str, nn.Parameter]] = {stage: {} for stage in runners}
+    taken: set[int] = set()
+    for stage in reversed(order):
+        for name, parameter in runners[stage].parameters.items():
+            if id(parameter) not in taken and lenders.get(name, stage) == stage:
+                taken.add(id(parameter))
+                owned[stage][name] = parameter
+    return owned
+
+
+def add_up_ties(reducers: Sequence[Reducer]) -> None:
+    """Add up each shared weight's gradients over its holders.
+
+    All reductions begin before any is waited for, in the one order that every worker
+    keeps, so that holders whose stages update in another order do not block each other.
+    """
+    for reducer in reducers:
+        reducer.start()
+    for reducer in reducers:
+        reducer.finish()
+
+
+def tie_reducers(
+    ties: Sequence[Tie],
+    groups: Mapping[tuple[int, ...], Group],
+    owned: Mapping[int, Mapping[str, nn.Parameter]],
+) -> list[Reducer]:
+    """One reducer for each trained weight that this worker shares, in order of name."""
+    parameters = {
+        name: parameter
+        for named in owned.values()
+        for name, parameter in named.items()
+        if parameter.requires_grad
+    }
+    return [
+        Reducer(
+            [parameters[tie.name]],
+            groups[tie.devices],
+            f"gradients of the shared weight {tie.name}",
+        )
+        for tie in ties
+        if tie.devices in groups and tie.name in parameters
+    ]
+
+
+def equal_start(
+    runners: Mapping[int, StageRunner],
+    layout: Layout,
+    group: Group | None,
+    ties: Sequence[Tie],
+    groups: Mapping[tuple[int, ...], Group],
+) -> None:
+    """Give all replicas the first one's weights, and all holders the first holder's."""
+    if group is not None:
+        source = layout.replicas_of(layout.device)[0]
+        for runner in runners.values():
+            for tensor in runner.module.state_dict().values():
+                group.broadcast(tensor.detach(), source, "weights of the first replica")
+    for tie in ties:
+        if tie.devices not in groups:
+            continue
+        source = layout.ranks[tie.devices[0]]
+        held = [
+            r.parameters[tie.name] for r in runners.values() if tie.name in r.parameters
+        ]
+        what = f"the shared weight {tie.name}"
+        groups[tie.devices].broadcast(held[0].data, source, what)
