@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from bench.zoo.architecture import Architecture, Draw
-from tests.run.zoo import classes, perceptron
+from tests.run.support.small_models import classes, perceptron
 from tests.zoo.odd import Branching, Frozen, MixedTypes, Nested, nested_loss
 
 WIDTH: Final = 512

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from bench.zoo.architecture import Architecture
-from tests.run.zoo import TiedTransformer, tokens
+from tests.run.support.small_models import TiedTransformer, tokens
 from tests.zoo.drawn_text import DrawnText
 from tests.zoo.text import TorchTransformer, Translator, labels, own_loss, words
 

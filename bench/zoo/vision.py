@@ -11,7 +11,7 @@ from torchvision.models.densenet import DenseNet
 
 from bench.zoo.architecture import Architecture, Draw
 from hocket.model.trace.per_sample import PerSample
-from tests.run.zoo import SmallResNet, classes
+from tests.run.support.small_models import SmallResNet, classes
 from tests.zoo.unet import UNet, pixels
 from tests.zoo.vision import ResNeXt, parts, retinanet
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from bench.emulated.delayed import DelayedReceiver, DelayedSender
-from tests.run.pair import (
+from tests.run.support.transport_pair import (
     KINDS,
     SCHEMA,
     Settings,

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from bench.emulated.table import idle
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 SCHEDULES: Final = ["pipedream-2bw", "wpipe", "wpipe-overlapped"]
 NUM_WORKERS: Final = 3

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from bench.flush_free.table import against, kinds, steps
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 SCHEDULES: Final = ["1f1b", "pipedream-2bw", "wpipe"]
 OFF: Final = 0.05  # of the predicted peak

@@ -13,7 +13,7 @@ from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.run.cluster.doctor.room import Space
 from tests.cli.shell import hocket
-from tests.run.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
+from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 
 CHECKS: Final = {
     "versions",

@@ -210,7 +210,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(free_dir: Path) -> None
     """From the last checkpoint, by itself; each step is written down once.
 
     A callback of the user's own kills the main worker, in the middle of its run. It is
-    the only one: what a kill does to others is in tests/run/test_restart.py.
+    the only one: what a kill does to others is in tests/run/cluster/test_restart.py.
     """
     (free_dir / "killer.py").write_text(KILLER)
     more = (

@@ -19,7 +19,7 @@ from hocket.env import ExitCode
 from hocket.run.checkpoint.format.folder import newest
 from hocket.run.diagnostics.flight_recorder import read_ring
 from tests.cli.shell import hocket
-from tests.run.processes import eventually
+from tests.run.support.processes import eventually
 
 RUN_TIMEOUT_S: Final = 300.0  # on a machine that has much else to do
 START_S: Final = 200.0

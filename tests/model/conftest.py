@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         cases = getattr(item, "callspec", None)
         name = None if cases is None else cases.params.get("name")
-        if isinstance(name, str) and item.path.parent == HERE:
+        if isinstance(name, str) and HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(f"capture of {name}"))
 
 

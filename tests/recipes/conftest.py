@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.recipes.exported_once import export_once
-from tests.run.short import measure_shortly
+from tests.run.support.short_measurements import measure_shortly
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import enter_folder
 from hocket.recipes.task import check_data
 from tests.recipes.data.real import real
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores
 

@@ -23,7 +23,7 @@ from hocket.run.data.sample_loader import SampleLoader
 from tests.recipes.data.cifar_folder import cifar10, cifar100
 from tests.recipes.data.flowers_folder import flowers
 from tests.recipes.test_kinds import mnli, table
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 declare_vision_operators()
 pytest.importorskip("torchvision", reason="extra `vision`")

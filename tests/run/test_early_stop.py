@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hocket.errors import DataError
 from hocket.run.early_stop import EarlyStop, Goal
 from hocket.run.engine.evaluate import EvaluationResult
-from tests.run.results import step_result
+from tests.run.support.step_results import step_result
 
 values = st.lists(st.floats(-10, 10), max_size=20)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.run.zoo import Residual, Specimen, classes
+from tests.run.support.small_models import Residual, Specimen, classes
 
 
 class Frozen(nn.Module):

@@ -1,4 +1,4 @@
-"""All architectures of the zoo, beside the small ones of tests/run/zoo.py.
+"""All architectures of the zoo, beside the small models of `tests/run`.
 
 torchvision's operators are declared before anything imports it; where it is not
 installed, its architectures are left out.
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from hocket.model.vision_operators import declare_vision_operators
-from tests.run.zoo import Specimen
+from tests.run.support.small_models import Specimen
 
 HAS_TORCHVISION: Final = find_spec("torchvision") is not None
 NEED_TORCHVISION: Final = (

@@ -17,9 +17,9 @@ from typing import Any, Final
 import pytest
 
 from bench.zoo.architecture import NAMES
-from tests.run.comparison import check_run
-from tests.run.fork_server import fork_server
-from tests.run.zoo import specimen_of
+from tests.run.support.comparison import check_run
+from tests.run.support.fork_server import fork_server
+from tests.run.support.small_models import specimen_of
 from tests.zoo.specimens import HAS_TORCHVISION, NEED_TORCHVISION, SPECIMENS
 from tests.zoo.training import ANSWERS, OUTPUT, capture_and_train
 

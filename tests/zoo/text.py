@@ -20,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tests.run.zoo import Specimen
+from tests.run.support.small_models import Specimen
 from tests.zoo.drawn_text import DrawnText
 
 NUM_WORDS = 40

@@ -19,10 +19,10 @@ import torch
 
 from hocket.run.cluster.world import join_world
 from hocket.run.data.batch import call_arguments
-from tests.run.exactness import train_one
-from tests.run.forked import answers_of
-from tests.run.once import captured_once, keep_ready
-from tests.run.zoo import batches, make_model, specimen_of
+from tests.run.support.captured_once import captured_once, keep_ready
+from tests.run.support.exactness import train_one
+from tests.run.support.forked import answers_of
+from tests.run.support.small_models import batches, make_model, specimen_of
 
 ANSWERS: Final = "answers.json"
 OUTPUT: Final = "capture.txt"  # what the process that captures writes

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.run.zoo import Specimen
+from tests.run.support.small_models import Specimen
 
 
 class DoubleConvolution(nn.Sequential):

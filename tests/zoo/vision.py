@@ -16,7 +16,7 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from hocket.model.trace.per_sample import PerSample
-from tests.run.zoo import Specimen, classes
+from tests.run.support.small_models import Specimen, classes
 
 
 class Prepare(nn.Module):

@@ -11,7 +11,7 @@ from hocket.errors import DataError
 from hocket.recipes.experiments.in_turn import Order
 from hocket.recipes.experiments.mrpc import ENTRY, ORDERS, PLAIN, measure
 from hocket.schedules import SCHEDULES
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 TINY: Final = (
     "model.width=16",

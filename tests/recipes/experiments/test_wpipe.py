@@ -10,7 +10,7 @@ from hocket.errors import DataError
 from hocket.recipes.experiments.wpipe import CONTESTANTS, ENTRY, TWO_BW, measure
 from hocket.schedules import SCHEDULES
 from tests.recipes.experiments.test_mrpc import TINY, mrpc
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 STEPS = 5  # of a round: when it drains, two results come at once
 

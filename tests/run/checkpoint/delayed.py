@@ -12,8 +12,8 @@ import torch
 import hocket
 from hocket.run.cluster.world import World, join_world
 from tests.run.checkpoint.jobs import make_pipeline
-from tests.run.exactness import weight_digests
-from tests.run.zoo import batches
+from tests.run.support.exactness import weight_digests
+from tests.run.support.small_models import batches
 
 NUM_STEPS = 8
 SAVED_AT = 4

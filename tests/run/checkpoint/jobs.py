@@ -14,8 +14,8 @@ import hocket
 from hocket.errors import CheckpointError
 from hocket.run.cluster.world import World, join_world
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, struck
-from tests.run.once import captured_once
-from tests.run.zoo import ZOO, batches, make_model
+from tests.run.support.captured_once import captured_once
+from tests.run.support.small_models import ZOO, batches, make_model
 
 NUM_STEPS = 5
 SAVED_AT = 3

@@ -16,7 +16,7 @@ from hocket.run.checkpoint.commit import clean
 from hocket.run.checkpoint.format.folder import newest, saved
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, save_and_die, struck
 from tests.run.checkpoint.made import files_below, numbers_in, save
-from tests.run.fork_server import fork_server
+from tests.run.support.fork_server import fork_server
 
 KEEP = 2
 MAX_CALLS = 200  # far more than a save makes

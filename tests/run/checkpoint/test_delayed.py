@@ -25,7 +25,7 @@ from tests.run.checkpoint.delayed import (
     data_of,
 )
 from tests.run.checkpoint.jobs import make_pipeline
-from tests.run.forked import answers_of
+from tests.run.support.forked import answers_of
 
 FLUSH_FREE: Final = ("pipedream-2bw", "wpipe")
 CORRECTIONS: Final = ("error-feedback", "weight-prediction", "lr-discount")

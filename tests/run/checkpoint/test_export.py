@@ -23,7 +23,7 @@ from hocket.model.vision_operators import declare_vision_operators
 from hocket.run.checkpoint.exchange.dcp import read_dcp
 from hocket.run.checkpoint.exchange.export import open_one
 from tests.run.checkpoint.jobs import data_of, make_pipeline
-from tests.run.zoo import make_model
+from tests.run.support.small_models import make_model
 
 
 @pytest.fixture(scope="module")

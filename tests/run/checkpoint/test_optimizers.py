@@ -18,9 +18,9 @@ from torch.optim import lr_scheduler as lr
 import hocket
 from hocket.recipes.lars import Lars
 from hocket.run.weights.settings import OptimizerFactory, Parameters, SchedulerFactory
-from tests.run.comparison import difference
-from tests.run.optimizers import muon
-from tests.run.zoo import ZOO, batches, make_model
+from tests.run.support.comparison import difference
+from tests.run.support.optimizers import muon
+from tests.run.support.small_models import ZOO, batches, make_model
 
 NUM_STEPS: Final = 6
 SAVED_AT: Final = 3

@@ -20,7 +20,7 @@ from hocket.run.checkpoint.format.folder import saved
 from hocket.run.engine.executor import StepCrew
 from hocket.run.weights.settings import PrecisionName
 from tests.run.checkpoint.jobs import make_optimizer, make_pipeline, make_scheduler
-from tests.run.zoo import ZOO, batches, make_model
+from tests.run.support.small_models import ZOO, batches, make_model
 
 NUM_STEPS = 5
 

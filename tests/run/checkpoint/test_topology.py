@@ -14,7 +14,7 @@ from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.format.verify import verify
 from tests.run.checkpoint.jobs import SAVED_AT
-from tests.run.forked import answers_of, run_forked
+from tests.run.support.forked import answers_of, run_forked
 
 JOBS = "tests.run.checkpoint.jobs"
 Other = tuple[int, dict[str, Any]]  # workers, and what else differs

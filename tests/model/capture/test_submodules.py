@@ -1,0 +1,194 @@
+"""Models that cannot be captured run in submodules, if their own code only hands on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import CaptureError
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.stages.cut import boundaries_from_names, cut
+from tests.model.support.stages_by_hand import Case, worst_difference
+from tests.zoo.odd import Branching
+
+X = torch.randn(4, 6)
+GATE = torch.rand(4)
+ALL = ("blocks.0", "blocks.1", "blocks.2", "end")
+
+
+class Sign(nn.Module):
+    """Looks at the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum().item() > 0 else -x
+
+
+class Base(nn.Module):
+    """Two layers around something that cannot be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.sign = Sign()
+        self.last = nn.Linear(6, 6)
+
+
+class Adds(Base):
+    """Computes between its submodules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.sign(self.first(x)) + x)
+        return y
+
+
+class Decides(Base):
+    """Goes a way that depends on the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if bool(y.gt(0).any()):
+            y = self.sign(y)
+        z: Tensor = self.last(y)
+        return z
+
+
+class Switches(Base):
+    """Runs a submodule without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.first(x)
+        z: Tensor = self.last(self.sign(y))
+        return z
+
+
+class Counts(Base):
+    """Calls a submodule as often as there are samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.sign(self.first(x))
+        for _ in range(x.shape[0]):
+            y = self.last(y)
+        return y
+
+
+class Remembers(nn.Module):
+    """Takes notes on itself, and assigns its buffer anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(6))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x
+        self.mean = 0.5 * self.mean + x.detach().mean(0)
+        y: Tensor = self.linear(x) + self.mean
+        return y if x.sum().item() > 0 else -y
+
+
+class Notes(nn.Module):
+    """A chain of two of those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Remembers()
+        self.b = Remembers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x))
+        return y
+
+
+def captured_branching() -> Captured:
+    """In float64, all places named."""
+    model = Branching().double()
+    return capture(model, (X.double(), GATE.double()), cut=ALL)
+
+
+def test_every_submodule_can_begin_a_stage() -> None:
+    """Those inside a ModuleList, too; a skip and a dict cross as single tensors."""
+    captured = captured_branching()
+
+    assert [layer.name for layer in captured.layers] == ["begin", *ALL]
+    assert boundaries_from_names(captured, ALL) == (1, 2, 3, 4)
+    assert [len(layer.received) for layer in captured.layers] == [0, 1, 3, 4, 5]
+    assert captured.any_batch
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+def test_stages_are_the_uncut_model(num_stages: int) -> None:
+    """Outputs, gradients and buffers, for other numbers of samples too."""
+    captured = captured_branching()
+    case = Case(captured.model, (X.double(), GATE.double()))
+
+    assert worst_difference(case, captured, num_stages) <= 1e-14
+
+
+def test_only_when_asked() -> None:
+    """Without names, the error says which operation and which line, and the way out."""
+    with pytest.raises(CaptureError) as error:
+        capture(Branching(), (X, GATE))
+
+    assert "aten.item" in str(error.value)
+    assert "if row.sum().item() > 0" in str(error.value)
+    assert "cut=[...]" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "line"),
+    [
+        (Adds, "torch.Tensor.add", "self.last(self.sign(self.first(x)) + x)"),
+        (Decides, "torch.Tensor.gt", "if bool(y.gt(0).any())"),
+        (Switches, "set_grad_enabled", "with torch.no_grad():"),
+    ],
+)
+def test_code_between_submodules_must_not_compute(
+    model: type[nn.Module], what: str, line: str
+) -> None:
+    """It would be lost, for stages run nothing but the submodules."""
+    with pytest.raises(CaptureError) as error:
+        capture(model(), (X,), cut=["last"])
+
+    assert "aten.item" in str(error.value)
+    assert what in str(error.value)
+    assert line in str(error.value)
+
+
+def test_no_place_inside_a_submodule_that_computes() -> None:
+    """The error names it, and why it stays whole."""
+    model = nn.ModuleDict({"inner": Adds()})
+    model.forward = lambda x: model["inner"](x)
+
+    with pytest.raises(CaptureError, match=r"before inner\.last, .* of inner: its"):
+        capture(model, (X,), cut=["inner.last"])
+
+
+def test_another_number_of_samples_must_lead_to_the_same_calls() -> None:
+    """Otherwise the model runs with the example's number only, and says so."""
+    captured = capture(Counts(), (X,), cut=["sign"])
+
+    assert not captured.any_batch
+    assert "other calls" in captured.fixed_batch
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Though it ran: its notes, its buffers, random numbers."""
+    model = Notes()
+    before: dict[str, Any] = {k: v.clone() for k, v in model.state_dict().items()}
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    random = torch.get_rng_state()
+
+    captured = capture(model, (X,), cut=["b"])
+
+    assert all(torch.equal(x, before[k]) for k, x in model.state_dict().items())
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+    assert model.a.calls == 0
+    assert torch.equal(torch.get_rng_state(), random)
+    assert cut(captured, (1,))[0](X)[0].shape == (4, 6)

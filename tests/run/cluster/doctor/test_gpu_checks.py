@@ -1,0 +1,88 @@
+"""The doctor on GPUs, those that are here and those that are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+from hocket.run.cluster.doctor.finding import Verdict
+from hocket.run.cluster.doctor.gpu import (
+    Device,
+    Gpus,
+    driver_version,
+    judge_gpus,
+    judge_peer_access,
+    probe_gpus,
+)
+from tests.run.cluster.doctor.test_host_checks import check
+
+A100: Final = Device("NVIDIA A100-SXM4-80GB", 80 * 2**30)
+NONE: Final = Gpus("", "2.13.0+cpu", "", "", (), ())
+TWO: Final = Gpus("550.54", "2.13.0", "12.6", "", (A100, A100), ())
+
+
+def test_no_gpu_is_said_plainly() -> None:
+    """Nothing is wrong with it, whatever torch was built for."""
+    check(judge_gpus(NONE, 2), Verdict.OK, "no GPU", "runs on the CPU")
+    check(judge_gpus(replace(NONE, cuda="12.6"), 2), Verdict.OK, "no GPU")
+    check(judge_peer_access(NONE), Verdict.OK, "no two GPUs")
+
+
+def test_a_driver_and_a_torch_that_do_not_fit() -> None:
+    """A build without CUDA only wastes the GPU; one that cannot use it is broken."""
+    idle = replace(NONE, driver="550.54")
+    check(judge_gpus(idle, 1), Verdict.WARN, "driver 550.54", "2.13.0+cpu was built")
+    old = replace(
+        idle, cuda="13.0", error="The NVIDIA driver on your system is too old"
+    )
+    told = ["for CUDA 13.0 cannot use it: The NVIDIA driver", "--gpus all"]
+    check(judge_gpus(old, 1), Verdict.FAIL, *told)
+
+
+def test_gpus_for_all_workers() -> None:
+    """One each."""
+    found = "2 x NVIDIA A100-SXM4-80GB with 80 GiB, driver 550.54"
+    check(judge_gpus(TWO, 2), Verdict.OK, found)
+    check(judge_gpus(TWO, 3), Verdict.FAIL, "3 workers", "--nproc-per-node 2")
+
+
+def test_peer_access() -> None:
+    """Each pair that has none is named."""
+    check(judge_peer_access(TWO), Verdict.OK, "each of 2 GPUs")
+    apart = replace(TWO, apart=((0, 1), (1, 0)))
+    check(judge_peer_access(apart), Verdict.WARN, "0 of 1, 1 of 0", "nvidia-smi topo")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n",
+            "550.54.15",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  "
+            "Release Build\nGCC version: gcc 12\n",
+            "570.86.15",
+        ),
+        ("something else\n", "of an unknown version"),
+    ],
+)
+def test_the_driver_s_version(tmp_path: Path, text: str, version: str) -> None:
+    """As NVIDIA's two kernel modules write it."""
+    path = tmp_path / "version"
+    assert driver_version(path) == ""
+    path.write_text(text)
+    assert driver_version(path) == version
+
+
+def test_this_machine_is_asked() -> None:
+    """What torch can use is what is told."""
+    found = probe_gpus()
+    assert len(found.devices) == torch.cuda.device_count()
+    assert found.torch == torch.__version__
+    assert judge_gpus(found, max(1, len(found.devices))).found

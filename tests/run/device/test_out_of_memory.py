@@ -1,0 +1,107 @@
+"""A stage that has no memory left is named, with what was expected and what helps."""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.env import ExitCode
+from hocket.errors import NoMemoryError
+from hocket.run.cluster.world import join_world
+from hocket.run.device.out_of_memory import MemoryWatch, is_out_of_memory
+from hocket.run.diagnostics.root_cause import worker_error
+from hocket.schedules import make_schedule
+from tests.run.support.forked import run_forked
+
+TIMEOUT_S: Final = 3.0
+BUSY_S: Final = 4.0
+
+SIZE: Final = r"[\d.,]+ ([KMG]i)?B"
+PARTS: Final = ", ".join(
+    f"{name} {SIZE}"
+    for name in ("weights", "gradients", "optimizer", "activations", "messages")
+)
+TOLD: Final = (
+    rf"predicted peak of this device: {SIZE} \({PARTS}\)\. actual peak so far: {SIZE} "
+    r"\(the whole process, with Python and its libraries\)\. What helps: "
+)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_the_others_stop_and_the_report_tells(tmp_path: Path, evaluates: bool) -> None:
+    """The last worker may take 32 MiB more, and its first forward needs 64."""
+    outcome = run_forked(
+        "tests.run.support.out_of_memory_workers:train",
+        str(tmp_path),
+        evaluates,
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=TIMEOUT_S,
+        limit_s=TIMEOUT_S + BUSY_S,
+    )
+
+    assert not outcome.hung
+    assert max(outcome.after_s.values()) < TIMEOUT_S + BUSY_S
+    assert outcome.codes == {0: ExitCode.HANG, 1: ExitCode.WORKER}
+    first, rest = str(
+        worker_error(list(outcome.reports.values()), Path("folder"))
+    ).split("\nafter that:\n")
+    step, op = (0, "eval 1F0") if evaluates else (2, "1F0")
+    assert first.startswith(
+        f"rank 1 raised NoMemoryError at step {step} in {op}: stage 1 found no memory "
+        f"for 1F0 of step {step}, on device 1 (rank 1, cpu): "
+    )
+    assert "you tried to allocate 67108864 bytes" in first
+    assert re.search(TOLD, first, re.IGNORECASE)
+    assert rest.startswith("  rank 0 gave up at step ")
+
+
+def test_advice_has_numbers() -> None:
+    """What recomputing would come to is told where it is less, and only there."""
+    gpipe = make_schedule("gpipe", num_devices=1, num_microbatches=4)
+    cost = StageCost(1.0, 1.0, 1.0, activation_bytes=2**20)
+    whole = _told(gpipe, cost)
+    again = _told(gpipe, replace(cost, recomputes=True))
+
+    assert (whole.stage, whole.predicted_bytes) == (0, 4 * 2**20)
+    assert whole.actual_bytes > 2**20
+    assert 'recompute="all", or "auto" with memory_bytes (predicted peak 1 MiB)' in str(
+        whole
+    )
+    assert "more than 4 microbatches, or a smaller batch" in str(whole)
+    assert "recompute" not in str(again).partition("What helps:")[2]
+
+
+def _told(schedule: Schedule, cost: StageCost) -> NoMemoryError:
+    watch = MemoryWatch(schedule, Costs((cost,)), join_world(), 0)
+    op = Op(Kind.FORWARD, 0, 1)
+    watch.on_error(op, 3, ValueError("something else"))
+    with pytest.raises(
+        NoMemoryError, match="stage 0 found no memory for 0F1 of step 3"
+    ):
+        watch.on_error(op, 3, MemoryError("no room"))
+    with pytest.raises(NoMemoryError) as caught:
+        watch.on_error(op, 3, torch.OutOfMemoryError("CUDA out of memory. Tried ..."))
+    return caught.value
+
+
+def test_what_counts_as_no_memory() -> None:
+    """The allocator's text, Python's and the system's errors; and nothing else."""
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    assert is_out_of_memory(refused.value)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))

@@ -1,0 +1,290 @@
+"""Every flush-free run equals the single-process emulator of its delays.
+
+Design, section 4: after 20 steps in float64; with AdamW, and SGD with momentum; with
+BatchNorm and dropout; on 1 to 4 workers, and with replicas; with a smaller last batch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+import hocket
+from hocket.run.data.batch import count_samples
+from hocket.schedules import make_schedule
+from tests.run.support.comparison import (
+    TOLERANCE,
+    check_alike,
+    check_evaluation,
+    difference,
+)
+from tests.run.support.flush_free import (
+    FRAGILE_CUT,
+    POISONED,
+    data_of,
+    make_fragile_stages,
+    optimizer_of,
+    warm_up,
+)
+from tests.run.support.forked import answers_of
+from tests.run.support.small_models import make_model, specimen_of
+from tests.run.support.training_workers import fragile_batches
+
+
+def case(
+    model: str, schedule: str, num_microbatches: int, **more: Any
+) -> dict[str, Any]:
+    """One training run."""
+    return {
+        "model": model,
+        "schedule": schedule,
+        "num_microbatches": num_microbatches,
+        "num_steps": 20,
+        **more,
+    }
+
+
+def given(name: str, p: int, m: int, *, late: bool = False) -> str:
+    """An order as text, as users may write one down."""
+    order = make_schedule(
+        name, num_devices=p, num_microbatches=m, num_steps=6, late_updates=late
+    )
+    return str(order)
+
+
+JOBS = {
+    1: [
+        case("perceptron", "pipedream-2bw", 3),
+        case("dropout", "wpipe", 2, recompute="all"),
+        case("resnet", "wpipe-overlapped", 2, optimizer="sgd"),
+        case("tied", "wpipe", 2),
+    ],
+    2: [
+        case("perceptron", "pipedream-2bw", 2),
+        case("perceptron", "wpipe", 2),
+        case("perceptron", "wpipe-overlapped", 4, optimizer="sgd"),
+        case("perceptron", "pipedream", 1, batch_size=6),
+        case("resnet", "wpipe", 3, scheduler=True),
+        case("resnet", "pipedream-2bw", 4, optimizer="sgd", transport="torch"),
+        case("dropout", "wpipe", 4, recompute="all"),
+        case("dropout", "wpipe", 4, clip_norm=0.05),
+        case("perceptron", "pipedream-2bw", 4, clip_norm=0.05, optimizer="sgd"),
+        case("perceptron", "wpipe", 3, drain_every=3),
+        case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 9)),
+        case("perceptron", "wpipe", 2, by_step=True, num_steps=6),
+        case("perceptron", given("wpipe", 2, 3), 3),
+        case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
+        case("perceptron", "wpipe", 2, correction="error-feedback"),
+        case("perceptron", "wpipe", 2, correction="weight-prediction", drain_every=3),
+        case("dropout", "pipedream-2bw", 2, correction="lr-discount"),
+        case("tied", "pipedream-2bw", 4),
+        case("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
+        case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
+        case("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd", drain_every=3),
+        case("tied", "pipedream", 1, batch_size=6, recompute="all"),
+        case("tied", "wpipe", 2, correction="weight-prediction", transport="torch"),
+    ],
+    3: [
+        case("perceptron", "pipedream-2bw", 4, scheduler=True),
+        case("dropout", "wpipe", 3),
+        case("perceptron", "pipedream", 1, batch_size=6),
+        case("dropout", "pipedream-2bw", 3, clip_norm=0.05, drain_every=7),
+    ],
+    4: [
+        case("perceptron", "wpipe", 2, num_replicas=2),
+        case("dropout", "pipedream-2bw", 3, num_replicas=2, optimizer="sgd"),
+        case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05),
+        case("perceptron", "pipedream-2bw", 3, num_replicas=2, clip_norm=0.05),
+        case("deep", "wpipe", 4),
+        case("tied", "pipedream-2bw", 2, num_replicas=2),
+        case("tied", "wpipe", 2, num_replicas=2),
+    ],
+}
+
+
+MANY = {
+    2: [
+        case("gpt2", "wpipe", 2),
+        case("gpt2", "wpipe-overlapped", 3, optimizer="sgd", clip_norm=0.05),
+        case("t5", "wpipe", 2, correction="error-feedback"),
+    ],
+    3: [
+        case("tied", "pipedream", 1, batch_size=6, optimizer="sgd"),
+        case("tied", "pipedream", 1, batch_size=6, correction="weight-prediction"),
+        case("tied", "wpipe", 4, correction="error-feedback"),
+    ],
+    4: [
+        case("tied", "pipedream", 1, batch_size=6),
+        case("tied", "wpipe", 4, optimizer="sgd"),
+        case("tied-dropout", "wpipe-overlapped", 6, clip_norm=0.05),
+        case("tied", "wpipe-overlapped", 4, num_replicas=2, clip_norm=0.05),
+    ],
+    6: [case("perceptron", "wpipe", 3, num_replicas=2, scheduler=True)],
+    8: [
+        case("deep", "wpipe", 4, num_replicas=2),
+        case("deep", "pipedream-2bw", 4, num_replicas=2, optimizer="sgd"),
+        case("deep-dropout", "wpipe-overlapped", 6, num_replicas=2, last=13),
+    ],
+}
+
+
+@pytest.mark.parametrize("num_workers", sorted(JOBS))
+@pytest.mark.timeout(200)
+def test_equals_the_emulator(num_workers: int, tmp_path: Path) -> None:
+    """Weights, buffers, the losses of each step, in order; and on each worker."""
+    _check_all(JOBS[num_workers], num_workers, tmp_path, whole_s=180.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", sorted(MANY))
+@pytest.mark.timeout(600)
+def test_many_workers_equal_the_emulator(num_workers: int, tmp_path: Path) -> None:
+    """Likewise, with two replicas of three and four devices."""
+    _check_all(MANY[num_workers], num_workers, tmp_path, whole_s=500.0)
+
+
+def _check_all(
+    cases: list[dict[str, Any]], num_workers: int, tmp_path: Path, *, whole_s: float
+) -> None:
+    answers = answers_of(
+        "tests.run.support.flush_free:train_all",
+        cases,
+        str(tmp_path),
+        num_workers=num_workers,
+        folder=tmp_path,
+        whole_s=whole_s,
+    )
+    for i, run in enumerate(cases):
+        told = [worker[i] for worker in answers]
+        _check(run, told, load_file(tmp_path / f"{i}.st"))
+
+
+def _check(
+    run: dict[str, Any], told: list[dict[str, Any]], state: dict[str, Tensor]
+) -> None:
+    expected, history, norms = _emulated(run, told[0])
+    assert sorted(state) == sorted(expected)
+    far = {name: difference(state[name], value) for name, value in expected.items()}
+    worst = max(far, key=far.__getitem__)
+    assert far[worst] <= TOLERANCE, f"{run}: {worst} is off by {far[worst]:.1e}"
+    sizes = [count_samples(batch) for batch in data_of(run)]
+    for worker in told:
+        assert worker["steps"] == list(range(run["num_steps"]))
+        assert worker["sizes"] == sizes
+        assert worker["losses"] == told[0]["losses"]
+        assert worker["norms"] == told[0]["norms"]
+        for name in history[0]:
+            losses = [named[name] for named in worker["losses"]]
+            assert losses == pytest.approx([x[name] for x in history], rel=1e-9), run
+    if "clip_norm" not in run:  # the emulator's optimizers see clipped gradients
+        assert told[0]["norms"] == pytest.approx(norms, rel=1e-9), run
+    check_alike(run, told)
+    check_evaluation({"batch_size": 14, "last": 9, **run}, expected, told)
+    _check_copies(run, told)
+
+
+def _emulated(
+    run: dict[str, Any], told: dict[str, Any]
+) -> tuple[dict[str, Tensor], list[dict[str, float]], list[float]]:
+    """Weights and buffers; of each step the losses, and the norm of all gradients."""
+    model = make_model(run["model"])
+    squares: list[list[float]] = []  # of each stage that has an optimizer, by step
+
+    def noting(parameters: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = optimizer_of(run.get("optimizer", "adamw"))(
+            parameters
+        )
+        squares.append(own := [])
+        optimizer.register_step_pre_hook(lambda *_: own.append(_square(parameters)))
+        return optimizer
+
+    history = hocket.emulate(
+        model,
+        specimen_of(run["model"]).loss,
+        noting,
+        told["delays"],
+        data_of(run),
+        num_microbatches=run["num_microbatches"] * run.get("num_replicas", 1),
+        cut_at=told["stage_names"][1:],
+        scheduler=warm_up if run.get("scheduler") else None,
+        clip_norm=run.get("clip_norm"),
+        correction=run.get("correction", "none"),
+    )
+    norms = [sum(stages) ** 0.5 for stages in zip(*squares, strict=True)]
+    return model.state_dict(), history, norms
+
+
+def _square(parameters: Any) -> float:
+    """Of the norm of all gradients."""
+    return sum(p.grad.square().sum().item() for p in parameters if p.grad is not None)
+
+
+def _check_copies(run: dict[str, Any], told: list[dict[str, Any]]) -> None:
+    """A stage of delay d holds d copies more, and no other holds any.
+
+    Of a weight that stages share, as many as the largest delay of these; stages of one
+    device hold it together.
+    """
+    if run.get("correction") == "weight-prediction":
+        return  # the newest is one, too
+    sizes = {n: p.nbytes for n, p in make_model(run["model"]).named_parameters()}
+    devices = told[: len(told) // run.get("num_replicas", 1)]
+    per_device = len(devices[0]["held"])
+    stages = [(device, i) for i in range(per_device) for device in devices]
+    most: dict[str, int] = {}
+    for delay, (device, i) in zip(told[0]["delays"], stages, strict=True):
+        for name in device["held"][i]:
+            most[name] = max(delay, most.get(name, 0))
+    for device, i in stages:
+        held = device["held"][i]
+        counted = set(held).difference(*device["held"][:i])
+        expected = sum(most[name] * sizes[name] for name in counted)
+        own = sum(sizes[name] for name in held)
+        assert device["old_copies"][i] == pytest.approx(expected / own), run
+
+
+def test_wpipe_holds_one_and_a_half_copies() -> None:
+    """And PipeDream-2BW two: stages of equal size, by the checker's own count."""
+    copies = {}
+    for name in ("wpipe", "pipedream-2bw"):
+        order = make_schedule(name, num_devices=4, num_microbatches=4, num_steps=6)
+        versions = hocket.check(order).num_versions
+        copies[name] = sum(versions) / len(versions)
+    assert copies == {"wpipe": 1.5, "pipedream-2bw": 2.0}
+
+
+def test_a_gradient_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    """Its worker names it before it updates; the other one hears of that and ends."""
+    told, other = answers_of(
+        "tests.run.support.flush_free:fragile", num_workers=2, folder=tmp_path
+    )
+    kind, message, weights = told
+    assert kind == "NonFiniteError"
+    assert (
+        "gradients are not: the first at fault on this worker is that of 0.weight"
+        in message
+    )
+    assert f"step {POISONED}" in message
+    assert other[0] == "WaitError"
+    assert "rank 0 is gone" in other[1]
+
+    model = make_fragile_stages()
+    hocket.emulate(
+        model,
+        F.cross_entropy,
+        partial(torch.optim.SGD, lr=0.1),
+        [1, 1, 0, 0],
+        fragile_batches(8, POISONED)[:POISONED],
+        num_microbatches=2,
+        cut_at=FRAGILE_CUT,
+    )
+    expected = model.get_parameter("0.weight").detach()  # of the steps before
+    found = torch.tensor(weights, dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

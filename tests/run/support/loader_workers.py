@@ -1,0 +1,131 @@
+"""What the workers of the tests of loaders in a pipeline do."""
+
+from __future__ import annotations
+
+import multiprocessing
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import HocketError
+from hocket.run.cluster.world import World, join_world
+from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
+from tests.run.support.numbered_samples import Numbered
+from tests.run.support.small_models import classes
+
+NUM_SAMPLES = 40
+BATCH_SIZE = 12
+
+
+def begin() -> World:
+    """Processes that read are forked, as in workers that the launcher starts.
+
+    These here come from a fork server, and would ask it again: that takes seconds.
+    """
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)
+    return join_world()
+
+
+def make_model() -> nn.Module:
+    """The same on every worker."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).double()
+
+
+def accuracy(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """The share of classes that are right."""
+    return {"accuracy": (output.argmax(-1) == targets).double().mean()}
+
+
+def make_loader(samples: Numbered, num_workers: int = 0) -> SampleLoader:
+    """Over all samples, the last batch with what is left."""
+    return SampleLoader(
+        samples, BATCH_SIZE, seed=1, drop_last=False, num_workers=num_workers
+    )
+
+
+def make_pipeline(world: World, example: Any, num_replicas: int) -> hocket.Pipeline:
+    """Two microbatches in each replica."""
+    return hocket.Pipeline(
+        make_model(),
+        classes,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        example=example,
+        schedule="1f1b",
+        num_microbatches=2 if num_replicas > 1 else 4,
+        num_replicas=num_replicas,
+        world=world,
+    )
+
+
+def in_parts(num_replicas: int, num_workers: int) -> dict[str, Any]:
+    """Train an epoch and evaluate: each worker reads a part, and then whole batches."""
+    world = begin()
+    answers: dict[str, Any] = {}
+    for way in ("parts", "whole"):
+        samples, others = Numbered(NUM_SAMPLES), Numbered(7)
+        loader = make_loader(samples, num_workers)
+        evaluation = EvaluationLoader(others, 5)
+        with make_pipeline(world, loader.example(), num_replicas) as pipeline:
+            samples.read.clear()
+            whole = way == "whole"
+            losses = [
+                result.loss
+                for result in pipeline.train(list(loader) if whole else loader)
+            ]
+            evaluated = pipeline.evaluate(
+                list(evaluation) if whole else evaluation, accuracy
+            )
+            state = pipeline.state_dict()
+        answers[way] = {
+            "losses": losses,
+            "evaluated": [evaluated.loss, evaluated.metrics, evaluated.num_samples],
+            "weights": {name: tensor.tolist() for name, tensor in state.items()},
+            "read": samples.read,
+            "place": loader.state_dict(),
+        }
+    return answers
+
+
+def broken_off(num_workers: int) -> dict[str, Any]:
+    """Stop in the middle of an epoch while processes read ahead, then go on anew."""
+    world = begin()
+    samples = Numbered(NUM_SAMPLES)
+    first = make_loader(samples, num_workers)
+    with make_pipeline(world, first.example(), 1) as pipeline:
+        results = pipeline.train(first)
+        before = [result.loss for result in islice(results, 2)]
+        second = make_loader(samples, num_workers)
+        second.load_state_dict(first.state_dict())
+        after = [result.loss for result in pipeline.train(second)]
+    return {"losses": before + after, "place": second.state_dict()}
+
+
+def other_data() -> str:
+    """Rank 1 has another version of the files."""
+    world = begin()
+    loader = make_loader(Numbered(NUM_SAMPLES, fingerprint=world.rank))
+    try:
+        with make_pipeline(world, loader.example(), 1) as pipeline:
+            list(pipeline.train(loader))
+    except HocketError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def last_batch() -> str:
+    """A last batch of 4 for 2 x 4 microbatches is told before the first step."""
+    world = begin()
+    loader = make_loader(Numbered(NUM_SAMPLES))
+    with make_pipeline(world, loader.example(), 1) as pipeline:
+        too_small = SampleLoader(Numbered(26), BATCH_SIZE, drop_last=False)
+        try:
+            next(iter(pipeline.train(too_small)))
+        except HocketError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""

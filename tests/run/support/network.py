@@ -1,0 +1,212 @@
+"""Two hosts on one machine: network namespaces with a cable between them.
+
+    namespace a                     namespace b
+    lo  127.0.0.1                   lo  127.0.0.1
+    cable 10.203.0.1 ═════════════ cable 10.203.0.2
+
+They share files and clocks, as hosts with a network file system do. Nothing leads out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.run.support.processes import environment, eventually
+
+ADDRESSES: Final = ("10.203.0.1", "10.203.0.2")
+HOST_NAMES: Final = ("node-a", "node-b")
+PORT: Final = 29500
+_num_pairs = count()
+
+
+@cache
+def why_not() -> str:
+    """Why hosts cannot be made here; empty if they can."""
+    if os.getuid() != 0:
+        return "network namespaces need root"
+    if not shutil.which("ip"):
+        return "there is no `ip` (iproute2)"
+    name = f"hk-try-{os.getpid()}"
+    done = subprocess.run(
+        ["ip", "netns", "add", name], capture_output=True, check=False, timeout=10
+    )
+    if done.returncode:
+        return f"no network namespaces: {done.stderr.decode().strip()}"
+    _ip("netns", "del", name)
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Both hosts.
+
+    Args:
+        names: of the namespaces.
+        have_names: whether each has a host name of its own, which leads to its address;
+            else both have this machine's, and it leads to the loopback, as Debian
+            writes it into /etc/hosts.
+        started: what runs on either, or ran.
+    """
+
+    names: tuple[str, str]
+    have_names: bool
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(
+        self, host: int, arguments: Sequence[str], folder: Path, **extra: str
+    ) -> subprocess.Popen[str]:
+        """Python with these arguments, on one host; what it says goes into a file.
+
+        Args:
+            host: 0 or 1.
+            arguments: of Python.
+            folder: of the test; output goes to `out-0.txt` and `err-0.txt` in it.
+            extra: variables of the environment.
+        """
+        command = ["ip", "netns", "exec", self.names[host]]
+        if self.have_names:
+            named = 'hostname "$0" && exec "$@"'
+            command += ["unshare", "--uts", "sh", "-c", named, HOST_NAMES[host]]
+        command += [sys.executable, *arguments]
+        path = f"{environment()['PATH']}:/usr/sbin:/sbin"
+        with (
+            (folder / f"out-{host}.txt").open("w") as out,
+            (folder / f"err-{host}.txt").open("w") as err,
+        ):
+            process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+                env={**environment(), "PATH": path, **extra},
+            )
+        self.started.append(process)
+        return process
+
+    def torchrun(
+        self,
+        host: int,
+        options: Sequence[str],
+        script: Sequence[str],
+        folder: Path,
+        **extra: str,
+    ) -> subprocess.Popen[str]:
+        """Torch's launcher on one of the two hosts, for a script."""
+        two = ["-m", "torch.distributed.run", "--nnodes", "2"]
+        return self.start(host, [*two, *options, *script], folder, **extra)
+
+    def cut(self) -> None:
+        """Take the cable out: from now on, packets are lost without a word."""
+        for name in self.names:
+            _ip("-n", name, "link", "set", "cable", "down")
+
+    def limit(self, rate: str) -> None:
+        """Let the cable carry no more than this, like `100mbit`."""
+        shape = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
+        for name in self.names:
+            command = ["tc", "-n", name, "qdisc", "add", "dev", "cable", *shape]
+            subprocess.run(command, check=True, timeout=10)
+
+    def pids(self) -> list[int]:
+        """The processes that run on either."""
+        told = [_ip("netns", "pids", name) for name in self.names]
+        return [int(pid) for text in told for pid in text.split()]
+
+
+@contextlib.contextmanager
+def two_hosts(*, have_names: bool = False) -> Iterator[Hosts]:
+    """Make both hosts; end all that runs on them, and remove them.
+
+    Args:
+        have_names: see `Hosts`.
+    """
+    if why_not():
+        pytest.skip(why_not())
+    tag = f"hk-{os.getpid()}-{next(_num_pairs)}"
+    hosts = Hosts((f"{tag}-a", f"{tag}-b"), have_names)
+    try:
+        _make(hosts)
+        yield hosts
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            for pid in hosts.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not hosts.pids(), 5.0)
+        for process in hosts.started:
+            process.kill()
+            process.wait()
+        for name in hosts.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, timeout=10)
+            shutil.rmtree(_etc(name), ignore_errors=True)
+
+
+def codes_of(
+    launchers: Sequence[subprocess.Popen[str]], seconds: float, folder: Path
+) -> list[int]:
+    """How processes ended; the test fails if they do not within some seconds."""
+    deadline_s = time.monotonic() + seconds
+    try:
+        return [p.wait(max(0.1, deadline_s - time.monotonic())) for p in launchers]
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"no end within {seconds:g} s\n{outputs(folder)}")
+
+
+def outputs(folder: Path) -> str:
+    """What everybody said, for the message of a failed test."""
+    files = sorted(folder.glob("*.txt"))
+    return "\n".join(f"== {file.name}\n{file.read_text()[-6000:]}" for file in files)
+
+
+def _make(hosts: Hosts) -> None:
+    for name in hosts.names:
+        _ip("netns", "add", name)
+    first, second = hosts.names
+    _ip(
+        *("link", "add", "cable", "netns", first, "type", "veth"),
+        *("peer", "name", "cable", "netns", second),
+    )
+    for name, address in zip(hosts.names, ADDRESSES, strict=True):
+        _ip("-n", name, "addr", "add", f"{address}/30", "dev", "cable")
+        for interface in ("lo", "cable"):
+            _ip("-n", name, "link", "set", interface, "up")
+        _etc(name).mkdir(parents=True)
+        # `ip netns exec` puts it in the place of /etc/hosts.
+        (_etc(name) / "hosts").write_text(_table(hosts))
+
+
+def _table(hosts: Hosts) -> str:
+    """What /etc/hosts says."""
+    lines = ["127.0.0.1 localhost"]
+    if hosts.have_names:
+        lines += [f"{a} {n}" for a, n in zip(ADDRESSES, HOST_NAMES, strict=True)]
+    else:
+        lines += [f"127.0.1.1 {socket.gethostname()}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _etc(name: str) -> Path:
+    return Path("/etc/netns") / name
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(
+        ["ip", *arguments], check=True, capture_output=True, text=True, timeout=10
+    )
+    return done.stdout

@@ -1,0 +1,46 @@
+"""What the fork server has done when the first worker is forked from it.
+
+A worker would import torch, torch's compiler (its optimizers ask for it), what
+`torch.export` stands on, and hocket: seconds, in each worker of each test. Here it is
+done once; and what is measured in such workers is measured shortly (short.py). So are
+the models captured that most jobs train, for microbatches of the sizes that they have.
+
+Nothing here may start a thread: a forked process has only the one that forked.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from importlib import import_module
+from typing import Final
+
+import pytest
+
+MODULES: Final = (
+    "hocket.recipes.train",
+    "hocket.run.cluster.launch",
+    "safetensors.torch",
+    "tests.run.support.transport_pair",
+    "tests.run.support.small_models",
+    "torch._dynamo",
+)
+READY: Final = (("tied", 4), ("tied-dropout", 4), ("resnet", 4), ("resnet", 5))
+
+
+def _prepare() -> None:
+    for name in MODULES:
+        import_module(name)
+    from hocket.run.data.batch import call_arguments
+    from tests.run.support.captured_once import keep_ready
+    from tests.run.support.short_measurements import measure_shortly
+    from tests.run.support.small_models import batches, make_model
+
+    for name, num_samples in READY:
+        [(inputs, _)] = batches(name, 1, num_samples, num_samples)
+        keep_ready(name, partial(make_model, name), *call_arguments(inputs))
+    measure_shortly(pytest.MonkeyPatch())
+    gc.freeze()  # what is there now is for nobody to look through again
+
+
+_prepare()

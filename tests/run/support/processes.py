@@ -1,0 +1,62 @@
+"""Real processes for tests: start a script, and see that nothing is left of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[3]
+WORKERS: Final = Path(__file__).with_name("workers.py")
+START_S: Final = 20.0  # for some Pythons to import torch on a busy machine
+
+
+def start(arguments: Sequence[str | Path], folder: Path) -> subprocess.Popen[str]:
+    """Python with these arguments, in a process group of its own."""
+    with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+            env=environment(),
+        )
+
+
+def environment() -> dict[str, str]:
+    """Where modules are found, and nothing that says how to run."""
+    path = f"{ROOT}:{ROOT / 'src'}"
+    return {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+
+
+def alive_with(text: str) -> list[int]:
+    """The processes in whose command line a text is, such as a test's own folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().decode(errors="replace")
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if text in arguments and state != "Z":
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def none_alive_within(text: str, seconds: float) -> bool:
+    """Whether these processes are gone after some seconds at most."""
+    return eventually(lambda: not alive_with(text), seconds)
+
+
+def eventually(happens: Callable[[], bool], seconds: float) -> bool:
+    """Whether something happens within some seconds."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        if happens():
+            return True
+        time.sleep(0.02)
+    return happens()

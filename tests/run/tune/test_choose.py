@@ -1,0 +1,98 @@
+"""`schedule="auto"`: the same order on every worker, the fastest that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import join_world
+from hocket.run.tune.choose import playable
+from tests.run.support.forked import run_forked
+
+MODULE = "tests.run.tune.test_choose"
+
+
+def model() -> nn.Sequential:
+    """Eight equal layers, the same on every worker."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """The mean over samples."""
+    return nn.functional.mse_loss(output, targets)
+
+
+def train(memory_bytes: int | None, stages_per_device: int | None) -> list[Any]:
+    """One step of an order that the planner chose; a worker's entry."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    batch = (torch.randn(16, 64), torch.randn(16, 64))
+    with hocket.Pipeline(
+        model(),
+        loss,
+        optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
+        example=batch,
+        schedule="auto",
+        num_microbatches=4,
+        stages_per_device=stages_per_device,
+        memory_bytes=memory_bytes,
+        world=join_world(),
+    ) as pipeline:
+        result = pipeline.step(batch)
+        schedule = pipeline.plan.schedule
+        return [str(schedule), schedule.program.num_stages, result.loss]
+
+
+def test_all_workers_play_the_same_order(tmp_path: Path) -> None:
+    """And the step is that of the plain loop."""
+    done = run_forked(
+        f"{MODULE}:train", None, None, num_workers=2, folder=tmp_path, timeout_s=30
+    )
+    assert set(done.codes.values()) == {0}, done.output
+    (order, num_stages, value), other = done.results.values()
+    assert other == [order, num_stages, value]
+    assert num_stages in (2, 4, 6, 8)
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(16, 64), torch.randn(16, 64)
+    assert abs(value - float(loss(model()(inputs), targets).detach())) < 1e-6
+
+
+def test_the_user_may_choose_the_stages(tmp_path: Path) -> None:
+    """Two per device leave the interleaved orders to choose from."""
+    done = run_forked(
+        f"{MODULE}:train", None, 2, num_workers=2, folder=tmp_path, timeout_s=30
+    )
+    assert set(done.codes.values()) == {0}, done.output
+    assert all(result[1] == 4 for result in done.results.values())
+
+
+def test_orders_that_split_backwards_are_among_the_choices() -> None:
+    """Whether they are chosen depends on what halves of these layers take."""
+    split = {"zb-auto", "zb-h1", "zb-h2", "zb-v", "interleaved-zb", "dualpipe-v"}
+    assert split <= set(playable(Layout(0, 2, 1), 4, 0))
+
+
+def test_nothing_fits_is_told_on_every_worker(tmp_path: Path) -> None:
+    """With what it takes, and what there is."""
+    done = run_forked(
+        f"{MODULE}:train", 1000, None, num_workers=2, folder=tmp_path, timeout_s=30
+    )
+    assert set(done.codes) == set(done.reports)
+    for report in done.reports.values():
+        assert "no order fits" in str(report)
+
+
+def test_old_weights_are_among_the_choices_only_where_they_are_allowed() -> None:
+    """By default none; PipeDream's are up to three updates old on four devices."""
+    layout = Layout(0, 4, 1)
+    flush_free = {"pipedream-2bw", "wpipe", "wpipe-overlapped"}
+
+    assert not flush_free & set(playable(layout, 8, 0))
+    assert set(playable(layout, 8, 1)) - set(playable(layout, 8, 0)) == flush_free
+    assert set(playable(layout, 1, 3)) - set(playable(layout, 1, 1)) == {"pipedream"}

@@ -1,0 +1,67 @@
+"""A plan from measurements: by one process that stands for all, or by all workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hocket.errors import PlanError
+from hocket.planner.rank import Search
+from hocket.run.tune.planning import plan
+from tests.run.support.forked import answers_of
+from tests.run.support.small_models import ZOO, batches, make_model
+
+MODELS = ["resnet", "tied-dropout"]
+
+
+@pytest.mark.timeout(150)
+def test_workers_measure_together_and_come_to_one_plan(tmp_path: Path) -> None:
+    """Every worker finds the same numbers, DDP's too, and the models are as before."""
+    first, second = answers_of(
+        "tests.run.support.plan_together:plan_together",
+        MODELS,
+        num_workers=2,
+        folder=tmp_path,
+        whole_s=120.0,
+    )
+    assert first == second
+    *plans, last = first
+    for found in plans:
+        assert found.pop("as_it_was")
+        schedules = {outcome["schedule"] for outcome in found["outcomes"]}
+        assert schedules > {"ddp", "1f1b", "gpipe"}
+        assert all(outcome["step_s"] > 0 for outcome in found["outcomes"])
+    wrong_number, needless, no_choice = last["refused"]
+    assert "2 workers, the plan is for 3 devices: ask for num_devices=2" in wrong_number
+    assert "hardware='h100' needs no workers" in needless
+    assert "links='10gb': the messages of these workers are measured" in no_choice
+
+
+def test_alone_a_process_stands_for_all() -> None:
+    """It plays what one device can play, and leaves the model as it was."""
+    model = make_model("resnet")
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    generator = torch.default_generator.get_state()
+    (batch,) = batches("resnet", 1, 16, 16)
+    ranking = plan(
+        model,
+        batch,
+        ZOO["resnet"].loss,
+        num_devices=4,
+        precision="bfloat16",
+        search=Search(num_microbatches=(4,), recompute=(False,)),
+    )
+    assert ranking.best is not None
+    assert "measured on" in ranking.how
+    state = model.state_dict()
+    assert all(torch.equal(state[key], x) for key, x in before.items())
+    assert torch.equal(torch.default_generator.get_state(), generator)
+
+
+def test_a_precision_that_a_cpu_has_not_is_refused() -> None:
+    """With what there is instead."""
+    (batch,) = batches("perceptron", 1, 8, 8)
+    with pytest.raises(PlanError, match="measure with float32, bfloat16 or float16"):
+        plan(make_model("perceptron"), batch, num_devices=2, precision="tf32")

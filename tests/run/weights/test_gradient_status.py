@@ -1,0 +1,54 @@
+"""Who asks for the norm gets it, or an error that says why there is none."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from hocket.errors import WaitError
+from hocket.run.weights.gradient_status import Judgement
+from hocket.run.weights.gradients import Verdict
+from tests.run.support.forked import answers_of
+
+
+def test_is_found_out_once() -> None:
+    """And stays known when the pipeline has ended."""
+    numbers = count(2)
+    judgement = Judgement(7, lambda: Verdict(float(next(numbers))))
+    assert judgement.verdict.norm == 2.0
+    judgement.give_up()
+    assert judgement.verdict.norm == 2.0
+
+
+def test_what_failed_once_fails_again() -> None:
+    """With the same words; nobody is asked a second time."""
+    num_asked = 0
+
+    def learn() -> Verdict:
+        nonlocal num_asked
+        num_asked += 1
+        raise WaitError("rank 1 is gone")
+
+    judgement = Judgement(7, learn)
+    for _ in range(2):
+        with pytest.raises(WaitError, match="rank 1 is gone"):
+            _ = judgement.verdict
+    judgement.give_up()
+    with pytest.raises(WaitError, match="rank 1 is gone"):
+        _ = judgement.verdict
+    assert num_asked == 1
+
+
+@pytest.mark.timeout(120)
+def test_after_the_end_the_norm_is_an_error_that_says_so(tmp_path: Path) -> None:
+    """Of a step in doubt, when the block around the pipeline failed."""
+    answers = answers_of(
+        "tests.run.support.optimistic:left_in_doubt",
+        str(tmp_path),
+        num_workers=2,
+        folder=tmp_path,
+    )
+    for message in (told for worker in answers for told in worker):
+        assert "all gradients of step 0: the pipeline ended before" in message
