@@ -1,7 +1,7 @@
 """While training, a worker that fails is named, and takes all others with it, in time.
 
 Most jobs here are forked (tests/run/support/forked.py): nobody ends the other workers,
-so each must notice by itself. Those that hocket.launch starts tell the story that a user reads.
+so each must notice by itself. Those that hocket.launch starts report what a user reads.
 """
 
 from __future__ import annotations
