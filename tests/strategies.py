@@ -108,6 +108,23 @@ def orders(draw: st.DrawFn, of: st.SearchStrategy[Program] | None = None) -> Sch
     )
 
 
+@st.composite
+def lane_orders(
+    draw: st.DrawFn, of: st.SearchStrategy[Program] | None = None
+) -> Schedule:
+    """Any order of any program, each device's ops dealt out to one or two lanes."""
+    order = draw(orders(of))
+    random = Random(draw(st.integers(0, 2**16)))
+    lanes: list[Lane] = []
+    for lane in order.lanes:
+        num_lanes = random.randint(1, 2)
+        dealt: list[list[Op]] = [[] for _ in range(num_lanes)]
+        for op in lane.ops:
+            dealt[random.randrange(num_lanes)].append(op)
+        lanes += [Lane(lane.device, i, tuple(ops)) for i, ops in enumerate(dealt)]
+    return replace(order, lanes=tuple(lanes))
+
+
 def shares() -> st.SearchStrategy[StageCost]:
     """What a device's whole share of the model costs; every op takes time."""
     seconds = st.integers(1, 6).map(float)

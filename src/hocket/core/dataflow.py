@@ -26,7 +26,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple, assert_never
 
-from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.op import MESSAGES, WHOLE_OR_HALF_BACKWARD, Kind, Op
 from hocket.core.program import Program
 
 
@@ -156,6 +156,27 @@ def needs(op: Op, program: Program) -> tuple[Value, ...]:
 def makes(op: Op, program: Program) -> tuple[Value, ...]:
     """The values that exist once `op` has ended."""
     return tuple(_fill(make_rules(op.kind, op.stage), op, program))
+
+
+def reads(op: Op, program: Program) -> tuple[Value, ...]:
+    """The values whose memory `op` reads: all that it needs, and what is kept for it.
+
+    A backward, and each of its halves, also reads the inputs of its forward; W also
+    reads the gradients of the output, which I needed before it.
+    """
+    return tuple(_fill(read_rules(op.kind, op.stage, program), op, program))
+
+
+@lru_cache(maxsize=65536)
+def read_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
+    """What any op of this kind on this stage reads."""
+    kept: list[Rule] = []
+    if kind in WHOLE_OR_HALF_BACKWARD:
+        kept += need_rules(Kind.FORWARD, stage, program)
+    if kind is Kind.BACKWARD_WEIGHT:
+        kept += need_rules(Kind.BACKWARD_INPUT, stage, program)
+    kept = [rule for rule in kept if rule.fact is not Fact.WEIGHTS]
+    return tuple(dict.fromkeys((*need_rules(kind, stage, program), *kept)))
 
 
 def is_given(value: Value) -> bool:

@@ -37,6 +37,7 @@ class Kind(Enum):
 
 ONCE_PER_STEP: Final = frozenset({Kind.LOSS, Kind.REDUCE, Kind.UPDATE})
 BACKWARDS: Final = frozenset({Kind.BACKWARD, Kind.BACKWARD_INPUT})
+WHOLE_OR_HALF_BACKWARD: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT}
 SENDS: Final = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECEIVES: Final = frozenset({Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD})
 MESSAGES: Final = SENDS | RECEIVES

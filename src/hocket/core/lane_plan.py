@@ -1,0 +1,206 @@
+"""What a lane does around each op: waits, messages, events and buffers to release.
+
+The runtime plays these plans and derives nothing itself. They follow from `dataflow`
+and from where ops stand:
+
+    d0    0F0                   records y0 for d0.1 │ sends y0 to d1
+    d0.1       0W0              waits for dx0 of d0
+    d1         1F0 ... 1B0      receives y0 from d0 │ releases y0 after 1B0, which
+                                                      reads the input of 1F0 again
+
+A value crosses from one device to another once, however many ops read it there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from hocket.core.dataflow import Fact, Value, is_given, makes, needs, reads
+from hocket.core.op import ASYNCHRONOUS, MESSAGES, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.errors import PlanError
+
+Flow = tuple[int, int]
+
+# Values that pass from op to op in buffers. Gradients and weights belong to a stage.
+_IN_BUFFERS: Final = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.LOSS_GRAD})
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One value on its way from one device to another.
+
+    Args:
+        value: an output, or the gradient of an input.
+        from_device: the device that makes it.
+        to_device: the device that reads it.
+        flows: every `(from_stage, to_stage)` that it serves, ascending: one, unless
+            several stages of the receiving device read the value. A gradient goes from
+            the higher stage to the lower one.
+    """
+
+    value: Value
+    from_device: int
+    to_device: int
+    flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A lane's last read of a value.
+
+    Args:
+        value: an output, the gradient of an input, or the gradient of a loss.
+        num_lanes: lanes of the device that read the value. Its buffer is free when so
+            many have released it.
+    """
+
+    value: Value
+    num_lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """One op, and what its lane does before and after it.
+
+    Args:
+        op: the op.
+        waits: values whose event the lane waits for: other lanes of the device make
+            them, or an op that only starts in the lane and ends later (R). A value is
+            listed at the first op of the lane that needs it.
+        receives: messages that must have arrived, each at the first op of the lane
+            that needs its value.
+        records: values that `op` makes and whose event other ops wait for.
+        sends: messages that leave when `op` has ended, in order of device.
+        releases: values that `op` is the last of the lane to read.
+    """
+
+    op: Op
+    waits: tuple[Value, ...]
+    receives: tuple[Message, ...]
+    records: tuple[Value, ...]
+    sends: tuple[Message, ...]
+    releases: tuple[Release, ...]
+
+
+def plan_lanes(schedule: Schedule) -> tuple[tuple[OpPlan, ...], ...]:
+    r"""The plan of each lane, in the order of the schedule's lanes.
+
+    Args:
+        schedule: one that `check` accepts, without explicit messages.
+
+    Raises:
+        PlanError: the schedule holds explicit messages.
+
+    >>> schedule = Schedule.parse("d0  0F0 0B0 0U\nd1  1F0 1I0 1U\nd1.1  1W0")
+    >>> for plan in plan_lanes(schedule)[1]:
+    ...     print(plan.op, *map(str, plan.waits), *(str(v) for v in plan.records))
+    1F0
+    1I0 dx[stage 1, microbatch 0]
+    1U dw[stage 1, microbatch 0]
+    """
+    explicit = [op for lane in schedule.lanes for op in lane.ops if op.kind in MESSAGES]
+    if explicit:
+        raise PlanError(
+            f"the schedule holds {len(explicit)} messages as ops, the first is "
+            f"{explicit[0]}: remove them by hocket.passes.drop_messages, since a plan "
+            "derives messages from the other ops"
+        )
+    facts = _Facts(schedule)
+    return tuple(
+        tuple(_lane(schedule, number, facts)) for number in range(len(schedule.lanes))
+    )
+
+
+class _Place(NamedTuple):
+    """Where an op stands."""
+
+    lane: int
+    device: int
+    position: int
+
+
+class _Facts:
+    """Where each value is made, needed and last read."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        program = schedule.program
+        self.made: dict[Value, _Place] = {}
+        self.asynchronous: set[Value] = set()
+        # Of each value and device, the flows by which its stages need it.
+        self.flows: dict[tuple[Value, int], set[Flow]] = defaultdict(set)
+        self.needing_lanes: dict[Value, set[int]] = defaultdict(set)
+        self.last_read: dict[tuple[Value, int], int] = {}
+        self.reading_lanes: dict[tuple[Value, int], set[int]] = defaultdict(set)
+        for number, lane in enumerate(schedule.lanes):
+            for position, op in enumerate(lane.ops):
+                place = _Place(number, lane.device, position)
+                for value in makes(op, program):
+                    self.made[value] = place
+                    if op.kind in ASYNCHRONOUS:
+                        self.asynchronous.add(value)
+                self._read(op, place, program)
+
+    def _read(self, op: Op, place: _Place, program: Program) -> None:
+        for value in needs(op, program):
+            self.needing_lanes[value].add(place.lane)
+            self.flows[value, place.device].add((value.stage, op.stage))
+        for value in reads(op, program):
+            if value.fact in _IN_BUFFERS:
+                self.last_read[value, place.lane] = place.position
+                self.reading_lanes[value, place.device].add(place.lane)
+
+    def message(self, value: Value, to_device: int) -> Message:
+        """The message that brings a value to another device."""
+        flows = tuple(sorted(self.flows[value, to_device]))
+        return Message(value, self.made[value].device, to_device, flows)
+
+
+def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
+    program, lane = schedule.program, schedule.lanes[number]
+    seen: set[Value] = set()
+    for position, op in enumerate(lane.ops):
+        needed = [v for v in needs(op, program) if not is_given(v) and v not in seen]
+        seen.update(needed)
+        made = makes(op, program)
+        yield OpPlan(
+            op,
+            tuple(v for v in needed if _is_waited_for(v, number, lane.device, facts)),
+            tuple(
+                facts.message(v, lane.device)
+                for v in needed
+                if facts.made[v].device != lane.device
+            ),
+            tuple(v for v in made if _is_recorded(v, lane.device, schedule, facts)),
+            tuple(
+                facts.message(v, device)
+                for v in made
+                for device in range(program.num_devices)
+                if device != lane.device and (v, device) in facts.flows
+            ),
+            tuple(
+                Release(v, len(facts.reading_lanes[v, lane.device]))
+                for v in reads(op, program)
+                if facts.last_read.get((v, number)) == position
+            ),
+        )
+
+
+def _is_waited_for(value: Value, lane: int, device: int, facts: _Facts) -> bool:
+    """Another lane of the device makes it, or an op that ends after it has started."""
+    place = facts.made[value]
+    elsewhere = place.lane != lane or value in facts.asynchronous
+    return place.device == device and elsewhere
+
+
+def _is_recorded(value: Value, device: int, schedule: Schedule, facts: _Facts) -> bool:
+    """A lane of the same device waits for it."""
+    return any(
+        schedule.lanes[lane].device == device
+        and _is_waited_for(value, lane, device, facts)
+        for lane in facts.needing_lanes[value]
+    )
