@@ -18,6 +18,7 @@
         ├── NoMemoryError        an op for which its device had no memory left
         ├── SchemaError          two workers disagree about a message
         ├── WaitError            a wait ended by its timeout or a lost neighbour
+        ├── RaceError            two lanes use one resource, and no event orders them
         └── WorkerError          a worker failed; told by whoever started it
 
 A message names what, where, the numbers, and the way out. The exception carries the
@@ -152,6 +153,30 @@ class SchemaError(RunError):
 
 class WaitError(RunError):
     """A wait that ended by its timeout, or because the other worker is gone."""
+
+
+class RaceError(RunError):
+    """Two lanes of a device use one resource, and no path of events orders them.
+
+    Attributes:
+        resource: what both use, as text.
+        ops: the labels of both ops, the earlier seen first.
+        lanes: the numbers of their lanes.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str,
+        ops: tuple[str, str],
+        lanes: tuple[int, int],
+    ) -> None:
+        """Keep both ops beside the message."""
+        self.resource = resource
+        self.ops = ops
+        self.lanes = lanes
+        super().__init__(message)
 
 
 class WorkerError(RunError):

@@ -1,4 +1,7 @@
-"""The device that a worker computes on: its memory and its clocks.
+"""The device that a worker computes on: lanes, events, random state, memory, clocks.
 
-Imports `run.cluster` and what is before it. Begin with `memory.py`.
+The engine knows only the interface in `device.py`. Adapters: `cpu.py` (more lanes are
+threads), `emulated.py` (ops sleep), `cuda.py` (lanes are streams). `sanitize.py` finds
+races of two lanes; `interleave.py` runs a CPU's lanes in an order drawn from a seed.
+Imports `run.cluster` and what is before it. Begin with `device.py`.
 """

@@ -9,8 +9,12 @@ from typing import Final
 
 import torch
 
+from hocket.errors import RunError
 from hocket.run.cluster.world import World
 
+_STATM: Final = Path("/proc/self/statm")  # in pages: size, resident, ...
+_CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+_RESET_PEAK: Final = "5"  # proc_pid_clear_refs(5)
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container's own
 _SHARE: Final = 0.9  # the rest is for what no tensor holds: libraries, fragments
 
@@ -34,6 +38,26 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident_bytes() -> int:
+    """What this process holds now, with Python and its libraries."""
+    return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+
+
+def reset_resident_peak() -> None:
+    """Let `peak_bytes` on a CPU begin anew at what the process holds now.
+
+    Raises:
+        RunError: the system refuses it.
+    """
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError as error:
+        raise RunError(
+            f"{_CLEAR_REFS} refuses to reset the peak of this process's memory "
+            f"({error}); read the peak since the process began instead"
+        ) from error
 
 
 def host_bytes() -> int:

@@ -3,9 +3,9 @@
 On a CPU an op is done when its call returns. An accelerator is handed its work ahead of
 time: there the stream notes the moments, which are read when the step is over.
 
-    host    0F0 0F1 0B0 U    waits for the stream        now_s
-    stream    │   0F0   │   0F1   │    0B0    │   U   │ last
-              events before and after each op           the event of the moment now_s
+    host    0F0 0F1 0B0 U    waits for the stream         now_s
+    stream    │   0F0   │   0F1   │    0B0    │   U   │    mark
+              events before and after each op
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 Seconds: TypeAlias = NDArray[np.float64]
+
+_NUM_MARKS: Final = 8  # events by which a stream's time is compared with the host's
 
 
 class Stopwatch(Protocol):
@@ -72,7 +74,7 @@ class HostWatch:
         return moments
 
 
-class Event(Protocol):
+class TimingEvent(Protocol):
     """What a stream passes when all work handed to it before is done (torch.Event)."""
 
     def record(self) -> None:
@@ -97,12 +99,12 @@ class StreamWatch:
     def __init__(
         self,
         num_ops: int,
-        make_event: Callable[[], Event],
+        make_event: Callable[[], TimingEvent],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._starts = [make_event() for _ in range(num_ops)]
         self._ends = [make_event() for _ in range(num_ops)]
-        self._last = make_event()
+        self._marks = [make_event() for _ in range(_NUM_MARKS)]
         self._clock = clock
         self._ended: list[int] = []
 
@@ -121,12 +123,26 @@ class StreamWatch:
         Time is taken back from an event of this step, and not on from one of the
         process's beginning: events tell milliseconds in 24 bits.
         """
-        self._last.record()
-        self._last.synchronize()
-        now_s = self._clock()
+        mark, now_s = self._mark_now()
         start_s, end_s = np.zeros(len(self._starts)), np.zeros(len(self._ends))
         for i in self._ended:
-            start_s[i] = now_s - self._starts[i].elapsed_time(self._last) / 1e3
-            end_s[i] = now_s - self._ends[i].elapsed_time(self._last) / 1e3
+            start_s[i] = now_s - self._starts[i].elapsed_time(mark) / 1e3
+            end_s[i] = now_s - self._ends[i].elapsed_time(mark) / 1e3
         self._ended.clear()
         return start_s, end_s
+
+    def _mark_now(self) -> tuple[TimingEvent, float]:
+        """Record an event, and say when the stream passed it.
+
+        After the first one the stream is idle, and passes an event between two readings
+        of the clock that are some microseconds apart. The closest two count.
+        """
+        readings_s = []
+        for mark in self._marks:
+            before_s = self._clock()
+            mark.record()
+            mark.synchronize()
+            readings_s.append((before_s, self._clock()))
+        spans_s = [after_s - before_s for before_s, after_s in readings_s]
+        best = spans_s.index(min(spans_s))
+        return self._marks[best], sum(readings_s[best]) / 2

@@ -1,0 +1,307 @@
+"""The lanes and events of a CPU device, and how they wait and fail together.
+
+submit ──▶ queue ──▶ wait for events ──▶ work ──▶ record events
+                           │               │
+                           └── raises ◀────┴── the first error of any lane
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn, TypeAlias
+
+from torch import Tensor
+
+from hocket.errors import RunError, WaitError
+from hocket.run.device.device import DeviceLane, Event, Work
+from hocket.run.device.interleave import LaneScheduler
+from hocket.run.device.sanitize import Clock, Sanitizer
+from hocket.run.device.stopwatch import HostWatch
+
+log = logging.getLogger(__name__)
+
+RunOp: TypeAlias = Callable[[Work, str], None]  # of an op's work and its label
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first error of a device's lanes."""
+
+    error: BaseException
+    traceback: TracebackType | None
+
+    def reraise(self) -> NoReturn:
+        """Raise the error where another lane, or the caller, depends on it."""
+        raise self.error.with_traceback(self.traceback)
+
+
+@dataclass(slots=True)
+class LaneGroup:
+    """What the lanes of one device share; `scheduler.condition` guards it.
+
+    Args:
+        timeout_s: after which a wait of one lane for another ends with an error.
+        scheduler: decides which lane may run.
+        sanitizer: is told of events.
+    """
+
+    timeout_s: float
+    scheduler: LaneScheduler
+    sanitizer: Sanitizer | None
+    failure: Failure | None = None
+    is_closing: bool = False
+
+    def check(self) -> None:
+        """Raise the first error of any lane, or that the device is closed."""
+        if self.failure is not None:
+            self.failure.reraise()
+        if self.is_closing:
+            raise RunError("the device is closed; make a new one")
+
+
+class CpuEvent(Event):
+    """See `Event`. Made by `CpuDevice.new_event`.
+
+    Args:
+        group: of the device's lanes.
+        waiter: gives the lane whose thread is calling.
+    """
+
+    def __init__(self, group: LaneGroup, waiter: Callable[[], CpuLane]) -> None:
+        self._group = group
+        self._waiter = waiter
+        self.clock: Clock = ()  # the sanitizer's, when the event was recorded
+        self._is_done = False
+        self._recorder = ""  # the op that was submitted to record it
+        self._failure: Failure | None = None
+
+    def __str__(self) -> str:
+        if self._recorder:
+            return f"the event that {self._recorder} records"
+        return "an event that no op submitted so far records"
+
+    def query(self) -> bool:
+        """See `Event.query`."""
+        return self._is_done
+
+    def synchronize(self, timeout_s: float) -> None:
+        """See `Event.synchronize`."""
+        self.wait(self._waiter(), timeout_s)
+
+    def expect(self, recorder: str) -> None:
+        """Note which op will record the event, for errors."""
+        self._recorder = recorder
+
+    def record(self, lane: CpuLane) -> None:
+        """Let all lanes pass that wait for it; see `DeviceLane.record_event`."""
+        group = self._group
+        if self._is_done:
+            raise RunError(
+                f"{lane.where}: {self} has been recorded before; make a new event for "
+                "each recording"
+            )
+        if group.sanitizer is not None:
+            self.clock = group.sanitizer.record(lane.number)
+        with group.scheduler.condition:
+            self._is_done = True
+            group.scheduler.condition.notify_all()
+
+    def wait(self, lane: CpuLane, timeout_s: float) -> None:
+        """Block the thread of `lane` until the event is recorded.
+
+        Raises:
+            WaitError: it was not within the time, or the device is closed.
+            BaseException: the first error of any lane.
+        """
+        group, begin_s = self._group, time.monotonic()
+        with group.scheduler.condition:
+            group.scheduler.wait_for(lane.number, self._is_over, timeout_s)
+            failure = self._failure or group.failure
+        if self._is_done:
+            return
+        if failure is not None:
+            failure.reraise()
+        waited_s = time.monotonic() - begin_s
+        reason = "the device was closed" if group.is_closing else "it was not recorded"
+        raise WaitError(
+            f"{lane.where}: waited {waited_s:.1f} s (of at most {timeout_s:.1f}) for "
+            f"{self}, but {reason}; check that the op which records it is submitted, "
+            "and that no two lanes wait for each other"
+        )
+
+    def fail(self, failure: Failure) -> None:
+        """The op that should have recorded it ended with an error."""
+        if not self._is_done:
+            self._failure = failure
+
+    def _is_over(self) -> bool:
+        group = self._group
+        return (
+            self._is_done
+            or self._failure is not None
+            or group.failure is not None
+            or group.is_closing
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    work: Work
+    waits: Sequence[CpuEvent]
+    records: Sequence[CpuEvent]
+    label: str
+
+
+class CpuLane(DeviceLane):
+    """See `DeviceLane`. Made by `CpuDevice`, and run by `thread` or by the caller.
+
+    Args:
+        group: of the device's lanes.
+        number: position in `Device.lanes`; lane 0 runs in the calling thread.
+        run_op: runs an op's work.
+    """
+
+    def __init__(self, group: LaneGroup, number: int, run_op: RunOp) -> None:
+        self._group = group
+        self._number = number
+        self._run_op = run_op
+        self._queue: deque[_Op] = deque()
+        self._running: str | None = None  # the op's label
+        self.thread: threading.Thread | None = None
+        if number > 0:
+            self.thread = threading.Thread(
+                target=self._serve, name=f"hocket {self}", daemon=True
+            )
+
+    def __str__(self) -> str:
+        return f"lane {self._number} of cpu"
+
+    @property
+    def number(self) -> int:
+        """See `DeviceLane.number`."""
+        return self._number
+
+    @property
+    def where(self) -> str:
+        """The lane and the op that it is at, for errors."""
+        queued = [op.label for op in tuple(self._queue)]  # other threads change it
+        label = next(iter(queued), None) if self._running is None else self._running
+        return f"{self}, no op" if label is None else f"{self}, op {label}"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no op runs or is queued."""
+        return self._running is None and not self._queue
+
+    def submit(
+        self,
+        work: Work,
+        *,
+        waits: Sequence[Event] = (),
+        records: Sequence[Event] = (),
+        label: str,
+    ) -> None:
+        """See `DeviceLane.submit`. On lane 0 it returns when the op has ended."""
+        op = _Op(work, _ours(waits), _ours(records), label)
+        for event in op.records:
+            event.expect(f"op {label} in {self}")
+        if self.thread is None:
+            self._play(op)
+            return
+        self._group.check()
+        scheduler = self._group.scheduler
+        with scheduler.condition:
+            self._queue.append(op)
+            scheduler.condition.notify_all()
+        scheduler.switch(0)
+
+    def record_event(self, event: Event) -> None:
+        """See `DeviceLane.record_event`."""
+        for own in _ours([event]):
+            own.record(self)
+            self._group.scheduler.switch(self._number)
+
+    def wait_event(self, event: Event) -> None:
+        """See `DeviceLane.wait_event`. It blocks the lane's thread."""
+        group = self._group
+        for own in _ours([event]):
+            group.scheduler.switch(self._number)
+            own.wait(self, group.timeout_s)
+            if group.sanitizer is not None:
+                group.sanitizer.wait(self._number, own.clock)
+
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
+        """See `DeviceLane.keep_alive`. An op on a CPU holds what it reads."""
+
+    def stopwatch(self, num_ops: int) -> HostWatch:
+        """See `DeviceLane.stopwatch`."""
+        return HostWatch(num_ops)
+
+    def _serve(self) -> None:
+        """Run the ops of the queue, one by one, until the device is closed."""
+        condition = self._group.scheduler.condition
+        while self._await_op():
+            try:
+                self._play(self._queue[0])
+            except BaseException:
+                # `_play` has kept it for the lanes and the caller that depend on it.
+                log.debug("%s has failed", self.where, exc_info=True)
+            with condition:
+                self._queue.popleft()
+                condition.notify_all()
+
+    def _await_op(self) -> bool:
+        """Wait for an op in the queue; false when the device is closed."""
+        group = self._group
+        with group.scheduler.condition:
+            group.scheduler.wait_for(
+                self._number, lambda: bool(self._queue) or group.is_closing, None
+            )
+            return not group.is_closing
+
+    def _play(self, op: _Op) -> None:
+        """Run one op in the calling thread, between its waits and its recordings."""
+        group = self._group
+        self._running = op.label
+        try:
+            group.check()
+            group.scheduler.switch(self._number)
+            for event in op.waits:
+                self.wait_event(event)
+            self._run_op(op.work, op.label)
+            for event in op.records:
+                self.record_event(event)
+        except BaseException as error:
+            self._fail(error, op)
+            raise
+        finally:
+            self._running = None
+
+    def _fail(self, error: BaseException, op: _Op) -> None:
+        """Keep the first error of the device, and wake all that wait."""
+        group = self._group
+        with group.scheduler.condition:
+            if group.failure is None:
+                error.add_note(f"in op {op.label}, {self}")
+                group.failure = Failure(error, error.__traceback__)
+            for event in op.records:
+                event.fail(group.failure)
+            group.scheduler.condition.notify_all()
+
+
+def _ours(events: Sequence[Event]) -> Sequence[CpuEvent]:
+    """The same events; those of another kind of device are refused."""
+    if not events:
+        return ()
+    ours = [event for event in events if isinstance(event, CpuEvent)]
+    if len(ours) != len(events):
+        raise RunError(
+            "an event of another device; make it with this one's new_event()"
+        )
+    return ours
