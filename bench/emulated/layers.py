@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.core.op import Kind, Op
+from hocket.run.device.emulated import sleep_until
 
 # What this process's layers have done, the stage of each op being the layer's number.
 # Ops are functions of the process, and so is what they note.
@@ -199,9 +200,3 @@ _sleeping.register_autograd(_input_grad, setup_context=_keep)
 
 def _note(kind: Kind, layer: int, numbered: Tensor) -> None:
     DONE.append(Op(kind, layer, int(numbered[0, 0].item())))
-
-
-def sleep_until(deadline_s: float) -> None:
-    """Sleep to a moment of `time.perf_counter`, whatever has been done since."""
-    while (rest_s := deadline_s - time.perf_counter()) > 0:
-        time.sleep(rest_s)
