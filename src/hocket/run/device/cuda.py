@@ -1,0 +1,341 @@
+"""A CUDA device: each lane is a stream, which the calling thread gives its work.
+
+    host     0F0 0F1 0W0 ...   submits ahead; `synchronize` waits
+    lane 0      │   0F0   │   0F1   │record e
+    lane 1                          └─▶ wait e │   0W0   │
+
+No lane is the default stream, which a capture refuses. No op may wait for the device
+(`.item()`, `.tolist()`, `torch.tensor(..., device=)`): the lanes would run empty.
+
+Autograd runs a backward on the stream of its forward, whatever stream is current: F, B
+and I of a stage belong into one lane. Put-off weight gradients (W) may be in another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hocket.errors import RunError, WaitError
+from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder, Work
+from hocket.run.device.generators import generator_lock, seeded
+from hocket.run.device.sanitize import Clock, Sanitizer
+from hocket.run.device.stopwatch import StreamWatch
+
+_POLL_S: Final = 20e-6  # between two queries; a blocking wait has no timeout
+
+
+class CudaEvent(Event):
+    """See `Event`. Made by `CudaDevice.new_event`."""
+
+    def __init__(self) -> None:
+        self.clock: Clock = ()  # the sanitizer's, when the event was recorded
+        self._event = torch.cuda.Event()
+        self._recorder = ""  # the op that recorded it
+
+    def __str__(self) -> str:
+        return f"the event that {self._recorder} records"
+
+    def query(self) -> bool:
+        """See `Event.query`. Do not call it while a graph is captured."""
+        return bool(self._recorder) and self._event.query()
+
+    def synchronize(self, timeout_s: float) -> None:
+        """See `Event.synchronize`."""
+        self._check_recorded("the caller")
+        if not _poll(self._event.query, timeout_s):
+            raise WaitError(
+                f"waited {timeout_s:.1f} s for {self}: an op is stuck, or slower than "
+                "the timeout allows"
+            )
+
+    def record(self, stream: torch.cuda.Stream, recorder: str) -> None:
+        """Record it on a stream, as part of an op."""
+        if self._recorder:
+            raise RunError(
+                f"{recorder}: {self} has been recorded before; make a new event for "
+                "each recording"
+            )
+        self._event.record(stream)
+        self._recorder = recorder
+
+    def wait(self, stream: torch.cuda.Stream, waiter: str) -> None:
+        """Let a stream wait for it."""
+        self._check_recorded(waiter)
+        stream.wait_event(self._event)
+
+    def _check_recorded(self, waiter: str) -> None:
+        """CUDA takes a wait for an event that was never recorded as no wait at all."""
+        if not self._recorder:
+            raise RunError(
+                f"{waiter} waits for an event that no op has recorded; submit the op "
+                "which records it first (IssueOrder.TOPOLOGICAL)"
+            )
+
+
+class CudaLane(DeviceLane):
+    """See `DeviceLane`. Made by `CudaDevice`.
+
+    Args:
+        device: the lane's device, with its index.
+        number: position in `Device.lanes`.
+        sanitizer: is told of events.
+    """
+
+    def __init__(
+        self, device: torch.device, number: int, sanitizer: Sanitizer | None
+    ) -> None:
+        self.stream: Final = torch.cuda.Stream(device)
+        self._device = device
+        self._number = number
+        self._sanitizer = sanitizer
+        self._label = "none"  # of the last op that was submitted
+
+    def __str__(self) -> str:
+        return f"lane {self._number} of {self._device}"
+
+    @property
+    def number(self) -> int:
+        """See `DeviceLane.number`."""
+        return self._number
+
+    @property
+    def where(self) -> str:
+        """The lane and the last op that it was given, for errors."""
+        return f"{self}, op {self._label}"
+
+    def submit(
+        self,
+        work: Work,
+        *,
+        waits: Sequence[Event] = (),
+        records: Sequence[Event] = (),
+        label: str,
+    ) -> None:
+        """See `DeviceLane.submit`. It returns when the op's kernels are launched."""
+        self._label = label
+        try:
+            with torch.cuda.stream(self.stream):
+                for event in waits:
+                    self.wait_event(event)
+                work()
+                for event in records:
+                    self.record_event(event)
+        except BaseException as error:
+            error.add_note(f"in op {label}, {self}")
+            raise
+
+    def record_event(self, event: Event) -> None:
+        """See `DeviceLane.record_event`."""
+        own = _own(event)
+        own.record(self.stream, f"op {self._label} in {self}")
+        if self._sanitizer is not None:
+            own.clock = self._sanitizer.record(self._number)
+
+    def wait_event(self, event: Event) -> None:
+        """See `DeviceLane.wait_event`. The stream waits, and the host goes on."""
+        own = _own(event)
+        own.wait(self.stream, f"op {self._label} in {self}")
+        if self._sanitizer is not None:
+            self._sanitizer.wait(self._number, own.clock)
+
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
+        """See `DeviceLane.keep_alive`.
+
+        `record_stream` delays the reuse of freed memory until this stream has come as
+        far. To hold the tensors until their own lane waits for an event of this one
+        would hold a W's activations until the step's update.
+        """
+        for tensor in tensors:
+            tensor.record_stream(self.stream)
+
+    def stopwatch(self, num_ops: int) -> StreamWatch:
+        """See `DeviceLane.stopwatch`."""
+        return StreamWatch(num_ops, lambda: _Moment(self.stream))
+
+
+class CudaDevice(Device):
+    """See `Device`.
+
+    Args:
+        device: the GPU, with its index.
+        num_lanes: the number of streams.
+        budget_bytes: how much memory tensors may take.
+        timeout_s: how long a lane may wait for the generators.
+        sanitizer: is told of events, to find races.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        num_lanes: int = 1,
+        *,
+        budget_bytes: int,
+        timeout_s: float,
+        sanitizer: Sanitizer | None = None,
+    ) -> None:
+        if device.type != "cuda" or device.index is None:
+            raise RunError(f"{device} is no CUDA device with an index, as cuda:0 is")
+        torch.cuda.init()
+        self._device = device
+        self._budget_bytes = budget_bytes
+        self._timeout_s = timeout_s
+        self._sanitizer = sanitizer
+        self._lanes = tuple(CudaLane(device, i, sanitizer) for i in range(num_lanes))
+        self._generators = (
+            torch.cuda.default_generators[device.index],
+            torch.default_generator,
+        )
+        self.fork()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See `Device.torch_device`."""
+        return self._device
+
+    @property
+    def lanes(self) -> tuple[CudaLane, ...]:
+        """See `Device.lanes`."""
+        return self._lanes
+
+    @property
+    def issue_order(self) -> IssueOrder:
+        """See `Device.issue_order`."""
+        return IssueOrder.TOPOLOGICAL
+
+    @property
+    def budget_bytes(self) -> int:
+        """See `Device.budget_bytes`."""
+        return self._budget_bytes
+
+    @property
+    def sanitizer(self) -> Sanitizer | None:
+        """See `Device.sanitizer`."""
+        return self._sanitizer
+
+    def new_event(self) -> CudaEvent:
+        """See `Device.new_event`."""
+        return CudaEvent()
+
+    def fork(self) -> None:
+        """See `Device.fork`. The caller issues on its current stream."""
+        caller = torch.cuda.current_stream(self._device)
+        for lane in self._lanes:
+            lane.stream.wait_stream(caller)
+        if self._sanitizer is not None:
+            self._sanitizer.fork()
+
+    def join(self) -> None:
+        """See `Device.join`. The caller issues on its current stream."""
+        caller = torch.cuda.current_stream(self._device)
+        for lane in self._lanes:
+            caller.wait_stream(lane.stream)
+        if self._sanitizer is not None:
+            self._sanitizer.join()
+
+    def synchronize(self, timeout_s: float) -> None:
+        """See `Device.synchronize`.
+
+        A kernel's own error has no op: CUDA reports it to a later call. Then
+        `CUDA_LAUNCH_BLOCKING=1` shows where it happened.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        for lane in self._lanes:
+            if not _poll(lane.stream.query, deadline_s - time.monotonic()):
+                raise WaitError(
+                    f"waited {timeout_s:.1f} s; still at work: {lane.where} or an "
+                    "earlier one; an op is stuck, or slower than the timeout allows"
+                )
+        if self._sanitizer is not None:
+            self._sanitizer.synchronize()
+
+    @contextmanager
+    def fork_rng(self, lane: DeviceLane, seed: int) -> Iterator[None]:
+        """See `Device.fork_rng`. The CPU's generator is seeded, too.
+
+        Raises:
+            RunError: a graph is being captured, which refuses a new seed.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise RunError(
+                f"{lane}: a captured graph takes no new seed; use fork_rng around each "
+                "replay instead"
+            )
+        lock = generator_lock(self._device)
+        if not lock.acquire(self._timeout_s):
+            raise WaitError(
+                f"{lane}: waited {self._timeout_s:.1f} s for the default generator of "
+                f"{self._device}, which another thread holds"
+            )
+        try:
+            with seeded(self._generators, seed):
+                yield
+        finally:
+            lock.release()
+
+    def allocated_bytes(self) -> int:
+        """See `Device.allocated_bytes`."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_bytes(self) -> int:
+        """See `Device.peak_bytes`."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        """See `Device.reset_peak`."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def capture_graph(self, lane: DeviceLane, work: Work) -> Work:
+        """See `Device.capture_graph`. Waits for the whole device first.
+
+        Tensors that `work` reads and makes keep their addresses. Run `work` once before
+        on the same lane, so that libraries have their workspaces.
+        """
+        graph = torch.cuda.CUDAGraph()
+        stream = self._lanes[lane.number].stream
+        # Other threads, such as a loader's, may use CUDA meanwhile.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+    def close(self) -> None:
+        """See `Device.close`. A stream ends the work that it was given."""
+
+
+class _Moment:
+    """An event that takes the time on one stream; see `stopwatch.TimingEvent`."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self.event: Final = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self.event.record(self._stream)
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+    def elapsed_time(self, other: _Moment, /) -> float:
+        return float(self.event.elapsed_time(other.event))
+
+
+def _own(event: Event) -> CudaEvent:
+    """The same event; one of another kind of device is refused."""
+    if not isinstance(event, CudaEvent):
+        raise RunError("an event of another device; use this device's new_event()")
+    return event
+
+
+def _poll(is_done: Callable[[], bool], timeout_s: float) -> bool:
+    """Ask until it is done or the time is up; whether it is done."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
