@@ -90,7 +90,7 @@ SETTINGS: Final = {
 
 def test_settings_are_refused_before_the_start(tmp_path: Path) -> None:
     """On every worker, with the numbers and the way out; then another can be made."""
-    for answers in answers_of("misused:bad_settings", tmp_path):
+    for answers in answers_of("support.bad_input_workers:bad_settings", tmp_path):
         assert list(answers) == list(SETTINGS)
         for name, expected in SETTINGS.items():
             check(answers[name], expected, name)
@@ -122,7 +122,7 @@ BATCHES: Final = {
 
 def test_bad_batches_change_nothing(tmp_path: Path) -> None:
     """Every worker refuses them alike; afterwards training goes on as if without."""
-    for answers in answers_of("misused:bad_batches", tmp_path):
+    for answers in answers_of("support.bad_input_workers:bad_batches", tmp_path):
         for name, expected in BATCHES.items():
             check(answers[name], expected, name)
         assert answers["losses"] == answers["expected"]
@@ -138,7 +138,7 @@ LOSSES: Final = {
 
 def test_after_an_error_nothing_more_is_done(tmp_path: Path) -> None:
     """The last stage knows what is wrong with the loss; all refuse to go on."""
-    first, last = answers_of("misused:bad_losses", tmp_path)
+    first, last = answers_of("support.bad_input_workers:bad_losses", tmp_path)
     for name, text in LOSSES.items():
         check(last[name][0], ("ModelError", text), name)
         check(first[name][0], ("WaitError", "rank 1 is gone"), name)
@@ -168,7 +168,11 @@ def test_stages_with_different_data_do_not_train(
 ) -> None:
     """Noticed by who receives, and told with both sides, before anything is updated."""
     first, last = answers_of(
-        "misused:different_data", tmp_path, names, settings, timeout_s=TIMEOUT_S
+        "support.bad_input_workers:different_data",
+        tmp_path,
+        names,
+        settings,
+        timeout_s=TIMEOUT_S,
     )
     for name, (told, untouched) in last.items():
         case, _, _ = name.partition(",")
@@ -186,7 +190,9 @@ def test_stages_with_different_data_do_not_train(
 def test_replicas_with_different_data_do_not_train(tmp_path: Path) -> None:
     """They send each other no data, and find out all the same, before any update."""
     replicas = {"num_replicas": 2}
-    for answers in answers_of("misused:different_data", tmp_path, [*DATA], replicas):
+    for answers in answers_of(
+        "support.bad_input_workers:different_data", tmp_path, [*DATA], replicas
+    ):
         for name, (told, untouched) in answers.items():
             case, _, does = name.partition(", ")
             evaluates = does == "evaluate" and case != "lengths"
@@ -198,7 +204,11 @@ def test_replicas_with_different_data_do_not_train(tmp_path: Path) -> None:
 def test_who_runs_out_of_batches_first_is_told(tmp_path: Path) -> None:
     """Where loaders do not tell their lengths: the others wait, but not for ever."""
     first, last = answers_of(
-        "misused:different_data", tmp_path, ["unknown lengths"], {}, timeout_s=TIMEOUT_S
+        "support.bad_input_workers:different_data",
+        tmp_path,
+        ["unknown lengths"],
+        {},
+        timeout_s=TIMEOUT_S,
     )
     (told, _), (waits, _) = (found["unknown lengths, train"] for found in (last, first))
     assert told[0] == waits[0] == "WaitError"
@@ -227,7 +237,9 @@ PIPELINES: Final = {
 
 def test_different_pipelines_do_not_start(tmp_path: Path) -> None:
     """Models, weights, schedules, cuts: compared before the first step."""
-    for answers in answers_of("misused:different_pipelines", tmp_path):
+    for answers in answers_of(
+        "support.bad_input_workers:different_pipelines", tmp_path
+    ):
         for name, text in PIPELINES.items():
             check(answers[name], ("SchemaError", text), name)
         assert answers["nothing"] == []
