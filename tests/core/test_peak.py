@@ -46,28 +46,3 @@ def test_parts_add_up(schedule: Schedule, data: st.DataObject) -> None:
     for device, part in enumerate(peak_parts(timeline, costs)):
         assert part.total_bytes == timeline.peak_bytes(device)
         assert min(part.activation_bytes, part.message_bytes) >= 0
-
-
-def test_what_updates_keep_is_there_until_it_is_certain() -> None:
-    """From U to the end, and while the next step plays forwards ahead.
-
-    The first device plays three forwards ahead and the second none: its last forward
-    makes a loss, before which all must be certain.
-    """
-    schedule = make_schedule("gpipe", num_devices=2, num_microbatches=3)
-    cost = StageCost(1.0, 1.0, 1.0, update_s=1.0, activation_bytes=10, undo_bytes=1000)
-    costs = Costs((cost, cost))
-    timeline = simulate(schedule, costs)
-
-    first, second = timeline.memory
-    assert [first.at(t) for t in (0.5, 1.5, 2.5)] == [1010, 1020, 1030]
-    assert first.at(3.5) == 30
-    assert second.at(0.5) == 0
-    assert second.at(11.5) == 1000  # its U has ended, the other device is at work
-    both = peak_parts(timeline, costs)
-    assert both[0] == PeakBytes(0, 0, 0, 30, 0, 1000)
-    assert both[0].total_bytes == 1030
-
-    twice = simulate(schedule.with_num_steps(2), costs).memory[0]
-    begin_s = timeline.makespan_s
-    assert [twice.at(begin_s + t) for t in (0.5, 2.5, 3.5)] == [1010, 1030, 30]

@@ -95,26 +95,10 @@ def test_clip_norm_holds_the_weights(runs: Runs) -> None:
     assert min(norms) > 1e-3
 
 
-def test_optimistic_updates_change_no_number(runs: Runs) -> None:
-    """Each step is told, in order, with its norm; before the evaluation after it."""
-    often = ["training.clip_norm=0.1", "training.evaluate_every_steps=3"]
-    kept = ("kind", "step", "loss", "grad_norm", "learning_rate")
-    told, expected = (
-        [{key: r.get(key) for key in kept} for r in runs(*often, *more)]
-        for more in (["training.optimistic_updates=true"], [])
-    )
-    assert told == expected
-    kinds = ["step", "step", "step", "evaluation", "step", "evaluation", "summary"]
-    assert [r["kind"] for r in told if r["kind"] in kinds] == kinds
-
-
-@pytest.mark.parametrize(
-    "settings", [("training.optimistic_updates=true",), ("pipeline.schedule=wpipe",)]
-)
 def test_nobody_waits_for_the_norm_of_the_newest_step(
-    settings: tuple[str, ...], runs: Runs, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked for when the next result has come: sooner, all would wait for all."""
+    """Where steps overlap, a norm is read when the next step's result has come."""
     come: list[int] = []
     asked: list[tuple[int, int]] = []
 
@@ -130,9 +114,8 @@ def test_nobody_waits_for_the_norm_of_the_newest_step(
             asked.append((self.step, come[-1]))
             return self.judgement.verdict.norm
 
-    monkeypatch.setattr("hocket.run.engine.steps.StepResult", Seen)
     monkeypatch.setattr("hocket.run.engine.flush_free.StepResult", Seen)
-    runs("optimizer.learning_rate=0.4", *settings)
+    runs("optimizer.learning_rate=0.4", "pipeline.schedule=wpipe")
     assert [step for step, _ in asked] == [0, 1, 2, 3]
     assert all(newest > step for step, newest in asked[:-1]), asked
 

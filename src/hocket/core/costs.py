@@ -49,8 +49,6 @@ class StageCost:
         input_grad_work_bytes: likewise in I.
         weight_grad_work_bytes: likewise in W, beyond what I held.
         update_work_bytes: likewise in U.
-        undo_bytes: what U keeps where it may have to be undone, until the next step has
-            played what it can ahead (plan/ahead.py).
         guess_bytes: of a version of the weights that ops read instead of the newest,
             where a correction of their age foresees others; 0 where they are read.
         replay_bytes: what a stage that recomputes keeps beside its input, so that its
@@ -78,7 +76,6 @@ class StageCost:
     input_grad_work_bytes: int = 0
     weight_grad_work_bytes: int = 0
     update_work_bytes: int = 0
-    undo_bytes: int = 0
     guess_bytes: int = 0
     replay_bytes: int = 0
     recomputes: bool = False
@@ -327,7 +324,6 @@ def _split(share: StageCost, num_stages: int) -> StageCost:
         input_grad_work_bytes=share.input_grad_work_bytes // num_stages,
         weight_grad_work_bytes=share.weight_grad_work_bytes // num_stages,
         update_work_bytes=share.update_work_bytes // num_stages,
-        undo_bytes=share.undo_bytes // num_stages,
         guess_bytes=share.guess_bytes // num_stages,
         replay_bytes=share.replay_bytes // num_stages,
         recomputes=share.recomputes,

@@ -13,7 +13,6 @@ from hocket.core.simulator.memory import (
     Times,
     activation_curves,
     gradient_curves,
-    undo_curves,
 )
 from hocket.core.simulator.work import prepare
 from hocket.core.timeline import Timeline
@@ -35,7 +34,6 @@ class PeakBytes:
             work holds.
         message_bytes: what was received, or is to be read on the same device; and,
             where there are delays, older versions of the weights, and guesses of them.
-        undo_bytes: what updates keep that may have to be undone.
     """
 
     weight_bytes: int
@@ -43,7 +41,6 @@ class PeakBytes:
     optimizer_bytes: int
     activation_bytes: int
     message_bytes: int
-    undo_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -54,7 +51,6 @@ class PeakBytes:
             + self.optimizer_bytes
             + self.activation_bytes
             + self.message_bytes
-            + self.undo_bytes
         )
 
 
@@ -76,7 +72,6 @@ def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
     )
     activations = activation_curves(work, costs, times)
     gradients = gradient_curves(work, costs, times)
-    kept = undo_curves(work, costs, times)
     parts = []
     for device, own in enumerate(program.stages_on):
         peak = timeline.peak_bytes(device)
@@ -87,9 +82,8 @@ def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
         states = sum(stage_costs[stage].optimizer_bytes for stage in trained)
         alive = _at(activations[device], time_s)
         grads = _at(gradients[device], time_s)
-        undo = _at(kept[device], time_s)
-        rest = round(peak) - weights - states - alive - grads - undo
-        parts.append(PeakBytes(weights, grads, states, alive, rest, undo))
+        rest = round(peak) - weights - states - alive - grads
+        parts.append(PeakBytes(weights, grads, states, alive, rest))
     return tuple(parts)
 
 

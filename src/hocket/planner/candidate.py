@@ -64,9 +64,8 @@ class MemorySplit:
         weight_bytes: one version of the weights.
         gradient_bytes: of them.
         optimizer_bytes: the optimizer's state, without what follows last.
-        activation_bytes: all that comes and goes: activations, messages, what
-            operators and reductions hold while they run, and what updates that may be
-            undone keep.
+        activation_bytes: all that comes and goes: activations, messages, and what
+            operators and reductions hold while they run.
         version_bytes: of weights before the newest, where stages read old ones, and of
             guesses that are read in place of the newest.
         correction_bytes: what a correction of old gradients keeps beside.

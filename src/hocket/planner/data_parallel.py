@@ -123,7 +123,6 @@ def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
     groups = predictor.stage_costs(
         num_samples, 1, boundaries, recomputes=candidate.recomputes
     )
-    groups = tuple(replace(group, undo_bytes=0) for group in groups)  # a pipeline's
     program = Program.chain(
         [0] * len(groups),
         candidate.num_microbatches,

@@ -68,7 +68,6 @@ def _stage(
         backward_work_bytes=backward_work_bytes(own),
         input_grad_work_bytes=input_grad_work_bytes(own),
         weight_grad_work_bytes=weight_grad_work_bytes(own),
-        undo_bytes=sum(x.undo_bytes for x in weights),
         recomputes=recomputes,
         split_s=max(0.0, sum(layer.split_s for layer in own)),
     )

@@ -24,14 +24,12 @@ class Weights:
         num_bytes: of its values.
         gradient_bytes: 0 where it is not trained.
         optimizer_bytes: of the optimizer's state.
-        undo_bytes: what a pipeline's update keeps of it, where it may be undone.
     """
 
     name: str
     num_bytes: int
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
-    undo_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

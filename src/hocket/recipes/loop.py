@@ -65,7 +65,6 @@ class Loop:
             )
         self._overlaps = bool(pipeline.plan.schedule.body)
         self._num_since_drain = 0
-        self._learns_late = training.optimistic_updates or self._overlaps
         self._untold: deque[StepResult] = deque()
         self._totals = Totals()
         self._begin_s = monotonic()
@@ -156,11 +155,8 @@ class Loop:
         return self._course.save_every_steps is not None
 
     def _tell_steps(self, *, is_time: bool) -> None:
-        """The newest can wait where its norm comes later, and not without a wait.
-
-        So it is where updates are optimistic, and where steps overlap.
-        """
-        num_kept = 0 if is_time or not self._learns_late else 1
+        """Keep the newest where steps overlap: its norm would have to be waited for."""
+        num_kept = 0 if is_time or not self._overlaps else 1
         while len(self._untold) > num_kept:
             self._tell_step(self._untold.popleft())
 

@@ -157,7 +157,6 @@ def plan_recipe(resolved: Resolved, wish: Wish, world: World | None = None) -> R
         batch_size=wish.batch_size or training.batch_size,
         precision=wish.precision or training.precision,
         memory_bytes=None if gib is None else int(gib * 2**30),
-        optimistic_updates=training.optimistic_updates,
         correction=resolved.recipe.pipeline.correction if wish.max_delay else "none",
         hardware_file=None if file is None else Path(file),
         search=replace(wish.search, clips=training.clip_norm is not None),

@@ -62,8 +62,6 @@ class TrainingSettings(Settings):
         num_loaders: processes per worker that read batches ahead; 0 reads when asked.
         precision: what the forward computes in. Weights stay as they are.
         clip_norm: the most that all gradients together may measure.
-        optimistic_updates: stages update before the norm of all gradients is known, and
-            again where that was wrong.
         ema_decay: trains an average of the weights along, which keeps so much of
             itself at each step; evaluation then uses it.
         evaluate_every_epochs: also in parts: 0.25 is four times per epoch. Once per
@@ -84,7 +82,6 @@ class TrainingSettings(Settings):
     num_loaders: NaturalNumber = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     clip_norm: Positive | None = None
-    optimistic_updates: bool = False
     ema_decay: Decay | None = None
     evaluate_every_epochs: Positive | None = None
     evaluate_every_steps: Count | None = None

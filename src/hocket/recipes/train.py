@@ -246,7 +246,6 @@ def make_pipeline(
         accumulate=training.accumulate,
         precision=training.precision,
         ema_decay=training.ema_decay,
-        optimistic_updates=training.optimistic_updates,
         correction=settings.correction,
         num_discounted_updates=discounted_updates(settings, course.num_steps),
         recompute=settings.recompute,

@@ -196,7 +196,8 @@ def _assembled(
         mail,
         seed=wishes.seed,
     )
-    stack.callback(crew.ends.give_up)
+    if isinstance(crew, StreamCrew):
+        stack.callback(crew.ends.give_up)
     outline = Outline.of(wishes.model)
     checkpoints = Checkpoints(
         outline, crew, plan, layout, world, ring, timeout_s=timeout_s

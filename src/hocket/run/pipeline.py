@@ -86,10 +86,6 @@ class Pipeline:
             the latter with a loss scale. Weights keep their types.
         ema_decay: keep averaged weights too, which each update moves by `1 - ema_decay`
             of the way to the new ones.
-        optimistic_updates: update each stage when its own gradients are complete,
-            before the norm of all of them is known, and again where that was wrong: in
-            steps that clip or are skipped. Results stay the same; weights, optimizer
-            state and gradients are held twice for a while.
         correction: what is done about old weights, where the schedule has stages read
             them: "none", "error-feedback", "weight-prediction" or "lr-discount".
         num_discounted_updates: over which "lr-discount" fades; 1000 when not given. A
@@ -147,7 +143,6 @@ class Pipeline:
         accumulate: int = 1,
         precision: PrecisionName = "float32",
         ema_decay: float | None = None,
-        optimistic_updates: bool = False,
         correction: CorrectionName = "none",
         num_discounted_updates: int | None = None,
         recompute: RecomputeName = "none",
@@ -166,7 +161,6 @@ class Pipeline:
             accumulate,
             precision_of(precision),
             ema_decay,
-            optimistic_updates,
             correction,
             num_discounted_updates,
         )
@@ -264,7 +258,6 @@ class Pipeline:
         )
         steps = map(self._works_of, grouped(batches, size))
         yield from self._driver.train(steps, drains)
-        self._settle()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.

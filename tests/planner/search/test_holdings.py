@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.program import Program
-from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timeline import Timeline
 from hocket.planner.search.holdings import Holding, Instant, always_bytes, holdings
@@ -54,9 +53,9 @@ def peaks(
     """The most that the search's rules count on each device, at simulated times."""
     spans = {span.op: span for span in timeline.spans}
 
-    def at(instant: Instant | None, *, is_end: bool = False) -> float:
+    def at(instant: Instant | None) -> float:
         if instant is None:
-            return timeline.makespan_s if is_end else 0.0
+            return 0.0
         span = spans[problem.ops[instant.row]]
         return span.end_s if instant.is_end else span.start_s
 
@@ -68,11 +67,7 @@ def peaks(
         always[device]
         + max(
             (
-                sum(
-                    x.num_bytes
-                    for x in of_one
-                    if at(x.begin) <= time_s < at(x.end, is_end=True)
-                )
+                sum(x.num_bytes for x in of_one if at(x.begin) <= time_s < at(x.end))
                 for time_s in {at(x.begin) for x in of_one}
             ),
             default=0,
@@ -124,18 +119,3 @@ def test_counts_what_the_simulator_counts(
     if not is_delayed:  # older versions of weights are left to the simulator
         assert peaks(problem, costs, timeline, counts_queues=True) == simulated
         assert has_messages or counted == simulated
-
-
-def test_what_an_update_keeps_is_there_to_the_end_of_the_step() -> None:
-    """Stage 1's copies, while the backward of stage 0 is at work on the same device."""
-    program = Program.chain([0, 0], 1)
-    cost = StageCost(1.0, 1.0, 1.0, update_s=1.0, undo_bytes=8, backward_work_bytes=2)
-    costs = Costs((cost, cost))
-    problem = Problem.of(program, costs, split_backward=False)
-    schedule = Schedule.parse("d0  0F0 1F0 1B0 1U 0B0 0U")
-    timeline = simulate(schedule, costs)
-
-    assert peaks(problem, costs, timeline) == [8 + 2]
-    assert timeline.memory[0].at(5.5) == 8 + 2  # in 0B0
-    # Those of the step before are there until 0F0 has ended: that is left out.
-    assert timeline.peak_bytes(0) == 16

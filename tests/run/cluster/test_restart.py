@@ -35,13 +35,11 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     assert none_alive_within(str(tmp_path), 1.0)
 
 
-def launched(
-    folder: Path, kills: list[Kill], max_restarts: int, entry: str = TRAIN
-) -> list[Any]:
+def launched(folder: Path, kills: list[Kill], max_restarts: int) -> list[Any]:
     """Train on two workers of this host."""
     told: Any = list(kills)
     return launch(
-        entry,
+        TRAIN,
         [str(folder), told],
         num_workers=2,
         run_dir=folder,
@@ -104,19 +102,6 @@ def test_a_killed_worker_is_replaced(
     """Wherever it was: the next attempt goes on from the last whole checkpoint."""
     kill = Kill(rank=rank, place=place, when=when)
     assert launched(tmp_path, [kill], 1) == [{"attempt": 1, "first": first}] * 2
-    check_unharmed(tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_is_killed_before_its_update_is_certain(
-    tmp_path: Path, rank: int
-) -> None:
-    """No checkpoint holds an update in doubt."""
-    entry = f"{TRAIN}_optimistically"
-    kill = Kill(rank=rank, place="norms", when="3")
-    told = launched(tmp_path, [kill], 1, entry)
-    assert told == [{"attempt": 1, "first": 2}] * 2
     check_unharmed(tmp_path)
 
 

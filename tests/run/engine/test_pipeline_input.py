@@ -63,7 +63,6 @@ SETTINGS: Final = {
     "forward only": ("ScheduleError", "stage 0 is not trained: evaluate() runs it"),
     "accumulate and wpipe": ("RecipeError", "accumulate is 2: without flushes"),
     "float16 and wpipe": ("RecipeError", 'take "bfloat16"'),
-    "optimistic and wpipe": ("RecipeError", "no update waits for all gradients"),
     "compile and wpipe": ("RecipeError", "compile: a compiled stage computes with"),
     "correction and 1f1b": ("RecipeError", "correction 'error-feedback' has no effect"),
     "max_delay and 1f1b": ("RecipeError", "max_delay=1 has no effect on a schedule"),

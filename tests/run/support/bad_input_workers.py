@@ -96,7 +96,6 @@ def _without_flushes(made: Callable[..., Told]) -> dict[str, Told]:
     return {
         "accumulate and wpipe": made(schedule="wpipe", accumulate=2),
         "float16 and wpipe": made(schedule="wpipe", precision="float16"),
-        "optimistic and wpipe": made(schedule="wpipe", optimistic_updates=True),
         "compile and wpipe": made(schedule="wpipe", compile=True),
         "correction and 1f1b": made(schedule="1f1b", correction="error-feedback"),
         "max_delay and 1f1b": made(schedule="1f1b", max_delay=1),

@@ -51,35 +51,6 @@ class Muon(torch.optim.Optimizer):
                 p.sub_(group["lr"] * step)
 
 
-class Odd(torch.optim.Optimizer):
-    """Remembers in all ways that there are, draws lots, and computes in gradients."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr, "num_seen": 0})
-        self.num_calls = 0
-        self.log: list[dict[str, int]] = []
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Momentum whose rate depends on all that it remembers."""
-        self.num_calls += 1
-        self.log.append({"call": self.num_calls})
-        for group in self.param_groups:
-            group["num_seen"] += len(self.log)
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                nested = state.setdefault("nested", {"moved": [torch.zeros_like(p)]})
-                state["calls"] = (*state.get("calls", ()), self.num_calls)
-                p.grad.mul_(1 + 1 / (1 + group["num_seen"]))
-                (moved,) = nested["moved"]
-                moved.mul_(0.9).add_(p.grad)
-                lot = torch.rand(()).item() + sum(state["calls"])
-                state["last"] = moved * (1 + 1 / (1 + lot))
-                p.sub_(group["lr"] * state["last"])
-
-
 def _orthogonalized(matrix: Tensor) -> Tensor:
     """Push the singular values towards one (Newton and Schulz, three rounds)."""
     x = matrix / (matrix.norm() + 1e-7)
@@ -136,7 +107,6 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "nesterov": lambda p: torch.optim.SGD(
         p, lr=0.05, momentum=0.9, nesterov=True, foreach=True
     ),
-    "odd": lambda p: Odd(p, lr=1e-2),
     "groups": grouped,
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
     "lars": lambda p: Lars(p, lr=1e-3),

@@ -48,15 +48,12 @@ class Kill(TypedDict):
     when: str
 
 
-def train(
-    folder: str, kills: list[Kill], *, optimistic: bool = False
-) -> dict[str, Any]:
+def train(folder: str, kills: list[Kill]) -> dict[str, Any]:
     """Train to the end from wherever there is a checkpoint.
 
     Args:
         folder: of the test.
         kills: the first that has not happened yet does.
-        optimistic: whether updates are, some of which are undone.
     """
     torch.set_num_threads(1)
     run = Path(folder)
@@ -70,7 +67,6 @@ def train(
         example=batches[0],
         num_microbatches=4,
         clip_norm=0.2,  # some steps clip, and some do not
-        optimistic_updates=optimistic,
         cut=["15"],  # random numbers belong to a stage, so each must stay what it is
         profile_dir=run.parent / "profiles",
         run_dir=run,
@@ -88,11 +84,6 @@ def train(
         if pipeline.is_main:
             torch.save(state, run / WEIGHTS)
         return {"attempt": pipeline.world.attempt, "first": first}
-
-
-def train_optimistically(folder: str, kills: list[Kill]) -> dict[str, Any]:
-    """The same, with optimistic updates."""
-    return train(folder, kills, optimistic=True)
 
 
 def _timed(batches: Iterable[Batch], first: int) -> Iterator[Batch]:

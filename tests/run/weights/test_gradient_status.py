@@ -43,9 +43,9 @@ def test_what_failed_once_fails_again() -> None:
 
 @pytest.mark.timeout(120)
 def test_after_the_end_the_norm_is_an_error_that_says_so(tmp_path: Path) -> None:
-    """Of a step in doubt, when the block around the pipeline failed."""
+    """Where steps overlap and the block around the pipeline failed."""
     answers = answers_of(
-        "tests.run.support.optimistic:left_in_doubt",
+        "tests.run.support.training_workers:left_unread",
         str(tmp_path),
         num_workers=2,
         folder=tmp_path,

@@ -20,8 +20,6 @@ What is counted, of each stage, and for how long:
     input_grad_work_bytes                           I ├─┤
     weight_grad_work_bytes                                 W ├─┤
     update_work_bytes                                            U ├─┤
-    undo_bytes                           from the end of U until the next step has done
-                                         what it can do ahead, and likewise in the first
     gradients, once more                                    R ├──┤
     the output, where only forward runs  from the end of F until it is sent and read
     the output, read on its own device   from the end of F until the reader's B ended
@@ -39,7 +37,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hocket.core.ahead import lanes_ahead
 from hocket.core.arrays import Floats, Ints
 from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import Fact
@@ -79,7 +76,6 @@ def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, 
         *_activations(work, stage_costs, times),
         *_work(work, stage_costs, times),
         *_gradients(work, costs, times),
-        *_to_undo(work, stage_costs, times),
         *_old_weights(work, program, stage_costs, times),
         *_outputs(work, stage_costs, times, released_s),
         *_received(work, times, released_s),
@@ -104,13 +100,6 @@ def gradient_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve
     """Of these bytes, those of the weights' gradients."""
     program = work.schedule.program
     changes = tuple(_gradients(work, costs, times))
-    return _curves(changes, [0.0] * program.num_devices)
-
-
-def undo_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
-    """Of these bytes, those that updates keep to be undone."""
-    program = work.schedule.program
-    changes = tuple(_to_undo(work, costs.of(program), times))
     return _curves(changes, [0.0] * program.num_devices)
 
 
@@ -221,40 +210,6 @@ def _gradients(work: Work, costs: Costs, times: Times) -> Iterator[_Changes]:
     device = np.array([stage.device for stage in program.stages])
     size = np.array([cost.gradient_bytes for cost in costs.of(program)], float)
     yield from _held(device[of_stage], begin_s, end_s, size[of_stage])
-
-
-def _to_undo(
-    work: Work, costs: Sequence[StageCost], times: Times
-) -> Iterator[_Changes]:
-    """Until its device's last forward that is played ahead; not at all without one."""
-    columns, program = work.columns, work.schedule.program
-    updates = _rows(columns, Kind.UPDATE)
-    device, step = columns.device[updates], columns.step[updates]
-    size = np.array([cost.undo_bytes for cost in costs], float)
-    size = size[columns.stage[updates]]
-    if not size.any():
-        yield _Changes(device[:0], size[:0], size[:0])
-        return
-    ahead = np.array(
-        [
-            (op.stage, op.microbatch)
-            for lane in lanes_ahead(work.schedule)
-            for op in lane.ops
-        ],
-        int,
-    ).reshape(-1, 2)
-    num = int(columns.microbatch.max(initial=0)) + 1
-    keys = columns.stage * num + columns.microbatch
-    forwards = _rows(columns, Kind.FORWARD)
-    forwards = forwards[np.isin(keys[forwards], ahead[:, 0] * num + ahead[:, 1])]
-    certain_s = np.zeros((program.num_devices, program.num_steps + 1))
-    certain_s[:, -1] = times.end_s.max(initial=0.0)
-    place = columns.device[forwards], columns.step[forwards]
-    np.maximum.at(certain_s, place, times.end_s[forwards])
-    yield from _held(device, times.end_s[updates], certain_s[device, step + 1], size)
-    first = step == 0
-    begin_s = np.zeros(first.sum())
-    yield from _held(device[first], begin_s, certain_s[device[first], 0], size[first])
 
 
 def _old_weights(

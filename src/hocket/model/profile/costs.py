@@ -29,14 +29,12 @@ class UpdateCost:
         state_bytes: of the optimizer's state after a step, of averages, and of what a
             correction of old gradients keeps.
         work_bytes: the most at once while it steps, beyond that.
-        undo_bytes: what is kept of it while it is in doubt.
         guess_bytes: of weights that are read in the place of the newest.
     """
 
     seconds: float
     state_bytes: int
     work_bytes: int = 0
-    undo_bytes: int = 0
     guess_bytes: int = 0
 
 
@@ -85,7 +83,6 @@ def stage_costs(
                 input_grad_work_bytes=input_grad_work_bytes(layers),
                 weight_grad_work_bytes=weight_grad_work_bytes(layers),
                 update_work_bytes=updates[i].work_bytes,
-                undo_bytes=updates[i].undo_bytes,
                 guess_bytes=updates[i].guess_bytes,
                 replay_bytes=_replay_bytes(module),
                 holds_input=layers[0].held_input_bytes > 0,

@@ -20,7 +20,6 @@ def counted_work(
     *,
     finish: Finish | None = None,
     precision: str = "float32",
-    keeps_undo: bool = False,
     correction: CorrectionCost = NO_CORRECTION,
 ) -> Counted:
     """From FLOPs and bytes, for a device that need not be there.
@@ -31,7 +30,6 @@ def counted_work(
         state_bytes: of the optimizer, by parameter.
         finish: the loss; see `count_layers`.
         precision: of matrix multiplications.
-        keeps_undo: whether updates of pipelines may have to be undone.
         correction: of old gradients, where an order has such.
 
     Raises:
@@ -40,7 +38,7 @@ def counted_work(
     hardware.reached_flops(precision)
     layers = count_layers(
         captured,
-        layer_weights(captured, state_bytes, keeps_undo=keeps_undo),
+        layer_weights(captured, state_bytes),
         finish=finish,
         precision=precision,
     )
@@ -54,7 +52,6 @@ def measured_work(
     state_bytes: Mapping[str, int],
     *,
     update_s_per_byte: float,
-    keeps_undo: bool = False,
     correction: CorrectionCost = NO_CORRECTION,
 ) -> Measured:
     """From one or two profiles.
@@ -64,11 +61,10 @@ def measured_work(
         profiles: by the number of samples in the microbatch; at most two.
         state_bytes: of the optimizer, by parameter.
         update_s_per_byte: of weights, gradients and state.
-        keeps_undo: whether updates of pipelines may have to be undone.
         correction: of old gradients, where an order has such.
     """
     sizes = sorted(profiles)
-    weights = layer_weights(captured, state_bytes, keeps_undo=keeps_undo)
+    weights = layer_weights(captured, state_bytes)
     costs = {
         size: tuple(
             _layer_cost(layer, own)
@@ -89,23 +85,20 @@ def measured_work(
 
 
 def layer_weights(
-    captured: Captured, state_bytes: Mapping[str, int], *, keeps_undo: bool = False
+    captured: Captured, state_bytes: Mapping[str, int]
 ) -> list[tuple[Weights, ...]]:
     """The parameters and buffers of each layer, with all that belongs to them.
 
     Args:
         captured: the model.
         state_bytes: of the optimizer, by parameter.
-        keeps_undo: whether an update keeps copies of all three.
     """
 
     def weights(name: str) -> Weights:
         tensor = captured.state.tensors[name]
         gradient_bytes = tensor.nbytes if tensor.requires_grad else 0
         state = state_bytes.get(name, 0)
-        # Copies of the weight, its gradient and its state: see `Updater.undo_bytes`.
-        undo_bytes = 2 * gradient_bytes + state if keeps_undo else 0
-        return Weights(name, tensor.nbytes, gradient_bytes, state, undo_bytes)
+        return Weights(name, tensor.nbytes, gradient_bytes, state)
 
     return [
         tuple(map(weights, (*layer.parameters, *layer.buffers)))

@@ -4,7 +4,7 @@
 rows that the order of one lane decides. A message is counted from when it is read, not
 from when it is on its way, unless asked for: so no order that fits is lost, and what
 the queues hold is seen when an order is simulated. Left to that, too: older versions
-of weights, and what the updates before the first step keep to be undone.
+of weights.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ class Holding(NamedTuple):
     Args:
         device: whose.
         begin: None where they are there from the beginning.
-        end: what is freed goes before what is taken at the same instant; None where
-            they stay to the very end.
+        end: what is freed goes before what is taken at the same instant.
         num_bytes: at least 1.
     """
 
     device: int
     begin: Instant | None
-    end: Instant | None
+    end: Instant
     num_bytes: int
 
 
@@ -94,10 +93,6 @@ class _Rows:
                 case Kind.UPDATE if self._trains(op):
                     first = None if self.accumulates else self._first_gradient(op)
                     yield self._from_to(first, row, cost.gradient_bytes)
-                    if op.step + 1 == self.problem.program.num_steps:
-                        device = self.problem.program.stages[op.stage].device
-                        end = Instant(row, True)
-                        yield Holding(device, end, None, cost.undo_bytes)
                 case _:
                     pass
 

@@ -130,11 +130,11 @@ class _Model:
         self._take_turns()
         for before, after, lag in question.waits:
             self.model.add(self.starts[after] >= self.starts[before] + int(lag))
-        self.makespan = self._end_of_all(paths)
+        makespan = self._end_of_all(paths)
         if question.holdings:
             self._keep_within_memory()
         if question.room_bytes is not None or not question.holdings:
-            self.model.minimize(self.makespan)
+            self.model.minimize(makespan)
         for start, time in zip(self.starts, question.hint, strict=False):
             self.model.add_hint(start, time)
 
@@ -213,14 +213,13 @@ class _Model:
 
     def _interval(self, holding: Holding) -> cp_model.IntervalVar:
         begin, end = holding.begin, holding.end
-        if end is not None and begin == Instant(end.row, False):
+        if begin == Instant(end.row, False):
             size = int(self.question.tasks[end.row].seconds)
             return self.model.new_fixed_size_interval_var(
                 self.starts[end.row], size, ""
             )
         length = self.model.new_int_var(0, self.question.most, "")
-        until = self.makespan if end is None else self._at(end)
-        return self.model.new_interval_var(self._at(begin), length, until, "")
+        return self.model.new_interval_var(self._at(begin), length, self._at(end), "")
 
     def _at(self, instant: Instant | None) -> cp_model.LinearExprT:
         if instant is None:

@@ -49,12 +49,6 @@ class SumOfAll(Protocol):
             step: the same on each worker.
         """
 
-    def is_known(self) -> bool:
-        """Whether `learn` would return at once, as far as can be told without waiting.
-
-        It may be so on one worker, and not yet on another.
-        """
-
     def learn(self) -> None:
         """Put the sum in the place of what was told.
 
@@ -110,12 +104,6 @@ class SumOfMessages:
             receiver.expect([tag], self._schema)
         _send(self._peers_out, tag, own, self._schema)
 
-    def is_known(self) -> bool:
-        """See `SumOfAll.is_known`."""
-        assert self._told is not None
-        _, tag = self._told
-        return all(one.ready(tag) for one in (*self._peers_in, *self._original_in))
-
     def learn(self) -> None:
         """See `SumOfAll.learn`."""
         assert self._told is not None
@@ -149,11 +137,6 @@ class SumOfGroup:
     def tell(self, own: Tensor, step: int) -> None:
         """See `SumOfAll.tell`."""
         self._work = self._group.all_reduce(own, f"{_WHAT} of step {step}")
-
-    def is_known(self) -> bool:
-        """See `SumOfAll.is_known`."""
-        assert self._work is not None
-        return bool(self._work.is_completed())
 
     def learn(self) -> None:
         """See `SumOfAll.learn`."""

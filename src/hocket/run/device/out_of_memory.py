@@ -107,12 +107,5 @@ def _text(part: PeakBytes) -> str:
         f"{byte_size(part.total_bytes)} (weights {byte_size(part.weight_bytes)}, "
         f"gradients {byte_size(part.gradient_bytes)}, optimizer "
         f"{byte_size(part.optimizer_bytes)}, activations "
-        f"{byte_size(part.activation_bytes)}, messages {byte_size(part.message_bytes)}"
-        f"{_undo_text(part)})"
+        f"{byte_size(part.activation_bytes)}, messages {byte_size(part.message_bytes)})"
     )
-
-
-def _undo_text(part: PeakBytes) -> str:
-    if not part.undo_bytes:
-        return ""
-    return f", kept for optimistic_updates {byte_size(part.undo_bytes)}"

@@ -120,17 +120,6 @@ class StepCrew(Crew):
         self.ends.begin(work)
         return self.worker.play(replace(work, loss_scale=self.loss_scale))
 
-    def settle(self) -> None:
-        """Have the weights as they must be, before anybody looks at them.
-
-        Every worker must call this at the same point, between two steps.
-
-        Raises:
-            NonFiniteError: a gradient of the last step was not finite.
-            WaitError: another worker did not come.
-        """
-        self.ends.settle()
-
 
 @dataclass
 class StreamCrew(Crew):

@@ -146,8 +146,6 @@ def _faults(settings: Settings, schedule: Schedule) -> Iterator[str]:
             'precision is "float16": whether a step overflowed is known only when '
             'others have been begun with its weights; take "bfloat16"'
         )
-    if settings.optimistic_updates:
-        yield "optimistic_updates: no update waits for all gradients here anyway"
     if settings.clip_norm is not None:
         yield from _unclipped(schedule)
 

@@ -27,16 +27,6 @@ def _ignore(op: Op, step: int, error: Exception) -> None:
     """What `on_error` does when nobody knows a better error."""
 
 
-def _no() -> bool:
-    """What `in_doubt` says where updates are never in doubt."""
-    return False
-
-
-def _one() -> float:
-    """What `loss_scale` says where the loss is taken as it is."""
-    return 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """What else happens at some points of the lane.
@@ -53,9 +43,6 @@ class Hooks:
             that of a stage.
         on_output: evaluation: called with each microbatch and the model's output.
         on_error: when an op has failed, with its step; may raise a better error.
-        in_doubt: whether the weights come from an update that may have to be undone.
-        settle: has them as they must be; whether they were so before.
-        loss_scale: of the step that follows.
     """
 
     after_losses: Callable[[Work], None] = _nothing
@@ -65,6 +52,3 @@ class Hooks:
     before_update: Callable[[int, Work], None] = _nothing_of
     on_output: Callable[[Microbatch, object], None] | None = None
     on_error: Callable[[Op, int, Exception], None] = _ignore
-    in_doubt: Callable[[], bool] = _no
-    settle: Callable[[], bool] = _yes
-    loss_scale: Callable[[], float] = _one

@@ -42,7 +42,6 @@ from hocket.run.weights.tied_weights import (
     tie_groups,
     tie_reducers,
 )
-from hocket.run.weights.undo_check import check_undo
 from hocket.run.weights.updater import Updater
 
 
@@ -62,8 +61,7 @@ def make_crew(
     Raises:
         ModelError: the weights' types do not go with the precision asked for; or a
             shared weight is updated at two times.
-        RecipeError: updates shall be optimistic, and cannot be undone; or a setting
-            does not go with an order without flushes.
+        RecipeError: a setting does not go with an order without flushes.
     """
     _check_types(modules, settings.precision)
     schedule, layout = plan.schedule, place.layout
@@ -164,10 +162,6 @@ def _step_crew(
     place, settings, plan = known.place, known.settings, known.plan
     world, layout, schedule = place.world, place.layout, plan.schedule
     everyone = place.with_everyone()
-    is_optimistic = settings.optimistic_updates and everyone is not None
-    if is_optimistic:
-        for updater in known.updaters.values():
-            check_undo(updater.parameters, settings)
     told = known.counted() if layout.replica == 0 else set()
     results = place.results(schedule, replicas)
     scale = _make_scale(settings.precision, world.device)
@@ -182,16 +176,11 @@ def _step_crew(
         known.gradients(everyone, told, known.updaters),
         scale,
         settings.clip_norm,
-        device=world.device,
-        is_optimistic=is_optimistic,
     )
     hooks = Hooks(
         ends.after_losses,
         ends.before_updates,
         on_error=known.watch().on_error,
-        in_doubt=lambda: ends.in_doubt,
-        settle=ends.settle,
-        loss_scale=lambda: 1.0 if scale is None else scale.value,
     )
     worker = Worker(
         schedule,

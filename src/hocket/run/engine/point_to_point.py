@@ -16,14 +16,13 @@ message of a step is its header, by which workers with different batches find ou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.core.ahead import lanes_ahead
 from hocket.core.op import BACKWARDS, Kind
 from hocket.core.schedule import Lane, Schedule
 from hocket.run.comm.schema import Schema, message_tag, schema_of
@@ -61,7 +60,6 @@ class _Incoming:
         channel: which.
         receiver: its end here.
         order: the microbatches, as the sender's lane makes them.
-        num_ahead: of the first of them, which may come twice: see `Mail.begin`.
         schemas: that are agreed.
         coming: what the receiver does not expect yet: of which step, and which
             microbatch; `_HEADER` for the step's header.
@@ -72,7 +70,6 @@ class _Incoming:
     channel: Channel
     receiver: Receiver
     order: tuple[int, ...]
-    num_ahead: int
     schemas: dict[Signature, Schema] = field(default_factory=dict)
     coming: deque[tuple[Step, int]] = field(default_factory=deque)
     tags: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -109,7 +106,7 @@ class Mail:
         self._known: dict[Schema, Schema] = {}
         self._out: dict[tuple[Kind, int], _Outgoing] = {}
         self._in: dict[tuple[Kind, int], _Incoming] = {}
-        program, first_ops = schedule.program, lanes_ahead(schedule)
+        program = schedule.program
         for source, target in program.flows:
             flows = [(Kind.FORWARD, source, target)]
             if program.stages[source].trainable and program.stages[target].trainable:
@@ -126,9 +123,8 @@ class Mail:
                     self._out[kind, a] = _Outgoing(channel, transport.sender(channel))
                 elif to_device == device:
                     order = _order(schedule.lanes, from_device, a, kind)
-                    ahead = _order(first_ops, from_device, a, kind)
                     receiver = transport.receiver(channel)
-                    self._in[kind, b] = _Incoming(channel, receiver, order, len(ahead))
+                    self._in[kind, b] = _Incoming(channel, receiver, order)
 
     def sends(self, kind: Kind, stage: int) -> bool:
         """Whether what an op of this kind makes on a stage goes to another device."""
@@ -138,9 +134,7 @@ class Mail:
         """Whether a stage's inputs (F) or output gradients (B) come from elsewhere."""
         return (kind, stage) in self._in
 
-    def begin(
-        self, step: Step, *, in_doubt: bool = False, overlaps: bool = False
-    ) -> None:
+    def begin(self, step: Step, *, overlaps: bool = False) -> None:
         """Have buffers ready for what this step brings, as far as shapes are agreed.
 
         A step may have fewer microbatches than the schedule (the last one in
@@ -148,8 +142,6 @@ class Mail:
 
         Args:
             step: of which messages will come.
-            in_doubt: whether what is made ahead (plan/ahead.py) may be made once more.
-                Then `go_on` must follow when that is certain.
             overlaps: whether messages of the step before are still to be sent.
         """
         for (kind, _), outgoing in self._out.items():
@@ -161,32 +153,12 @@ class Mail:
             if kind is Kind.FORWARD:
                 incoming.headers.add(step.number)
                 incoming.coming.append((step, _HEADER))
-            order = incoming.order[: incoming.num_ahead] if in_doubt else incoming.order
-            self._announce(incoming, step, order)
-
-    def throw_away(self, step: Step, released: Collection[tuple[int, int]]) -> None:
-        """Take all that was made ahead, and look at none of it.
-
-        Args:
-            step: as for `begin`.
-            released: stage and microbatch of what came and was given back already.
-        """
-        for (kind, stage), incoming in self._in.items():
-            for microbatch in incoming.order[: incoming.num_ahead]:
-                if (stage, microbatch) not in released:
-                    self.receive(kind, stage, step, microbatch)
-                    self.release(kind, stage, step, microbatch)
-
-    def go_on(self, step: Step, *, again: bool = False) -> None:
-        """Be ready for the rest of the step.
-
-        Args:
-            step: as for `begin`.
-            again: what was made ahead was thrown away, and comes once more.
-        """
-        for incoming in self._in.values():
-            first = 0 if again else incoming.num_ahead
-            self._announce(incoming, step, incoming.order[first:])
+            incoming.coming.extend(
+                (step, microbatch)
+                for microbatch in incoming.order
+                if microbatch < len(step.sizes)
+            )
+            self._expect(incoming)
 
     def send(
         self,
@@ -252,12 +224,6 @@ class Mail:
         compare(step.header(), ends.to_rank, header, ends.from_rank)
         incoming.receiver.release(tag)
         incoming.headers.remove(step.number)
-
-    def _announce(self, incoming: _Incoming, step: Step, order: Sequence[int]) -> None:
-        for microbatch in order:
-            if microbatch < len(step.sizes):
-                incoming.coming.append((step, microbatch))
-        self._expect(incoming)
 
     def _expect_until(self, incoming: _Incoming, step: Step, microbatch: int) -> None:
         """Learn the shapes of a message, and of those that are made before it."""

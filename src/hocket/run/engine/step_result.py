@@ -36,8 +36,8 @@ class StepResult:
     def grad_norm(self) -> float:
         """Of all gradients together, before they were clipped.
 
-        With optimistic updates, and where steps overlap, to ask at once is to wait for
-        all others, which takes what a flush does; it is known when the next result is.
+        Where steps overlap, it is known when the next result is; to ask earlier is to
+        wait for all other workers, which takes what a flush does.
 
         Raises:
             WaitError: another worker did not tell about its gradients; or the pipeline

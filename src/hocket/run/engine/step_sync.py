@@ -5,23 +5,11 @@ lane   F F B F B B R │ U U
          │              complete, and learns how large they are; then all update
          │              their weights, or all stop, or all skip the step
          └─ the last stage's last forward: the losses begin their way to everyone
-
-Where updates are optimistic, nobody waits: each tells the others of its gradients, and
-updates as if theirs were neither too large nor infinite. In the next step, when its
-first forwards are done, it learns whether that was right (the post-validation of
-arXiv:2401.10241, section 4):
-
-lane   F F B F B B R │ U U │ F F │ B F B B ...
-                  tells│         └─ it was: go on
-                                    it was not: the update is undone and made again with
-                                    clipped gradients, or not at all; the forwards, too
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
 
 from hocket.errors import NonFiniteError
 from hocket.run.comm.step_header import ReplicaCheck
@@ -29,7 +17,6 @@ from hocket.run.data.step_batch import Work
 from hocket.run.engine.results import Results
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.seed import generators_kept
 from hocket.run.weights.gradient_status import Judgement
 from hocket.run.weights.gradients import Gradients, Verdict
 from hocket.run.weights.reduce import Reducer
@@ -51,12 +38,9 @@ class StepEnds:
         gradients: of this worker, as a part of all.
         scale: of the loss, where it needs one.
         clip_norm: the most that all gradients together may measure.
-        device: where the weights are.
-        is_optimistic: whether updates are made before all gradients are known.
 
     Attributes:
         judgement: of the last step's gradients.
-        in_doubt: whether the last update may have to be undone, on any worker.
     """
 
     def __init__(
@@ -71,9 +55,6 @@ class StepEnds:
         gradients: Gradients,
         scale: LossScale | None,
         clip_norm: float | None,
-        *,
-        device: torch.device,
-        is_optimistic: bool = False,
     ) -> None:
         self._last = runners.get(last_stage)
         self._updaters = updaters
@@ -84,13 +65,9 @@ class StepEnds:
         self._gradients = gradients
         self._scale = scale
         self._clip_norm = clip_norm
-        self._device = device
-        self._is_optimistic = is_optimistic
         self._shares: dict[int, float] = {}
         self._work: Work | None = None
         self.judgement = Judgement(0, lambda: Verdict(0.0))
-        self.in_doubt = False
-        self._knew = False  # when it updated: then it has done what was right
 
     def begin(self, work: Work) -> None:
         """Before each batch of a step; a step may take several."""
@@ -108,12 +85,7 @@ class StepEnds:
         assert self._last is not None
         if not work.closes:
             return
-        number = work.step.number
-        self._results.begin(number, self._last.losses.read(), self._shares)
-        if self._is_optimistic:
-            # Whoever has ended its lane goes on with the next step, and must not wait
-            # for the end of this one.
-            self._results.tell(number)
+        self._results.begin(work.step.number, self._last.losses.read(), self._shares)
 
     def before_updates(self) -> bool:
         """When the lane comes to its first update: whether there is any.
@@ -128,59 +100,7 @@ class StepEnds:
         number = self._work.step.number
         self._gradients.tell(number)
         self.judgement = Judgement(number, self._gradients.learn)
-        if not self._is_optimistic:
-            return self._decide()
-        self.in_doubt = True
-        self._knew = self._gradients.is_known()
-        if not self._knew:
-            for updater in self._updaters.values():
-                updater.doubt()
-            return True
-        if not self.judgement.verdict.is_finite and self._scale is None:
-            # To be raised where all others raise it: they shall not miss this worker.
-            self._knew = False
-            return False
         return self._decide()
-
-    def settle(self) -> bool:
-        """Have the last update as it must be; every worker calls this at one point.
-
-        Returns:
-            Whether all updates were right, on all workers. If not, what was computed
-            from the weights must be computed again.
-
-        Raises:
-            NonFiniteError: a gradient was not finite; every worker raises it.
-            WaitError: another worker did not tell about its gradients.
-        """
-        if not self.in_doubt:
-            return True
-        self.in_doubt = False
-        stands = self._stands(self.judgement.verdict)
-        if self._knew:
-            return stands
-        if stands:
-            for updater in self._updaters.values():
-                updater.confirm()
-            return self._decide()
-        with generators_kept(self._device):
-            self._make_again()
-        return False
-
-    def give_up(self) -> None:
-        """When the pipeline ends: nobody will hear from the other workers any more."""
-        self.judgement.give_up()
-
-    def _make_again(self) -> None:
-        """Undo the updates; then do what would have been right."""
-        for updater in self._updaters.values():
-            updater.undo()
-        updates = self._decide()
-        for updater in self._updaters.values():
-            if updates:
-                updater.update()
-            else:
-                updater.forget()
 
     def _complete(self) -> None:
         """Have this worker's gradients as they would be without any pipeline."""
@@ -194,13 +114,6 @@ class StepEnds:
         if self._scale is not None:
             for updater in self._updaters.values():
                 self._scale.unscale(updater.grads)
-
-    def _stands(self, verdict: Verdict) -> bool:
-        """Whether gradients are used as they are."""
-        if not verdict.is_finite:
-            return False
-        clip_norm = self._clip_norm
-        return clip_norm is None or not self._gradients.clips(verdict, clip_norm)
 
     def _decide(self) -> bool:
         """Do what the verdict asks for; whether there is an update."""

@@ -73,18 +73,8 @@ class Steps:
             self._crew.judgement,
         )
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no weight is in doubt."""
-        return not self._crew.ends.in_doubt
-
     def settle(self) -> None:
-        """Have the weights as they must be."""
-        if not self.is_settled:
-            with self._guard():
-                self._ring.begin("norms", self._crew.judgement.step)
-                self._crew.settle()
-                self._ring.end()
+        """End what is under way: nothing is, between two steps."""
 
     def go_on_from(self, number: int) -> None:
         """The next step is of this number: nothing here depends on it."""

@@ -17,21 +17,17 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
-from hocket.core.ahead import lanes_ahead
 from hocket.core.op import ASYNCHRONOUS, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import HocketError, NonFiniteError, RunError
 from hocket.run.data.step_batch import Work
 from hocket.run.device.stopwatch import Seconds, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import Ring
 from hocket.run.engine.handover import Handover, Left
 from hocket.run.engine.hooks import Hooks
 from hocket.run.engine.point_to_point import Mail
-from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.split.splitter import Remainder
-from hocket.run.weights.undo import Kept
 from hocket.run.weights.updater import Updater
 
 
@@ -161,15 +157,6 @@ class Worker:
         turns = [self._turn(i, op) for i, op in enumerate(ops)]
         without_ends = [turn for turn in turns if turn.op.kind not in _ENDS]
         self._turns = {True: turns, False: without_ends}  # by whether a batch closes
-        (ahead,) = (x for x in lanes_ahead(schedule) if x.device == device)
-        self._ahead = [
-            (op.stage, op.microbatch) for op in ahead.ops if op.microbatch is not None
-        ]
-        self._buffers = [
-            home
-            for runner in runners.values()
-            for home, _ in changing_buffers(runner.module)
-        ]
 
     def play(self, work: Work) -> Record:
         """Do one batch's work; what ends a step, only where the batch closes it.
@@ -177,16 +164,10 @@ class Worker:
         Raises:
             RunError: of whatever kind went wrong.
         """
-        in_doubt = self._hooks.in_doubt()
         self._ring.begin(f"{self._prefix}begin", work.step.number)
-        self._mail.begin(work.step, in_doubt=in_doubt)
+        self._mail.begin(work.step)
         self._ring.end()
-        turns = self._turns[work.closes]
-        if in_doubt:
-            num_ahead = len(self._ahead)
-            work = self._play_ahead(turns[:num_ahead], work)
-            turns = turns[num_ahead:]
-        self._play(zip(turns, repeat(work)))
+        self._play(zip(self._turns[work.closes], repeat(work)))
         self._end_without_update(work)
         self._mail.flush()
         return Record(*self._watch.read())
@@ -202,58 +183,6 @@ class Worker:
                 self._hooks.on_error(turn.op, number, error)
                 raise
             ring.end()
-
-    def _play_ahead(self, turns: Sequence[Turn], work: Work) -> Work:
-        """The begin of a step whose weights are in doubt; again, if they were wrong.
-
-        Returns:
-            The work with the loss scale as it is then.
-        """
-        before = Kept(self._buffers)
-        try:
-            self._play(zip(turns, repeat(work)))
-        except HocketError:
-            raise
-        except Exception as error:
-            if self._hooks.settle():
-                raise
-            raise RunError(
-                f"a forward of step {work.step.number} failed, on weights whose update "
-                "was in doubt and then undone: it may be for these that it did. "
-                "Without optimistic_updates no forward sees such weights"
-            ) from error
-        stands = self._settled(work, before)
-        work = replace(work, loss_scale=self._hooks.loss_scale())
-        self._mail.go_on(work.step, again=not stands)
-        if not stands:
-            self._play(zip(turns, repeat(work)))
-        return work
-
-    def _settled(self, work: Work, before: Kept) -> bool:
-        """Whether what was played ahead stands; if not, nothing is left of it."""
-        self._ring.begin("norms", work.step.number)
-        try:
-            stands = self._hooks.settle()
-        except NonFiniteError:
-            # The others shall come as far, and raise it too.
-            self._throw_away(work, before)
-            self._mail.flush()
-            raise
-        if not stands:
-            self._throw_away(work, before)
-        self._ring.end()
-        return stands
-
-    def _throw_away(self, work: Work, before: Kept) -> None:
-        """Leave nothing of what was played ahead, here and on its way here."""
-        before.restore()
-        for number, index in self._ahead:
-            stage = self._stages[number]
-            stage.runner.live.pop((work.step.number, work.number(index)), None)
-            stage.received.pop(index, None)
-            if stage.keeps:
-                stage.outputs.release(work.step, index)
-        self._mail.throw_away(work.step, frozenset(self._ahead))
 
     def busy_s(self, record: Record) -> float:
         """How long the lane itself worked in what `play` gave."""

@@ -97,13 +97,11 @@ def _best(
     trained = {name: x for name, x in tensors if x.requires_grad}
     make = request.settings.make_optimizer
     states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
-    is_alone = cluster.num_devices == 1
     work = measured_work(
         known.captured,
         {request.example.num_samples: known.profile},
         states,
         update_s_per_byte=0.0,  # the same whatever the order
-        keeps_undo=request.settings.optimistic_updates and not is_alone,
         correction=correction_cost(request.settings, trained),
     )
     try:

@@ -53,7 +53,6 @@ def plan(
     batch_size: int | None = None,
     precision: str = "float32",
     memory_bytes: int | None = None,
-    optimistic_updates: bool = False,
     correction: CorrectionName = "none",
     hardware_file: str | Path | None = None,
     search: Search | None = None,
@@ -81,8 +80,6 @@ def plan(
         precision: "float32", "tf32", "bfloat16" or "float16" (with autocast).
         memory_bytes: that the model may have on each device, where it is not most of
             the device's.
-        optimistic_updates: as for `Pipeline`: whether updates keep what it takes to
-            undo them.
         correction: as for `Pipeline`: what it keeps on stages with old weights counts,
             where `search` looks at such.
         hardware_file: a TOML file with more devices and links, or other numbers.
@@ -118,9 +115,7 @@ def plan(
     trained = _trained(captured)
     states = optimizer_bytes(trained, lambda named: optimizer(Parameters(named)))
     size = num_samples if batch_size is None else batch_size
-    settings = Settings(
-        optimizer, optimistic_updates=optimistic_updates, correction=correction
-    )
+    settings = Settings(optimizer, correction=correction)
     corrected = correction_cost(settings, trained)
     if device is not None:
         finish = None if loss is None else _finish(loss, batch[1], num_samples)
@@ -130,7 +125,6 @@ def plan(
             states,
             finish=finish,
             precision=precision,
-            keeps_undo=optimistic_updates,
             correction=corrected,
         )
         return rank(work, cluster, size, search)

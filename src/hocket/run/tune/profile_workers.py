@@ -144,7 +144,6 @@ def measure_at_hand(wanted: Wanted, world: World) -> AtHand:
         profiles,
         wanted.states,
         update_s_per_byte=median(world.gather_json(rate, "update")),
-        keeps_undo=wanted.settings.optimistic_updates,
         correction=wanted.correction,
     )
     played = Played()

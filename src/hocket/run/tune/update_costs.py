@@ -71,7 +71,6 @@ def _measure(
     module: StageModule, settings: Settings, world: World, delay: int
 ) -> UpdateCost:
     device = world.device
-    doubts = settings.optimistic_updates and world.world_size > 1
     copies = {
         name: nn.Parameter(p.detach().clone())
         for name, p in module.named_parameters()
@@ -85,15 +84,13 @@ def _measure(
     keeps = delay and settings.correction != "weight-prediction"
     versions = Versions(nn.ParameterList(copies.values()), delay) if keeps else None
     clock = clock_of(device)
-    seconds, undo_bytes, guess_bytes = [], 0, 0
+    seconds, guess_bytes = [], 0
     for step in range(delay + _NUM_STEPS):
         _give_gradients(copies.values())
         if versions is not None:
             versions.complete(step)
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
-        if doubts:
-            updater.doubt()
         begin = clock()
         verdict = judged.verdict_of(judged.own_norms())
         if settings.clip_norm is not None:
@@ -105,14 +102,11 @@ def _measure(
         seconds.append(clock() - begin)
         if versions is not None:
             versions.after_update()
-        undo_bytes = updater.undo_bytes
         guess_bytes = sum(x.nbytes for x in guess.values())
-        updater.confirm()
     return UpdateCost(
         median(seconds[delay + 1 :]),
         _state_bytes(updater),
-        _work_bytes(copies, settings, device, delay, doubts=doubts),
-        undo_bytes,
+        _work_bytes(copies, settings, device, delay),
         guess_bytes,
     )
 
@@ -160,19 +154,14 @@ def _work_bytes(
     settings: Settings,
     device: torch.device,
     delay: int,
-    *,
-    doubts: bool,
 ) -> int:
     """The most that an update takes for itself; earlier ones make what is kept."""
     with allocations(device) as log:
         updater = Updater(dict(copies), settings, delay=delay)
         for _ in range(delay + 2):
             _give_gradients(copies.values())
-            if doubts:
-                updater.doubt()
             with log.span():
                 updater.update()
-            updater.confirm()
     return log.peaks[-1]
 
 

@@ -98,10 +98,6 @@ class Gradients:
         if self._all_workers is not None:
             self._all_workers.tell(self._norms, step)
 
-    def is_known(self) -> bool:
-        """Whether `learn` would return at once, as far as can be told here."""
-        return self._all_workers is None or self._all_workers.is_known()
-
     def learn(self) -> Verdict:
         """What all have told; once after each `tell`.
 
@@ -127,14 +123,6 @@ class Gradients:
         """Scale all gradients so that together they measure no more than `max_norm`."""
         total = torch.tensor(verdict.norm, dtype=self._type, device=self._device)
         torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, total)
-
-    def clips(self, verdict: Verdict, max_norm: float) -> bool:
-        """Whether `clip` would change any gradient; asked of torch itself."""
-        probe = nn.Parameter(torch.ones((), dtype=self._type))
-        probe.grad = torch.ones((), dtype=self._type)
-        total = torch.tensor(verdict.norm, dtype=self._type)
-        torch.nn.utils.clip_grads_with_norm_([probe], max_norm, total)
-        return probe.grad.item() != 1.0
 
     def no_norms(self) -> Tensor:
         """What a worker tells that holds no gradients that count; float64."""

@@ -52,8 +52,6 @@ class Settings:
         accumulate: batches per update.
         precision: what the forward computes in.
         ema_decay: of the averaged weights, where they are wanted.
-        optimistic_updates: whether a stage updates before the gradients of all others
-            are known, and again where that was wrong.
         correction: what is done about the age of gradients, on stages of a delay.
         num_discounted_updates: over which a correction "lr-discount" fades; 1000 when
             not given.
@@ -68,7 +66,6 @@ class Settings:
     accumulate: int = 1
     precision: Precision = Precision.FLOAT32
     ema_decay: float | None = None
-    optimistic_updates: bool = False
     correction: CorrectionName = "none"
     num_discounted_updates: int | None = None
 
@@ -115,9 +112,8 @@ class Settings:
         """What all workers must have alike."""
         return (
             f"clip_norm {self.clip_norm}, accumulate {self.accumulate}, precision "
-            f"{self.precision.value}, ema_decay {self.ema_decay}, optimistic_updates "
-            f"{self.optimistic_updates}, correction {self.correction}, "
-            f"num_discounted_updates {self.num_discounted_updates}"
+            f"{self.precision.value}, ema_decay {self.ema_decay}, correction "
+            f"{self.correction}, num_discounted_updates {self.num_discounted_updates}"
         )
 
     def make_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
