@@ -94,7 +94,7 @@ def distinct_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _own_tensors(pipeline: hocket.Pipeline) -> set[int]:
-    runners = pipeline._crew.runners.values()
+    runners = pipeline._executor.runners.values()
     modules = [runner.module for runner in runners]
     return {_address(x) for m in modules for x in (*m.parameters(), *m.buffers())}
 

@@ -7,6 +7,7 @@ op  ├── 0F0 ──┤├── 0F1 ──┤├── 0B0 ──┤ ...
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,7 +17,7 @@ import torch
 
 import hocket
 from hocket.model.profile.allocations import AllocationLog, allocations
-from hocket.run.device.stopwatch import Seconds, Stopwatch
+from hocket.run.engine.play_plan import Portion
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,14 @@ def bytes_of_ops(pipeline: hocket.Pipeline, batch: Any) -> OpBytes:
         pipeline: that has trained a step or two, so that all is there that stays.
         batch: to train on.
     """
-    worker = pipeline._crew.worker
-    watch = worker._watch
+    (lane,) = pipeline._executor.player._parts[Portion.STEP]
     with allocations(torch.device("cpu")) as log:
-        marks = _Marks(watch, log)
-        worker._watch = marks
+        marks = _Marks(lane.watch.end, log)
+        setattr(lane.watch, "end", marks.end)  # noqa: B010 (no type of ours has it)
         try:
             pipeline.step(batch)
         finally:
-            worker._watch = watch
+            delattr(lane.watch, "end")
             marks.close()
     after = list(accumulate(log.left))[: marks.num_ops]
     peaks = zip([0, *after], log.peaks, strict=False)
@@ -55,33 +55,25 @@ def bytes_of_ops(pipeline: hocket.Pipeline, batch: Any) -> OpBytes:
 
 
 class _Marks:
-    """A stopwatch that begins a span of the log whenever an op has ended.
+    """Begins a span of the log whenever an op has ended.
 
     Args:
-        watch: the worker's own.
-        log: of allocations.
+        end: notes when an op ended.
+        log: the allocations.
     """
 
-    def __init__(self, watch: Stopwatch, log: AllocationLog) -> None:
+    def __init__(self, end: Callable[[int], None], log: AllocationLog) -> None:
         self.num_ops = 0
-        self._watch = watch
+        self._end = end
         self._log = log
         self._span = self._begun()
 
-    def start(self, i: int) -> None:
-        """See `Stopwatch.start`."""
-        self._watch.start(i)
-
     def end(self, i: int) -> None:
-        """See `Stopwatch.end`."""
-        self._watch.end(i)
+        """Note the end of op `i`."""
+        self._end(i)
         self.close()
         self.num_ops += 1
         self._span = self._begun()
-
-    def read(self) -> tuple[Seconds, Seconds]:
-        """See `Stopwatch.read`."""
-        return self._watch.read()
 
     def close(self) -> None:
         """End the last span."""

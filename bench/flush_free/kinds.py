@@ -88,8 +88,8 @@ def _kinds(
 ) -> Kinds:
     batches = [batch] * _NUM_STEPS
     peak = play_bytes(pipeline, None, lambda: _train(pipeline, batches), batch)
-    crew = pipeline._crew
-    modules = [runner.module for runner in crew.runners.values()]
+    runners = pipeline._executor.runners.values()
+    modules = [runner.module for runner in runners]
     weights = [
         x for module in modules for x in (*module.parameters(), *module.buffers())
     ]
@@ -114,14 +114,14 @@ def _train(pipeline: hocket.Pipeline, batches: Sequence[Any]) -> None:
 
 
 def _old(pipeline: hocket.Pipeline) -> Iterator[Tensor]:
-    for runner in pipeline._crew.runners.values():
+    for runner in pipeline._executor.runners.values():
         if runner.versions is not None:
             for version in runner.versions.old():
                 yield from version.values()
 
 
 def _states(pipeline: hocket.Pipeline) -> Iterator[Tensor]:
-    for updater in pipeline._crew.updaters.values():
+    for updater in pipeline._executor.updaters.values():
         if updater.optimizer is not None:
             for state in updater.optimizer.state.values():
                 yield from (x for x in state.values() if isinstance(x, Tensor))

@@ -114,7 +114,7 @@ def test_nobody_waits_for_the_norm_of_the_newest_step(
             asked.append((self.step, come[-1]))
             return self.judgement.verdict.norm
 
-    monkeypatch.setattr("hocket.run.engine.flush_free.StepResult", Seen)
+    monkeypatch.setattr("hocket.run.engine.driver.StepResult", Seen)
     runs("optimizer.learning_rate=0.4", "pipeline.schedule=wpipe")
     assert [step for step, _ in asked] == [0, 1, 2, 3]
     assert all(newest > step for step, newest in asked[:-1]), asked

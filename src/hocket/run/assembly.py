@@ -1,6 +1,6 @@
 """Put a pipeline together on one worker, from what its user wants.
 
-    Wishes ─▶ layout ─▶ Request ─▶ order ─▶ transport ─▶ Plan, stages ─▶ Crew ┐
+    Wishes ─▶ layout ─▶ Request ─▶ order ─▶ transport ─▶ Plan, stages ─▶ Executor ┐
                           │ schedule="auto": chosen here                      ├─▶ Parts
                           └ "zb-auto": measured here, and made for that       │
                                        what saves and loads, what evaluates ──┘
@@ -15,7 +15,7 @@ import contextlib
 import gc
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,13 @@ from hocket.run.comm.transport import NUM_BUFFERS, Transport
 from hocket.run.comm.transports import TransportName, buffers_of, make_transport
 from hocket.run.data.batch import call_arguments, split_batch
 from hocket.run.data.loss import LossFunction
+from hocket.run.device.open import open_device
 from hocket.run.diagnostics.flight_recorder import Ring
 from hocket.run.engine.evaluate import Evaluator
-from hocket.run.engine.executor import StepCrew, StreamCrew
-from hocket.run.engine.flush_free_check import refuse_settings, refuse_without_effect
-from hocket.run.engine.make_executor import make_crew
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
+from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.worker_context import Place
 from hocket.run.tune.build import Request, build_plan
 from hocket.run.tune.choose import choose_order
@@ -107,7 +108,7 @@ class Parts:
         layout: of the ranks.
         plan: what runs.
         outline: of the uncut model.
-        crew: trains.
+        executor: trains.
         checkpoints: saves and loads.
         evaluator: evaluates.
     """
@@ -115,7 +116,7 @@ class Parts:
     layout: Layout
     plan: Plan
     outline: Outline
-    crew: StepCrew | StreamCrew
+    executor: Executor
     checkpoints: Checkpoints
     evaluator: Evaluator
 
@@ -177,34 +178,39 @@ def _assembled(
         order = make_order(schedule, layout, m, stages_per_device, clips=clips)
     if wishes.schedule != "auto":  # which may choose one without old weights
         refuse_without_effect(wishes.settings, order, wishes.max_delay)
-    refuse_settings(wishes.settings, order, compiles=wishes.compiles)
+    refuse_settings(wishes.settings, order)
     num_buffers = buffers_of(order, clips=clips)
     carrier = _transport(wishes, world, store, ring, timeout_s, num_buffers)
     stack.callback(carrier.close)
     name = "" if isinstance(schedule, Schedule) else str(schedule)
     place = Place(world, layout, ring, carrier, store, timeout_s)
-    plan, modules, mail = build_plan(request, name, order, place)
+    num_lanes = len(order.lanes_of(layout.device))
+    if num_lanes > 1:
+        lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
+        stack.callback(lanes.close)
+        place = replace(place, lanes=lanes)
+    plan, play_plan, modules, channels = build_plan(request, name, order, place)
     if world.rank == 0:
         warn_of_repeating_bubble(wishes.schedule, plan)
-    crew = make_crew(
+    executor = make_executor(
         plan,
+        play_plan,
         wishes.model,
         modules,
         wishes.loss,
         wishes.settings,
         place,
-        mail,
+        channels,
         seed=wishes.seed,
     )
-    if isinstance(crew, StreamCrew):
-        stack.callback(crew.ends.give_up)
+    stack.callback(executor.sync.give_up)
     outline = Outline.of(wishes.model)
     checkpoints = Checkpoints(
-        outline, crew, plan, layout, world, ring, timeout_s=timeout_s
+        outline, executor, plan, layout, world, ring, timeout_s=timeout_s
     )
     stack.callback(checkpoints.release)
-    evaluator = Evaluator(crew, world, layout, ring, plan, timeout_s=timeout_s)
-    return Parts(layout, plan, outline, crew, checkpoints, evaluator)
+    evaluator = Evaluator(executor, world, layout, ring, plan, timeout_s=timeout_s)
+    return Parts(layout, plan, outline, executor, checkpoints, evaluator)
 
 
 def _transport(

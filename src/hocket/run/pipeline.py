@@ -24,13 +24,11 @@ from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import Work, grouped, make_works
 from hocket.run.diagnostics.job_folder import Json
+from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult
-from hocket.run.engine.executor import StepCrew, StreamCrew
-from hocket.run.engine.flush_free import Stream, drains_after
 from hocket.run.engine.gather import gather_state
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.step_result import StepResult
-from hocket.run.engine.steps import Steps
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.stage.seed import generators_kept
@@ -198,8 +196,8 @@ class Pipeline:
         self._num_parts = wishes.num_parts
         self._layout = parts.layout
         self._outline = parts.outline
-        self._crew = parts.crew
-        self._driver = self._make_driver(parts.crew)
+        self._executor = parts.executor
+        self._driver = Driver(parts.executor, self._ring, self._playing)
         self._checkpoints = parts.checkpoints
         self._evaluator = parts.evaluator
 
@@ -295,7 +293,7 @@ class Pipeline:
         """
         check_metrics(metrics)
         self._check_loader(loader)
-        self._settle()
+        self._drain()
         with self._using(use_ema), self._reported(), generators_kept(self.world.device):
             return self._evaluator.evaluate(self._worker_loader(loader), metrics)
 
@@ -322,11 +320,11 @@ class Pipeline:
         Returns:
             The whole model's, the same on every worker.
         """
-        self._settle()
+        self._drain()
         with self._using(ema), self._reported():
             return gather_state(
                 self._outline,
-                self._crew,
+                self._executor,
                 self.plan,
                 self._layout,
                 self.world.device,
@@ -354,7 +352,7 @@ class Pipeline:
             CheckpointError: it could not be written, or another run saves there. Older
                 checkpoints are as they were, and training may go on.
         """
-        self._settle()
+        self._drain()
         with self._reported():
             self._checkpoints.save(
                 Path(folder), self._step, data=data, background=background, keep=keep
@@ -381,13 +379,13 @@ class Pipeline:
             CheckpointError: there is none, or it is of another model, or damaged.
                 Nothing was changed.
         """
-        self._settle()
+        self._drain()
         with self._reported():
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous
             )
             self._step = loaded.step
-            self._driver.go_on_from(loaded.step)
+            self._driver.resume_from(loaded.step)
         return loaded.data
 
     def close(self) -> None:
@@ -397,7 +395,7 @@ class Pipeline:
         saved is on disk then, or its error is raised.
         """
         if not self._why_ended:
-            self._settle()
+            self._drain()
             with self._reported():
                 self._checkpoints.settle()
                 self.world.barrier("the end of the pipeline")
@@ -445,12 +443,6 @@ class Pipeline:
         self._step += 1
         return works
 
-    def _make_driver(self, crew: StepCrew | StreamCrew) -> Steps | Stream:
-        schedule = self.plan.schedule
-        if isinstance(crew, StreamCrew):
-            return Stream(schedule, crew, self._playing)
-        return Steps(schedule, crew, self._ring, self._playing)
-
     @contextlib.contextmanager
     def _playing(self) -> Iterator[None]:
         with self._reported(), generators_kept(self.world.device):
@@ -460,12 +452,12 @@ class Pipeline:
                 self._step -= 1  # it has not been trained
                 raise
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         """Before anybody looks at the weights: nothing is under way afterwards."""
-        self._driver.settle()
+        self._driver.drain()
 
     def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
-        return self._crew.averaged() if ema else contextlib.nullcontext()
+        return self._executor.averaged() if ema else contextlib.nullcontext()
 
     def _check_loader(self, loader: Iterable[Any]) -> None:
         with self._reported():
@@ -473,5 +465,5 @@ class Pipeline:
 
     def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
         return worker_loader(
-            loader, self._crew, self.plan, self._layout, self.world.device
+            loader, self._executor, self.plan, self._layout, self.world.device
         )

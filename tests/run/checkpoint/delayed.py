@@ -61,7 +61,7 @@ def _save_and_load(world: World, case: dict[str, Any], folder: Path) -> dict[str
 def _trained(pipeline: hocket.Pipeline, data: Sequence[Any]) -> dict[str, Any]:
     """Train with several steps in flight; losses, and bits of the weights."""
     losses = [result.losses for result in pipeline.train(data)]
-    with pipeline._crew.averaged():
+    with pipeline._executor.averaged():
         copies = weight_digests(pipeline)
     return {
         "copies": copies,
@@ -75,7 +75,7 @@ def _trained(pipeline: hocket.Pipeline, data: Sequence[Any]) -> dict[str, Any]:
 def _read(pipeline: hocket.Pipeline, step: int) -> list[dict[str, int]]:
     """Bits of what a step reads, in each stage of this worker."""
     found = []
-    for runner in pipeline._crew.runners.values():
+    for runner in pipeline._executor.runners.values():
         if runner.versions is not None:
             runner.versions.put(step)
         found.append(bits({n: x.detach() for n, x in runner.parameters.items()}))

@@ -59,7 +59,7 @@ def tensors(path: Path, section: Section) -> dict[str, Tensor]:
 
 def old_of(pipeline: hocket.Pipeline) -> dict[str, list[Tensor]]:
     """Of each delayed weight, the old ones that are kept: the oldest first."""
-    kept = [x.versions.old() for x in pipeline._crew.runners.values() if x.versions]
+    kept = [x.versions.old() for x in pipeline._executor.runners.values() if x.versions]
     names = {name for old in kept for weights in old for name in weights}
     return {
         name: [w[name].clone() for old in kept for w in old if name in w]
@@ -98,7 +98,7 @@ def test_the_old_weights_are_the_ones_before_the_last_update(tmp_path: Path) -> 
             pipeline.save(tmp_path, keep=None)
             pipeline.step(batch)
         pipeline.save(tmp_path, keep=None)
-        front = {n for n, _ in pipeline._crew.runners[0].module.named_parameters()}
+        front = {n for n, _ in pipeline._executor.runners[0].module.named_parameters()}
     before = tensors(tmp_path / "step-00000002", Section.WEIGHTS)
     found = tensors(tmp_path / "step-00000003", Section.OLD)
     assert found.keys() == {f"{name}/1" for name in front}
@@ -141,7 +141,7 @@ def test_a_correction_goes_on_where_it_is_the_same(tmp_path: Path) -> None:
     assert saved.keys() == tensors(tmp_path, Section.OLD).keys()
     with alone("wpipe", correction="error-feedback") as pipeline:
         pipeline.load(tmp_path)
-        front, back = (x.correction for x in pipeline._crew.updaters.values())
+        front, back = (x.correction for x in pipeline._executor.updaters.values())
         assert back is None
         assert front is not None
         state = front.state_dict()
@@ -152,7 +152,7 @@ def test_a_correction_goes_on_where_it_is_the_same(tmp_path: Path) -> None:
     with alone("wpipe", correction="lr-discount") as pipeline:
         pipeline.step(data()[0])
         pipeline.load(tmp_path)
-        front, _ = (x.correction for x in pipeline._crew.updaters.values())
+        front, _ = (x.correction for x in pipeline._executor.updaters.values())
         assert front is not None
         assert front.state_dict()["num_updates"] == 0
 

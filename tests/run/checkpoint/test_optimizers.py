@@ -149,6 +149,6 @@ def test_trains_and_goes_on_in_other_stages(name: str, tmp_path: Path) -> None:
 
 def rates_of(pipeline: hocket.Pipeline) -> set[tuple[float, ...]]:
     """Of all stages' groups; they all have the same."""
-    updaters = pipeline._crew.updaters.values()
+    updaters = pipeline._executor.updaters.values()
     optimizers = [x.optimizer for x in updaters if x.optimizer is not None]
     return {tuple(group["lr"] for group in x.param_groups) for x in optimizers}

@@ -17,7 +17,6 @@ from torch import nn
 import hocket
 from hocket.errors import CheckpointError, DamagedError, DataError
 from hocket.run.checkpoint.format.folder import saved
-from hocket.run.engine.executor import StepCrew
 from hocket.run.weights.settings import PrecisionName
 from tests.run.checkpoint.jobs import make_optimizer, make_pipeline, make_scheduler
 from tests.run.support.small_models import ZOO, batches, make_model
@@ -85,7 +84,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
     """A hundred saves in the background, everything overwritten straight after each."""
     with small() as pipeline:
         pipeline.step(drawn_batch())
-        runner = pipeline._crew.runners[0]
+        runner = pipeline._executor.runners[0]
         for i in range(100):
             with torch.no_grad():
                 for tensor in runner.module.state_dict().values():
@@ -264,8 +263,9 @@ def half_batches() -> list[Any]:
 
 def scale_of(pipeline: hocket.Pipeline) -> float:
     """What its next step multiplies the loss by."""
-    assert isinstance(pipeline._crew, StepCrew)
-    return pipeline._crew.loss_scale
+    scale = pipeline._executor.scale
+    assert scale is not None
+    return scale.value
 
 
 def test_the_loss_scale_goes_on(tmp_path: Path) -> None:

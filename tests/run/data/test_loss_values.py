@@ -93,7 +93,7 @@ def trained(num_bad: int, *, at_once: bool) -> tuple[list[float], list[Tensor]]:
         example=batches[0],
         num_microbatches=4,
     ) as pipeline:
-        (runner,) = pipeline._crew.runners.values()
+        (runner,) = pipeline._executor.runners.values()
         runner.losses = LossValues(0, at_once=at_once)
         losses = [pipeline.step(batch).loss for batch in batches[:2]]
         weights = [p.detach().clone() for p in runner.parameters.values()]

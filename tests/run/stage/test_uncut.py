@@ -126,7 +126,7 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
         alive = [name for name, one in memory.items() if not one.expired()]
         own = {
             name
-            for runner in pipeline._crew.runners.values()
+            for runner in pipeline._executor.runners.values()
             for module in [runner.module]
             for name, _ in (*module.named_parameters(), *module.named_buffers())
         }

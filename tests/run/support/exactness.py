@@ -81,7 +81,7 @@ def train_one(
 
 def _check_compiled(pipeline: hocket.Pipeline) -> None:
     """What was compiled ran, and not the stages as they are."""
-    for runner in pipeline._crew.runners.values():
+    for runner in pipeline._executor.runners.values():
         function = runner.module.training_code.function
         assert isinstance(function, CompiledFunction)
         assert function.num_calls > 0
@@ -91,7 +91,7 @@ def weight_digests(pipeline: hocket.Pipeline) -> dict[str, int]:
     """Of this worker's own weights, by name: those of replicas have the same bits."""
     return {
         name: zlib.crc32(_bytes(parameter))
-        for runner in pipeline._crew.runners.values()
+        for runner in pipeline._executor.runners.values()
         for name, parameter in runner.module.named_parameters()
     }
 

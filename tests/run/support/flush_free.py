@@ -92,7 +92,7 @@ def _train(
         "delays": [x.delay for x in pipeline.plan.schedule.program.stages],
         "measured_ops": sum(1 for _ in pipeline.measured().spans),
         "old_copies": _old_copies(pipeline),
-        "held": [[*x.parameters] for x in pipeline._crew.runners.values()],
+        "held": [[*x.parameters] for x in pipeline._executor.runners.values()],
         "weights": weight_digests(pipeline),
     }
     evaluated = pipeline.evaluate(data)
@@ -118,7 +118,7 @@ def _played(
 def _old_copies(pipeline: hocket.Pipeline) -> list[float]:
     """Bytes of old weights, over those of the weights, of each of these stages."""
     copies = []
-    for runner in pipeline._crew.runners.values():
+    for runner in pipeline._executor.runners.values():
         own = sum(p.nbytes for p in runner.parameters.values())
         old = 0 if runner.versions is None else runner.versions.num_bytes
         copies.append(old / own)

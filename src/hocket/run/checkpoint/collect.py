@@ -25,7 +25,7 @@ from hocket.run.checkpoint.random_state import random_state
 from hocket.run.checkpoint.stale_weights import old_weights
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.engine.executor import Crew
+from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 from hocket.run.weights.updater import Updater
 
@@ -57,7 +57,7 @@ class Share:
         return replace(self, tensors=tensors)
 
 
-def collect(crew: Crew, plan: Plan, layout: Layout, world: World) -> Share:
+def collect(executor: Executor, plan: Plan, layout: Layout, world: World) -> Share:
     """What this worker must write; nothing is copied.
 
     Raises:
@@ -66,30 +66,30 @@ def collect(crew: Crew, plan: Plan, layout: Layout, world: World) -> Share:
     random = random_state(world.device)
     held = _held(plan, layout.device)
     if layout.replica:
-        buffers = _named(crew, held, parameters=False)
+        buffers = _named(executor, held, parameters=False)
         return Share(
             layout.rank, layout.replica, {Section.REPLICA: buffers}, (), random
         )
     kept: dict[str, Tensor] = {}
     updates = tuple(
         _updates(stage, updater, held, kept)
-        for stage, updater in crew.updaters.items()
+        for stage, updater in executor.updaters.items()
         if updater.optimizer is not None
     )
     tensors = {
         Section.WEIGHTS: {
-            **_named(crew, held, parameters=True),
-            **_named(crew, held, parameters=False),
+            **_named(executor, held, parameters=True),
+            **_named(executor, held, parameters=False),
         },
-        Section.AVERAGED: _averages(crew, held),
+        Section.AVERAGED: _averages(executor, held),
         Section.OPTIMIZER: kept,
-        Section.OLD: old_weights(crew.runners.values(), held),
-        Section.CORRECTION: kept_tensors(crew.updaters.values(), held),
+        Section.OLD: old_weights(executor.runners.values(), held),
+        Section.CORRECTION: kept_tensors(executor.updaters.values(), held),
     }
     return Share(layout.rank, 0, tensors, updates, random)
 
 
-def describe(outline: Outline, crew: Crew, layout: Layout) -> Run:
+def describe(outline: Outline, executor: Executor, layout: Layout) -> Run:
     """What every worker knows of the run, and what never changes in it."""
     state = outline.state
     ties = {
@@ -99,7 +99,7 @@ def describe(outline: Outline, crew: Crew, layout: Layout) -> Run:
     return Run(
         step=0,
         num_replicas=layout.num_replicas,
-        has_averages=any(x.ema is not None for x in crew.updaters.values()),
+        has_averages=any(x.ema is not None for x in executor.updaters.values()),
         ties={name: others for name, others in ties.items() if others},
         config=_config(outline),
     )
@@ -122,19 +122,21 @@ def _held(plan: Plan, device: int) -> frozenset[str]:
     return frozenset(name for name, owner in owners.items() if owner == device)
 
 
-def _named(crew: Crew, held: frozenset[str], *, parameters: bool) -> dict[str, Tensor]:
+def _named(
+    executor: Executor, held: frozenset[str], *, parameters: bool
+) -> dict[str, Tensor]:
     return {
         name: x.detach()
-        for runner in crew.runners.values()
+        for runner in executor.runners.values()
         for name, x in state_of_stage(runner.module, parameters=parameters).items()
         if name in held
     }
 
 
-def _averages(crew: Crew, held: frozenset[str]) -> dict[str, Tensor]:
+def _averages(executor: Executor, held: frozenset[str]) -> dict[str, Tensor]:
     return {
         name: x.detach()
-        for updater in crew.updaters.values()
+        for updater in executor.updaters.values()
         for name, x in (updater.ema or {}).items()
         if name in held
     }

@@ -30,7 +30,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.store_exchange import Exchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import Ring
-from hocket.run.engine.executor import Crew
+from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Checkpoints:
 
     Args:
         outline: of the uncut model.
-        crew: this worker's stages.
+        executor: this worker's stages.
         plan: says which device holds what.
         layout: of the ranks.
         world: the job.
@@ -73,7 +73,7 @@ class Checkpoints:
     def __init__(
         self,
         outline: Outline,
-        crew: Crew,
+        executor: Executor,
         plan: Plan,
         layout: Layout,
         world: World,
@@ -83,7 +83,7 @@ class Checkpoints:
     ) -> None:
         self._outline = outline
         self._ring = ring
-        self._crew = crew
+        self._executor = executor
         self._plan = plan
         self._layout = layout
         self._world = world
@@ -154,7 +154,7 @@ class Checkpoints:
             path = folder / str(name)
             needs, tensors, fault = self._read(path, exchange)
             if needs is not None and tensors is not None:
-                restore(needs, tensors, self._crew, self._layout, self._world)
+                restore(needs, tensors, self._executor, self._layout, self._world)
                 run = needs.opened.manifest.run
                 return Loaded(path, run.step, run.data)
             faults.append(fault)
@@ -209,17 +209,17 @@ class Checkpoints:
     def _run(self) -> Run:
         """This run as it stands, but for the step and the user's data."""
         if self._base is None:
-            self._base = describe(self._outline, self._crew, self._layout)
-        scaler = self._crew.scaler
+            self._base = describe(self._outline, self._executor, self._layout)
+        scaler = self._executor.scaler
         state = None if scaler is None else scaler.state_dict()
         return replace(self._base, seed=self._seed, scaler=state)
 
     @property
     def _seed(self) -> int:
-        return next(iter(self._crew.runners.values())).seed
+        return next(iter(self._executor.runners.values())).seed
 
     def _collected(self) -> Share:
-        return collect(self._crew, self._plan, self._layout, self._world)
+        return collect(self._executor, self._plan, self._layout, self._world)
 
     def _copied(self, share: Share) -> Share:
         return share.with_tensors(self._copies.copy(share.tensors))
@@ -241,7 +241,7 @@ class Checkpoints:
             needs = needs_of(
                 opened,
                 self._outline,
-                self._crew,
+                self._executor,
                 self._plan,
                 self._layout,
                 self._run(),
@@ -275,7 +275,7 @@ class Checkpoints:
         prefix = f"checkpoint {self._num_exchanges}"
         exchange = self._world.exchange
         return Exchange(
-            dist.PrefixStore(prefix, self._crew.store),
+            dist.PrefixStore(prefix, self._executor.store),
             exchange.rank,
             exchange.world_size,
             self._timeout_s,

@@ -27,7 +27,7 @@ from hocket.run.checkpoint.stale_weights import (
 )
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.engine.executor import Crew
+from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 from hocket.run.weights.updater import Updater
 
@@ -59,7 +59,12 @@ class Needs:
 
 
 def needs_of(
-    opened: Opened, outline: Outline, crew: Crew, plan: Plan, layout: Layout, here: Run
+    opened: Opened,
+    outline: Outline,
+    executor: Executor,
+    plan: Plan,
+    layout: Layout,
+    here: Run,
 ) -> Needs:
     """Find what this worker needs, and refuse what does not fit.
 
@@ -72,17 +77,17 @@ def needs_of(
     going: dict[int, Going] = {}
     places: dict[Key, Place] = {
         (Section.WEIGHTS, names[name]): weights[names[name]]
-        for name, _ in _stage_tensors(crew)
+        for name, _ in _stage_tensors(executor)
     }
     run = opened.manifest.run
     num_old = num_wanted(plan, outline, run.step)
     if not run.weights_only:
         check_setup(opened.path, run, here)
-        updates = _updates(opened, names, crew)
-        going = {i: going_on(opened, names, x) for i, x in crew.updaters.items()}
-        places |= _state_places(opened, names, updates, crew)
+        updates = _updates(opened, names, executor)
+        going = {i: going_on(opened, names, x) for i, x in executor.updaters.items()}
+        places |= _state_places(opened, names, updates, executor)
         places |= _replica_places(opened, layout)
-        places |= _delay_places(opened, names, num_old, going, crew)
+        places |= _delay_places(opened, names, num_old, going, executor)
     used = {
         Section.OLD: old_places(opened, names, num_old),
         Section.CORRECTION: _of(Section.CORRECTION, places),
@@ -94,51 +99,53 @@ def needs_of(
 def restore(
     needs: Needs,
     tensors: Mapping[Key, Tensor],
-    crew: Crew,
+    executor: Executor,
     layout: Layout,
     world: World,
 ) -> None:
     """Put weights, optimizer, schedules, averages and generators in place."""
     run = needs.opened.manifest.run
-    _put_weights(needs, tensors, crew)
+    _put_weights(needs, tensors, executor)
     if run.weights_only:
         return
-    for stage, updater in crew.updaters.items():
+    for stage, updater in executor.updaters.items():
         for name, average in (updater.ema or {}).items():
             _put(average, tensors[Section.AVERAGED, needs.names[name]])
         if stage in needs.updates:
             _put_updates(updater, needs.updates[stage], tensors)
         put_kept(updater, needs.going[stage], _of(Section.CORRECTION, tensors))
-    for runner in crew.runners.values():
+    for runner in executor.runners.values():
         runner.seed = run.seed
-    if crew.scaler is not None:
-        crew.scaler.load_state_dict(run.scaler)
+    if executor.scaler is not None:
+        executor.scaler.load_state_dict(run.scaler)
     set_random_state(_own_part(needs.opened, layout, world).random, world.device)
 
 
-def _put_weights(needs: Needs, tensors: Mapping[Key, Tensor], crew: Crew) -> None:
+def _put_weights(
+    needs: Needs, tensors: Mapping[Key, Tensor], executor: Executor
+) -> None:
     """Those of now, and those of before."""
-    for name, target in _stage_tensors(crew):
+    for name, target in _stage_tensors(executor):
         stored = needs.names[name]
         own = tensors.get((Section.REPLICA, stored))
         _put(target, tensors[Section.WEIGHTS, stored] if own is None else own)
     old = _of(Section.OLD, tensors)
-    for runner in crew.runners.values():
+    for runner in executor.runners.values():
         put_old(runner, needs.names, needs.num_old, old)
 
 
-def _stage_tensors(crew: Crew) -> Iterator[tuple[str, Tensor]]:
-    for runner in crew.runners.values():
+def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
+    for runner in executor.runners.values():
         yield from state_of_stage(runner.module, parameters=True).items()
         yield from state_of_stage(runner.module, parameters=False).items()
 
 
 def _updates(
-    opened: Opened, names: Mapping[str, str], crew: Crew
+    opened: Opened, names: Mapping[str, str], executor: Executor
 ) -> dict[int, NewUpdates]:
     saved = Saved(opened.parts, names)
     found = {}
-    for stage, updater in crew.updaters.items():
+    for stage, updater in executor.updaters.items():
         if updater.optimizer is None:
             continue
         name_of = {id(x): name for name, x in updater.parameters.items()}
@@ -159,7 +166,7 @@ def _state_places(
     opened: Opened,
     names: Mapping[str, str],
     updates: Mapping[int, NewUpdates],
-    crew: Crew,
+    executor: Executor,
 ) -> dict[Key, Place]:
     optimizer = opened.places(Section.OPTIMIZER)
     averaged = opened.places(Section.AVERAGED)
@@ -169,7 +176,7 @@ def _state_places(
         for value in (*new.options, new.states, new.scheduler)
         for name in tensor_names(value)
     }
-    for updater in crew.updaters.values():
+    for updater in executor.updaters.values():
         for name in updater.ema or {}:
             place = _known(averaged, names[name], opened)
             found[Section.AVERAGED, names[name]] = place
@@ -199,12 +206,12 @@ def _delay_places(
     names: Mapping[str, str],
     num_old: Mapping[str, int],
     going: Mapping[int, Going],
-    crew: Crew,
+    executor: Executor,
 ) -> dict[Key, Place]:
     """What delayed stages of this worker read next, and what corrects them."""
     own = {
         name: num_old[name]
-        for runner in crew.runners.values()
+        for runner in executor.runners.values()
         for name in trained_in(runner.module)
         if name in num_old
     }

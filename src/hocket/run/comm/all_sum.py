@@ -64,13 +64,21 @@ class SumOfMessages:
         layout: who is where.
         transport: between all workers.
         what: tells its messages from those of others.
+        devices: the devices that take part; all when not given.
     """
 
     is_told_in_any_order = True
 
-    def __init__(self, layout: Layout, transport: Transport, what: str = _WHAT) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        transport: Transport,
+        what: str = _WHAT,
+        devices: Sequence[int] | None = None,
+    ) -> None:
         own, is_first = layout.rank, layout.replica == 0
-        peers = [rank for rank in layout.ranks if rank != own] if is_first else []
+        ranks = [layout.ranks[d] for d in devices or range(layout.num_devices)]
+        peers = [rank for rank in ranks if rank != own] if is_first else []
         copies = layout.replicas_of(layout.device)
         self._peers_in: list[Receiver] = []
         self._peers_out: list[Sender] = []

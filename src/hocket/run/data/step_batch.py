@@ -10,10 +10,10 @@ microbatch weighted by its share of the step's samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
@@ -52,6 +52,10 @@ class Work:
         """Of all microbatches, by their numbers in the step."""
         step = self.step
         return {step.first + i: n / step.num_samples for i, n in enumerate(step.sizes)}
+
+
+# The batches under way, by step and net.
+Batches: TypeAlias = Mapping[int, Mapping[str, Work]]
 
 
 def make_works(

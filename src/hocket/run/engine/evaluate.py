@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.core.schedule import Schedule
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -23,11 +22,11 @@ from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import Work
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import Ring
-from hocket.run.engine.executor import Crew
-from hocket.run.engine.hooks import Hooks
+from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.point_to_point import Mail
-from hocket.run.engine.worker import Worker
+from hocket.run.engine.play_plan import PlayPlan, Portion, plan_to_play
+from hocket.run.engine.player import Player
+from hocket.run.engine.point_to_point import PointToPoint
 from hocket.schedules import make_schedule
 
 
@@ -72,7 +71,7 @@ class Evaluator:
     """Runs loaders through the stages in evaluation mode.
 
     Args:
-        crew: whose stages and transport are used.
+        executor: whose stages and transport are used.
         world: to add up over replicas.
         layout: this worker's place.
         ring: told of each op.
@@ -82,7 +81,7 @@ class Evaluator:
 
     def __init__(
         self,
-        crew: Crew,
+        executor: Executor,
         world: World,
         layout: Layout,
         ring: Ring,
@@ -91,25 +90,26 @@ class Evaluator:
         timeout_s: float,
     ) -> None:
         schedule = plan.schedule
-        self._crew = crew
+        self._executor = executor
         self._example = plan.example
         self._world = world
         self._layout = layout
         self._ring = ring
+        self._net = schedule.program.nets[0].name
         self._num_microbatches = schedule.program.nets[0].num_microbatches
         self._devices = tuple(stage.device for stage in schedule.program.stages)
-        self._mail = Mail(
+        self._channels = PointToPoint(
             self._forward_only(self._num_microbatches),
             layout.device,
             layout.ranks,
-            crew.transport,
-            crew.store,
+            executor.transport,
+            executor.store,
             prefix="evaluation ",
             timeout_s=timeout_s,
         )
         watch = MemoryWatch(schedule, plan.costs, world, layout.device)
         self._on_error = watch.on_error
-        self._workers: dict[int, Worker] = {}
+        self._players: dict[int, Player] = {}
         self._sums = _Sums()
         self._metrics: Metrics | None = None
         self._number = 0
@@ -127,7 +127,7 @@ class Evaluator:
         """
         self._sums, self._metrics = _Sums(), metrics
         self._digest = 0
-        for runner in self._crew.runners.values():
+        for runner in self._executor.runners.values():
             runner.train(mode=False)
         with torch.no_grad():
             for batch in noted(loader, self._ring, self._number, "eval batch"):
@@ -141,7 +141,10 @@ class Evaluator:
         if mine:
             sizes = tuple(part.num_samples for part in mine)
             step = Step(self._number, salt, num_samples, sizes)
-            self._worker(len(mine)).play(Work(step, mine))
+            batch = {self._net: Work(step, mine)}
+            player = self._player(len(mine))
+            player.begin(batch)
+            player.play(Portion.STEP, self._number, {self._number: batch})
         self._number += 1
 
     def _share(self, batch: Any) -> tuple[tuple[Microbatch, ...], int]:
@@ -156,33 +159,35 @@ class Evaluator:
         first = self._layout.replica * each
         return parts[first : first + each], num_samples
 
-    def _worker(self, num_microbatches: int) -> Worker:
-        if num_microbatches not in self._workers:
-            self._workers[num_microbatches] = Worker(
+    def _player(self, num_microbatches: int) -> Player:
+        if num_microbatches not in self._players:
+            self._players[num_microbatches] = Player(
                 self._forward_only(num_microbatches),
                 self._layout.device,
-                self._crew.runners,
+                self._executor.runners,
                 {},
-                self._mail,
+                self._channels,
                 self._ring,
-                Hooks(on_output=self._on_output, on_error=self._on_error),
+                on_output=self._on_output,
+                on_error=self._on_error,
                 evaluates=True,
                 prefix="eval ",
             )
-        return self._workers[num_microbatches]
+        return self._players[num_microbatches]
 
-    def _forward_only(self, num_microbatches: int) -> Schedule:
-        return make_schedule(
+    def _forward_only(self, num_microbatches: int) -> PlayPlan:
+        schedule = make_schedule(
             "forward-only",
             num_devices=self._layout.num_devices,
             num_microbatches=num_microbatches,
             devices=self._devices,
         )
+        return plan_to_play(schedule)
 
-    def _on_output(self, microbatch: Microbatch, output: object) -> None:
+    def _on_output(self, stage: int, microbatch: Microbatch, output: object) -> None:
         count, sums = microbatch.num_samples, self._sums
         sums.num_samples += count
-        last = self._crew.runners[len(self._devices) - 1]
+        last = self._executor.runners[stage]
         sums.add(last.loss_of(output, microbatch.targets), sums.losses, count)
         if self._metrics is not None:
             means = named_means(self._metrics(output, microbatch.targets))

@@ -1,4 +1,4 @@
-"""What one worker needs to play its lane: stages, and what serves them."""
+"""What one worker needs to play its lanes: stages, updaters, messages, gates."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ import torch.distributed as dist
 
 from hocket.errors import RecipeError
 from hocket.run.comm.transport import Transport
-from hocket.run.data.step_batch import Work
-from hocket.run.engine.flush_free_sync import StreamEnds
+from hocket.run.data.step_batch import Batches, Work
+from hocket.run.engine.play_plan import PlayPlan, Portion
+from hocket.run.engine.player import Player, Record
 from hocket.run.engine.results import Results
-from hocket.run.engine.step_sync import StepEnds
-from hocket.run.engine.stream_worker import Portion, StreamWorker
-from hocket.run.engine.worker import Record, Worker
+from hocket.run.engine.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.trainable_check import SameTrained
-from hocket.run.weights.gradient_status import Judgement
 from hocket.run.weights.stale_ties.loans import Loans
 from hocket.run.weights.updater import Updater
 
 
 @dataclass
-class Crew:
-    """One worker's stages and what serves them.
+class Executor:
+    """One worker's stages, and everything that serves them.
 
     Args:
-        runners: this device's stages by number.
-        updaters: likewise.
-        results: the losses of a step, for everyone.
-        scale: of the loss, where it needs one.
+        plan: what is played.
+        runners: this device's stages, by number.
+        updaters: their updaters, by stage.
+        results: broadcasts the losses of a step.
+        scale: the loss scale, where the precision needs one.
         transport: carries all messages.
-        store: with a prefix of this pipeline's own.
+        store: the job's store, with a prefix of this pipeline's own.
         device: where the weights are.
+        player: plays the lanes.
+        sync: losses, norms and gates.
+        ties: the weights that stages of different delays share.
 
     Attributes:
-        trained: that the same parameters are, as when it was put together.
+        trained: detects changes of `requires_grad` after construction.
     """
 
+    plan: PlayPlan
     runners: dict[int, StageRunner]
     updaters: dict[int, Updater]
     results: Results
@@ -49,6 +52,9 @@ class Crew:
     transport: Transport
     store: dist.Store
     device: torch.device
+    player: Player
+    sync: StepSync
+    ties: Loans
     trained: SameTrained = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,10 +69,48 @@ class Crew:
         """The loss scale's state, where there is one; equal on all workers."""
         return None if self.scale is None else self.scale.scaler
 
-    def to_train(self) -> None:
-        """Have all stages in training mode."""
+    def play(
+        self,
+        portion: Portion,
+        first: int,
+        batches: Mapping[int, Work],
+        begun: Sequence[Work],
+    ) -> Record:
+        """Play a portion.
+
+        Args:
+            portion: the portion.
+            first: the step that its step 0 is.
+            batches: all batches under way, by step.
+            begun: those of them that begin here, in order.
+
+        Raises:
+            RunError: something went wrong.
+        """
+        self.trained.check(first)
         for runner in self.runners.values():
             runner.train(mode=True)
+        (net,) = self.plan.program.nets
+        scale = 1.0 if self.scale is None else self.scale.value
+        for work in begun:
+            self.sync.begin({net.name: work})
+            self.player.begin({net.name: work})
+        under_way: Batches = {
+            step: {net.name: replace(work, loss_scale=scale)}
+            for step, work in batches.items()
+        }
+        return self.player.play(portion, first, under_way)
+
+    def resume_from(self, number: int) -> None:
+        """Set the number of the next step, after another state was loaded.
+
+        Raises:
+            WaitError: another worker did not come.
+        """
+        for runner in self.runners.values():
+            if runner.versions is not None:
+                runner.versions.go_on_from(number)
+        self.ties.go_on_from(number)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -82,86 +126,11 @@ class Crew:
             )
         self._swap()
         try:
-            yield
+            with self.ties.averaged():
+                yield
         finally:
             self._swap()
 
     def _swap(self) -> None:
         for updater in self.updaters.values():
             updater.swap()
-
-
-@dataclass
-class StepCrew(Crew):
-    """One that ends each step before the next begins.
-
-    Args:
-        ends: what happens in a step besides its ops.
-        worker: plays the lane.
-    """
-
-    ends: StepEnds
-    worker: Worker
-
-    @property
-    def loss_scale(self) -> float:
-        """What the next step multiplies its loss by."""
-        return 1.0 if self.scale is None else self.scale.value
-
-    @property
-    def judgement(self) -> Judgement:
-        """What the last step's gradients were like, all together."""
-        return self.ends.judgement
-
-    def train(self, work: Work) -> Record:
-        """Play one batch of a step; the worker's record of it."""
-        self.trained.check(work.step.number)
-        self.to_train()
-        self.ends.begin(work)
-        return self.worker.play(replace(work, loss_scale=self.loss_scale))
-
-
-@dataclass
-class StreamCrew(Crew):
-    """One that has several steps in flight.
-
-    Args:
-        ends: what happens in a step besides its ops.
-        worker: plays the lane.
-        loans: the weights that stages of different delays share.
-    """
-
-    ends: StreamEnds
-    worker: StreamWorker
-    loans: Loans
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """See `Crew.averaged`; also of what another worker updates."""
-        with super().averaged(), self.loans.averaged():
-            yield
-
-    def go_on_from(self, number: int) -> None:
-        """The next step is of this number, after another state was loaded.
-
-        Raises:
-            WaitError: another worker did not come.
-        """
-        for runner in self.runners.values():
-            if runner.versions is not None:
-                runner.versions.go_on_from(number)
-        self.loans.go_on_from(number)
-
-    def play(
-        self,
-        portion: Portion,
-        first: int,
-        works: Mapping[int, Work],
-        begun: Sequence[Work],
-    ) -> Record:
-        """Play a portion: see `StreamWorker.play_portion`."""
-        self.trained.check(first)
-        self.to_train()
-        for work in begun:
-            self.ends.begin(work)
-        return self.worker.play_portion(portion, first, works, begun)

@@ -8,12 +8,16 @@ from torch import Tensor
 
 from hocket.model.stages.outline import Outline
 from hocket.run.cluster.layout import Layout
-from hocket.run.engine.executor import Crew
+from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 
 
 def gather_state(
-    outline: Outline, crew: Crew, plan: Plan, layout: Layout, device: torch.device
+    outline: Outline,
+    executor: Executor,
+    plan: Plan,
+    layout: Layout,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """The uncut model's state, collected from the first replica's stages.
 
@@ -22,13 +26,13 @@ def gather_state(
 
     Args:
         outline: of the uncut model, for names, shapes and order.
-        crew: this worker's stages.
+        executor: this worker's stages.
         plan: says which device holds which stage.
         layout: of the ranks.
         device: where the stages are.
     """
     held: dict[str, Tensor] = {}
-    for runner in crew.runners.values():
+    for runner in executor.runners.values():
         held.update(runner.module.state_dict())
     owners = _owners(plan, layout)
     copies: dict[str, Tensor] = {}

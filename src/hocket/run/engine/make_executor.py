@@ -1,14 +1,15 @@
-"""Put together all that one worker needs to play its lane."""
+"""Put together everything that one worker needs to play its lanes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 
 import torch
 from torch import nn
 
+from hocket.core.gates import gates_of
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
@@ -17,22 +18,22 @@ from hocket.run.comm.all_sum import SumOfAll
 from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
-from hocket.run.engine.executor import StepCrew, StreamCrew
-from hocket.run.engine.flush_free_check import refuse_hooks, refuse_shared
-from hocket.run.engine.flush_free_sync import StreamEnds
-from hocket.run.engine.hooks import Hooks
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.gate import Gate
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.point_to_point import Mail
-from hocket.run.engine.step_sync import StepEnds
-from hocket.run.engine.stream_worker import StreamWorker
-from hocket.run.engine.worker import Worker
+from hocket.run.engine.play_plan import PlayPlan
+from hocket.run.engine.player import Player
+from hocket.run.engine.point_to_point import PointToPoint
+from hocket.run.engine.refusals import refuse_hooks, refuse_shared
+from hocket.run.engine.results import Results
+from hocket.run.engine.step_sync import Norms, StepSync
 from hocket.run.engine.worker_context import Place
 from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradients import Gradients
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import Settings
-from hocket.run.weights.stale_ties.loan import Loan, find_loans
+from hocket.run.weights.stale_ties.loan import find_loans
 from hocket.run.weights.stale_ties.make import give_versions
 from hocket.run.weights.tied_weights import (
     Tie,
@@ -45,23 +46,34 @@ from hocket.run.weights.tied_weights import (
 from hocket.run.weights.updater import Updater
 
 
-def make_crew(
+def make_executor(
     plan: Plan,
+    play_plan: PlayPlan,
     model: nn.Module,
     modules: Sequence[StageModule],
     loss: LossFunction,
     settings: Settings,
     place: Place,
-    mail: Mail,
+    channels: PointToPoint,
     *,
     seed: int,
-) -> StepCrew | StreamCrew:
-    """Put one worker together. Every worker must do so at the same time.
+) -> Executor:
+    """Make this worker's executor. Every worker must do so at the same time.
+
+    Args:
+        plan: what a pipeline decided.
+        play_plan: its schedule, planned op by op.
+        model: uncut.
+        modules: all stages.
+        loss: as for the pipeline.
+        settings: how to train.
+        place: this worker's.
+        channels: its messages.
+        seed: for random numbers in the forward.
 
     Raises:
         ModelError: the weights' types do not go with the precision asked for; or a
             shared weight is updated at two times.
-        RecipeError: a setting does not go with an order without flushes.
     """
     _check_types(modules, settings.precision)
     schedule, layout = plan.schedule, place.layout
@@ -77,8 +89,7 @@ def make_crew(
     ties = find_ties(shared, schedule)
     groups = tie_groups(ties, layout, place.timeout_s, place.ring.wait)
     equal_start(runners, layout, replicas, ties, groups)
-    alone = one_step(schedule)
-    owned = owned_parameters(runners, alone, layout.device, loans)
+    owned = owned_parameters(runners, one_step(schedule), layout.device, loans)
     updaters = {
         stage: Updater(
             own,
@@ -88,52 +99,162 @@ def make_crew(
         )
         for stage, own in owned.items()
     }
-    stage_of = _stage_of(model, modules)
     lent = {loan.name for loan in loans}
     ties = [tie for tie in ties if tie.name not in lent]  # these are equal by now
-    known = _Known(
-        plan, modules, settings, place, mail, runners, updaters, stage_of, ties, loans
-    )
-    if schedule.body:
-        sums = {
+    parts = _Parts(
+        play_plan,
+        modules,
+        settings,
+        place,
+        updaters,
+        _stage_of(model, modules),
+        ties,
+        {
             stage: tie_reducers(ties, groups, {stage: own})
             for stage, own in owned.items()
-        }
-        return _stream_crew(known, replicas, sums)
-    return _step_crew(known, replicas, tie_reducers(ties, groups, owned))
+        },
+        _make_scale(settings.precision, place.world.device),
+    )
+    predicts = settings.correction == "weight-prediction"
+    predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
+    stale_ties = give_versions(
+        runners, schedule.program, loans, predict, layout, place.transport
+    )
+    results = place.results(schedule, replicas)
+    sync = parts.sync(runners, results, replicas)
+    watch = MemoryWatch(schedule, plan.costs, place.world, layout.device)
+    player = Player(
+        play_plan,
+        layout.device,
+        runners,
+        updaters,
+        channels,
+        place.ring,
+        sync,
+        stale_ties,
+        on_error=watch.on_error,
+        lanes=place.lanes,
+    )
+    return Executor(
+        play_plan,
+        runners,
+        updaters,
+        results,
+        parts.scale,
+        place.transport,
+        place.store,
+        place.world.device,
+        player,
+        sync,
+        stale_ties,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What both kinds of crews are made from."""
+class _Parts:
+    """What gates are made from.
 
-    plan: Plan
+    Args:
+        plan: what is played.
+        modules: all stages.
+        settings: how to train.
+        place: this worker's.
+        updaters: this device's, by stage.
+        stage_of: the stage of each trained parameter, in the uncut model's order.
+        ties: the weights that stages on several devices hold.
+        tie_sums: of each of this device's stages, the sums of their gradients.
+        scale: the loss scale, where the precision needs one.
+        norms: the norms that gates have seen.
+    """
+
+    plan: PlayPlan
     modules: Sequence[StageModule]
     settings: Settings
     place: Place
-    mail: Mail
-    runners: dict[int, StageRunner]
     updaters: dict[int, Updater]
     stage_of: dict[str, int]
     ties: Sequence[Tie]
-    loans: Sequence[Loan]
+    tie_sums: Mapping[int, Sequence[Reducer]]
+    scale: LossScale | None
+    norms: Norms = field(default_factory=Norms)
 
-    def counted(self) -> set[str]:
-        """The weights whose gradients this device tells of: one of their holders."""
+    def sync(
+        self,
+        runners: Mapping[int, StageRunner],
+        results: Results,
+        replicas: Group | None,
+    ) -> StepSync:
+        """Make what is exchanged in each step. Every worker must call this."""
+        program = self.plan.program
+        gates, gate_of = self._gates()
+        everyone = None
+        if self.plan.overlaps:
+            sums = self.place.with_everyone()
+            everyone = self._gradients(sums, self._counted(), self.updaters)
+        return StepSync(
+            runners,
+            program.num_stages - 1,
+            results,
+            None if replicas is None else ReplicaCheck(replicas),
+            gates,
+            gate_of,
+            everyone,
+            self.norms,
+        )
+
+    def _gates(self) -> tuple[list[Gate], dict[int, Gate]]:
+        """All stages together; or, where steps overlap, each delay or each stage."""
+        clips = self.settings.clip_norm is not None
+        overlaps, stages = self.plan.overlaps, self.plan.program.stages
+        groups = gates_of(self.plan.program, overlaps=overlaps, clips=clips)
+        waits = clips or not overlaps
+        gates: list[Gate] = []
+        gate_of: dict[int, Gate] = {}
+        for number, group in enumerate(groups):
+            own = [n for n in group if stages[n].device == self.place.layout.device]
+            gate = self._gate(number, group, own, waits=waits)
+            if gate is not None:
+                gates.append(gate)
+                gate_of |= dict.fromkeys(own, gate)
+        return gates, gate_of
+
+    def _gate(
+        self, number: int, group: Sequence[int], own: Sequence[int], *, waits: bool
+    ) -> Gate | None:
+        """Make this worker's part; None where it has none. Every worker must call."""
+        layout, stages = self.place.layout, self.plan.program.stages
+        devices = sorted({stages[n].device for n in group})
+        if not self.plan.overlaps:
+            devices = list(range(layout.num_devices))  # errors are raised on all
+        sums = None
+        if waits and (len(devices) > 1 or not self.plan.overlaps):
+            sums = self.place.with_devices(devices, f"norms of gate {number}")
+        if layout.device not in devices:
+            return None
+        counts = layout.replica == 0
+        counted = self._counted() if counts or sums is None else set()
+        return Gate(
+            own,
+            self._gradients(sums, counted, own),
+            self.updaters,
+            self.tie_sums,
+            self.stage_of,
+            waits=waits,
+            counts=counts,
+            clip_norm=self.settings.clip_norm,
+            scale=self.scale,
+            on_norms=self.norms.add if self.plan.overlaps else _ignore,
+        )
+
+    def _counted(self) -> set[str]:
+        """The weights whose norms this device posts: those of which it is the first."""
         own = self.place.layout.device
         elsewhere = {tie.name for tie in self.ties if tie.devices[0] != own}
         return self.stage_of.keys() - elsewhere
 
-    def watch(self) -> MemoryWatch:
-        """Tells of a device without memory."""
-        plan, place = self.plan, self.place
-        device = place.layout.device
-        return MemoryWatch(plan.schedule, plan.costs, place.world, device)
-
-    def gradients(
-        self, all_workers: SumOfAll | None, told: Collection[str], stages: Iterable[int]
+    def _gradients(
+        self, sums: SumOfAll | None, counted: Collection[str], stages: Iterable[int]
     ) -> Gradients:
-        """Of some of this device's stages, of which these names are told."""
         held = {
             name: parameter
             for stage in stages
@@ -149,142 +270,19 @@ class _Known:
         return Gradients(
             tuple(self.stage_of),
             held,
-            frozenset(held).intersection(told),
-            all_workers,
+            frozenset(held).intersection(counted),
+            sums,
             device=self.place.world.device,
             dtype=reduce(torch.promote_types, types or {torch.float32}),
         )
 
 
-def _step_crew(
-    known: _Known, replicas: Group | None, tie_sums: Sequence[Reducer]
-) -> StepCrew:
-    place, settings, plan = known.place, known.settings, known.plan
-    world, layout, schedule = place.world, place.layout, plan.schedule
-    everyone = place.with_everyone()
-    told = known.counted() if layout.replica == 0 else set()
-    results = place.results(schedule, replicas)
-    scale = _make_scale(settings.precision, world.device)
-    ends = StepEnds(
-        known.runners,
-        known.updaters,
-        schedule.program.num_stages - 1,
-        known.stage_of,
-        results,
-        None if replicas is None else ReplicaCheck(replicas),
-        tie_sums,
-        known.gradients(everyone, told, known.updaters),
-        scale,
-        settings.clip_norm,
-    )
-    hooks = Hooks(
-        ends.after_losses,
-        ends.before_updates,
-        on_error=known.watch().on_error,
-    )
-    worker = Worker(
-        schedule,
-        layout.device,
-        known.runners,
-        known.updaters,
-        known.mail,
-        place.ring,
-        hooks,
-    )
-    return StepCrew(
-        known.runners,
-        known.updaters,
-        results,
-        scale,
-        place.transport,
-        place.store,
-        world.device,
-        ends,
-        worker,
-    )
-
-
-def _stream_crew(
-    known: _Known,
-    replicas: Group | None,
-    tie_sums: Mapping[int, Sequence[Reducer]],
-) -> StreamCrew:
-    place, schedule = known.place, known.plan.schedule
-    world, layout = place.world, place.layout
-    predicts = known.settings.correction == "weight-prediction"
-    predict = {stage: x.predicted for stage, x in known.updaters.items() if predicts}
-    loans = give_versions(
-        known.runners, schedule.program, known.loans, predict, layout, place.transport
-    )
-    results = place.results(schedule, replicas)
-    names = known.counted()
-    everyone = known.gradients(place.with_everyone(), names, known.updaters)
-    ends = StreamEnds(
-        known.runners,
-        schedule.program.num_stages - 1,
-        known.stage_of,
-        results,
-        None if replicas is None else ReplicaCheck(replicas),
-        tie_sums,
-        everyone,
-        {stage: known.gradients(None, names, [stage]) for stage in known.updaters},
-        _clip_groups(known),
-        known.settings.clip_norm,
-        counts=layout.replica == 0,
-    )
-    hooks = Hooks(
-        ends.after_losses,
-        after_backwards=ends.after_backwards,
-        after_gradients=ends.after_gradients,
-        before_update=ends.before_update,
-        on_error=known.watch().on_error,
-    )
-    worker = StreamWorker(
-        schedule,
-        layout.device,
-        known.runners,
-        known.updaters,
-        known.mail,
-        place.ring,
-        hooks,
-        loans,
-    )
-    return StreamCrew(
-        known.runners,
-        known.updaters,
-        results,
-        None,
-        place.transport,
-        place.store,
-        world.device,
-        ends,
-        worker,
-        loans,
-    )
-
-
-def _clip_groups(known: _Known) -> dict[int, Gradients]:
-    """Of each stage of this device: its gradients, as a part of its delay's."""
-    if known.settings.clip_norm is None:
-        return {}
-    place, stages = known.place, known.plan.schedule.program.stages
-    groups: dict[int, Gradients] = {}
-    for delay in sorted({stage.delay for stage in stages}):
-        devices = {stage.device for stage in stages if stage.delay == delay}
-        # A group of one device knows its norm; every worker makes those of all.
-        sums = None
-        if len(devices) > 1:
-            sums = place.with_everyone(f"norms of delay {delay}")
-        for stage in known.updaters:
-            if stages[stage].delay == delay:
-                counted = place.layout.replica == 0 or sums is None
-                told = known.counted() if counted else set()
-                groups[stage] = known.gradients(sums, told, [stage])
-    return groups
+def _ignore(step: int, norms: torch.Tensor) -> None:
+    """Keep nothing: one gate knows the norms of all gradients."""
 
 
 def _check_types(modules: Sequence[StageModule], precision: Precision) -> None:
-    """Autocast takes weights in float32: gradients of float16 cannot be unscaled."""
+    """Refuse short weights under autocast: float16 gradients cannot be unscaled."""
     if precision is Precision.FLOAT32:
         return
     for module in modules:
@@ -345,7 +343,7 @@ def _make_scale(precision: Precision, device: torch.device) -> LossScale | None:
 def _trained(
     shared: Mapping[str, Sequence[int]], modules: Sequence[StageModule]
 ) -> dict[str, Sequence[int]]:
-    """Those of the shared weights that are trained."""
+    """Return those of the shared weights that are trained."""
     return {
         name: stages
         for name, stages in shared.items()
@@ -354,7 +352,7 @@ def _trained(
 
 
 def _stage_of(model: nn.Module, modules: Sequence[StageModule]) -> dict[str, int]:
-    """The first stage of each parameter that is trained, in the model's order."""
+    """Return the first stage of each trained parameter, in the model's order."""
     found: dict[str, int] = {}
     for stage, module in enumerate(modules):
         for name, parameter in module.named_parameters():

@@ -1,97 +1,105 @@
-"""The messages of one worker: which go where, in which order, under which tag.
+"""Point-to-point messages of one worker: their channels, order, tags and schemas.
 
-Each flow between stages on different devices is two channels, one for outputs and one
-for gradients:
+Every value that a device makes and another one reads is one message, in a channel of
+its stage and kind:
 
-    stage a ──F a>b──▶ stage b
-            ◀─B b>a───
+    device of stage a ──F a>b──▶ device of stage b
+                      ◀─B b>a───
 
-A channel's messages of one step come in the order in which the sender's lane makes
-them, so the receiver can have buffers ready before they are sent. What a message holds
-(shapes and types) is agreed once per shape signature, through the store, and is part of
-every tag, together with the step, the microbatch and a digest of the batch. The first
-message of a step is its header, by which workers with different batches find out.
+A channel's messages come in the order in which the sender's lanes make them, so the
+receiver can have buffers ready before they are sent. What a message holds (shapes and
+types) is agreed once per shape signature, through the store, and is part of every tag,
+together with the step, the microbatch and a digest of the batch. The first output of a
+step in each channel follows a header, by which workers with different batches find out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.core.op import BACKWARDS, Kind
-from hocket.core.schedule import Lane, Schedule
+from hocket.core.dataflow import Fact
+from hocket.core.lane_plan import Message
+from hocket.core.schedule import Schedule
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.schema_exchange import Role, agree
 from hocket.run.comm.step_header import HEADER, Step, compare
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.data.step_batch import Batches
+from hocket.run.engine.play_plan import PlayPlan, Portion, PortionPlan
 
 Signature = int  # of a message's shapes: the number of samples in the microbatch
+Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
+# Of each fact and stage: the step (within a portion) and microbatch of its messages.
+Orders = dict[tuple[Fact, int], list[tuple[int, int]]]
+StepKey = tuple[int, int]  # the step's number, its batch's first microbatch
 
-_HEADER: Final = -1  # in the place of a microbatch: what is sent before all of a step
+_HEADER: Final = -1  # in the place of a microbatch: what comes before all of a step
+_LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B"}
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """One way out.
+    """A channel that this worker sends into.
 
     Args:
-        channel: which.
+        channel: its name and ends.
         sender: its end here.
-        schemas: that are agreed.
+        schemas: the schemas that are agreed.
         headers: the steps whose header goes before their first message.
     """
 
     channel: Channel
     sender: Sender
     schemas: dict[Signature, Schema] = field(default_factory=dict)
-    headers: set[int] = field(default_factory=set)
+    headers: set[StepKey] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """One way in.
+    """A channel that this worker receives from.
 
     Args:
-        channel: which.
+        channel: its name and ends.
         receiver: its end here.
-        order: the microbatches, as the sender's lane makes them.
-        schemas: that are agreed.
-        coming: what the receiver does not expect yet: of which step, and which
-            microbatch; `_HEADER` for the step's header.
-        tags: of what it does, by step and microbatch, until that is released.
-        headers: the steps whose header is not read yet.
+        schemas: the schemas that are agreed.
+        coming: the step and microbatch of messages that the receiver does not expect
+            yet; `_HEADER` for a step's header.
+        tags: the tags of those that it expects, by step and microbatch, until released.
+        headers: the steps whose header is not announced yet.
+        unread: the steps whose header is not read yet.
     """
 
     channel: Channel
     receiver: Receiver
-    order: tuple[int, ...]
     schemas: dict[Signature, Schema] = field(default_factory=dict)
     coming: deque[tuple[Step, int]] = field(default_factory=deque)
     tags: dict[tuple[int, int], int] = field(default_factory=dict)
-    headers: set[int] = field(default_factory=set)
+    headers: set[StepKey] = field(default_factory=set)
+    unread: set[StepKey] = field(default_factory=set)
 
 
-class Mail:
-    """Sends and receives what one device's lane hands to others.
+class PointToPoint:
+    """Sends and receives the values that cross devices.
 
     Args:
-        schedule: one step's order, of all devices.
+        plan: what is played; of all devices.
         device: this worker's.
-        ranks: of each device in this replica.
-        transport: what carries the messages.
+        ranks: the rank of each device in this replica.
+        transport: carries the messages.
         store: where schemas are agreed.
-        prefix: of the keys in the store; differs between training and evaluation.
+        prefix: begins the names of channels; differs between training and evaluation.
         timeout_s: after which a wait ends.
     """
 
     def __init__(
         self,
-        schedule: Schedule,
+        plan: PlayPlan,
         device: int,
         ranks: Sequence[int],
         transport: Transport,
@@ -100,78 +108,90 @@ class Mail:
         prefix: str,
         timeout_s: float,
     ) -> None:
+        self._device = device
         self._store = store
         self._timeout_s = timeout_s
-        # Equal ones are one object, so that whoever looks one up finds it at once.
+        self._nets = [stage.net for stage in plan.program.stages]
+        # Equal schemas are one object, so that they are found at once.
         self._known: dict[Schema, Schema] = {}
-        self._out: dict[tuple[Kind, int], _Outgoing] = {}
-        self._in: dict[tuple[Kind, int], _Incoming] = {}
-        program = schedule.program
-        for source, target in program.flows:
-            flows = [(Kind.FORWARD, source, target)]
-            if program.stages[source].trainable and program.stages[target].trainable:
-                flows.append((Kind.BACKWARD, target, source))
-            for kind, a, b in flows:
-                from_device = program.stages[a].device
-                to_device = program.stages[b].device
-                if from_device == to_device:
-                    continue
-                channel = Channel(
-                    f"{prefix}{kind.value}{a}>{b}", ranks[from_device], ranks[to_device]
-                )
-                if from_device == device:
-                    self._out[kind, a] = _Outgoing(channel, transport.sender(channel))
-                elif to_device == device:
-                    order = _order(schedule.lanes, from_device, a, kind)
-                    receiver = transport.receiver(channel)
-                    self._in[kind, b] = _Incoming(channel, receiver, order)
+        self._out: dict[Route, _Outgoing] = {}
+        self._in: dict[tuple[Fact, int], _Incoming] = {}
+        for (fact, stage, to_device), message in _routes(plan):
+            from_device = message.from_device
+            (a, b), *_ = message.flows
+            name = f"{prefix}{_LETTERS[fact]}{a}>{b}"
+            channel = Channel(name, ranks[from_device], ranks[to_device])
+            if from_device == device:
+                sender = transport.sender(channel)
+                self._out[fact, stage, to_device] = _Outgoing(channel, sender)
+            elif to_device == device:
+                receiver = transport.receiver(channel)
+                self._in[fact, stage] = _Incoming(channel, receiver)
 
-    def sends(self, kind: Kind, stage: int) -> bool:
-        """Whether what an op of this kind makes on a stage goes to another device."""
-        return (kind, stage) in self._out
-
-    def receives(self, kind: Kind, stage: int) -> bool:
-        """Whether a stage's inputs (F) or output gradients (B) come from elsewhere."""
-        return (kind, stage) in self._in
-
-    def begin(self, step: Step, *, overlaps: bool = False) -> None:
-        """Have buffers ready for what this step brings, as far as shapes are agreed.
-
-        A step may have fewer microbatches than the schedule (the last one in
-        evaluation): those that it has come in the schedule's order.
+    def begin(self, steps: Mapping[str, Step]) -> None:
+        """Begin a batch: a header goes before its first output in each channel.
 
         Args:
-            step: of which messages will come.
-            overlaps: whether messages of the step before are still to be sent.
+            steps: each net's header.
         """
-        for (kind, _), outgoing in self._out.items():
-            if kind is Kind.FORWARD:
-                outgoing.headers.add(step.number)
-                if not overlaps:
-                    _send_header(outgoing, step)
-        for (kind, _), incoming in self._in.items():
-            if kind is Kind.FORWARD:
-                incoming.headers.add(step.number)
-                incoming.coming.append((step, _HEADER))
-            incoming.coming.extend(
-                (step, microbatch)
-                for microbatch in incoming.order
-                if microbatch < len(step.sizes)
-            )
+        for (fact, stage, _), outgoing in self._out.items():
+            if fact is Fact.OUTPUT:
+                outgoing.headers.add(_key(steps[self._nets[stage]]))
+        for (fact, stage), incoming in self._in.items():
+            if fact is Fact.OUTPUT:
+                incoming.headers.add(_key(steps[self._nets[stage]]))
+
+    def orders_of(self, part: PortionPlan, schedule: Schedule) -> Orders:
+        """Return in which order the messages of a portion come to this worker.
+
+        Args:
+            part: the portion; its messages go through channels that are there.
+            schedule: the schedule that it is of.
+        """
+        found: Orders = {key: [] for key in self._in}
+        for device in range(schedule.program.num_devices):
+            for _, op in part.in_order(schedule.lanes_of(device), schedule.program):
+                for message in op.sends:
+                    key = message.value.fact, message.value.stage
+                    if message.to_device == self._device:
+                        assert op.op.microbatch is not None
+                        place = op.op.step - part.shift, op.op.microbatch
+                        found[key].append(place)
+        return found
+
+    def expect(self, orders: Orders, first: int, batches: Batches) -> None:
+        """Have buffers ready for a portion's messages, as far as shapes are agreed.
+
+        A batch may have fewer microbatches than the schedule (the last one in
+        evaluation); those that it has come in the schedule's order.
+
+        Args:
+            orders: of the portion that is about to be played, as `orders_of` says.
+            first: the step that the portion's step 0 is.
+            batches: the batches under way, by step and net.
+        """
+        for (fact, stage), incoming in self._in.items():
+            net = self._nets[stage]
+            for relative, microbatch in orders[fact, stage]:
+                step = batches[first + relative][net].step
+                if microbatch >= len(step.sizes):
+                    continue
+                key = _key(step)
+                if key in incoming.headers:
+                    incoming.headers.remove(key)
+                    incoming.unread.add(key)
+                    incoming.coming.append((step, _HEADER))
+                incoming.coming.append((step, microbatch))
             self._expect(incoming)
 
     def send(
-        self,
-        kind: Kind,
-        stage: int,
-        step: Step,
-        microbatch: int,
-        values: Sequence[Tensor],
+        self, route: Route, step: Step, microbatch: int, values: Sequence[Tensor]
     ) -> None:
         """Send what an op made; the values must not be changed afterwards."""
-        outgoing = self._out[kind, stage]
-        if step.number in outgoing.headers:
-            _send_header(outgoing, step)
+        outgoing = self._out[route]
+        if outgoing.headers and (key := _key(step)) in outgoing.headers:
+            outgoing.headers.remove(key)
+            outgoing.sender.send(_header_tag(step), (step.header(),), HEADER)
         size = step.sizes[microbatch]
         schema = outgoing.schemas.get(size)
         if schema is None:
@@ -188,24 +208,25 @@ class Mail:
         outgoing.sender.send(_tag(schema, step, microbatch), values, schema)
 
     def receive(
-        self, kind: Kind, stage: int, step: Step, microbatch: int
+        self, fact: Fact, stage: int, step: Step, microbatch: int
     ) -> tuple[Tensor, ...]:
-        """Wait for what an op of this stage needs; it stays valid until `release`.
+        """Wait for a value of another device; it stays valid until `release`.
 
         Raises:
             WaitError: it did not come within the timeout, or the sender is gone.
             SchemaError: something else came, or the two sides' batches differ.
         """
-        incoming = self._in[kind, stage]
-        if step.number in incoming.headers:
+        incoming = self._in[fact, stage]
+        if incoming.unread and (key := _key(step)) in incoming.unread:
+            incoming.unread.remove(key)
             self._read_header(incoming, step)
         if incoming.coming:
             self._expect_until(incoming, step, microbatch)
         return incoming.receiver.receive(incoming.tags[step.number, microbatch])
 
-    def release(self, kind: Kind, stage: int, step: Step, microbatch: int) -> None:
+    def release(self, fact: Fact, stage: int, step: Step, microbatch: int) -> None:
         """Give back the buffer of a message that is no longer needed."""
-        incoming = self._in[kind, stage]
+        incoming = self._in[fact, stage]
         incoming.receiver.release(incoming.tags.pop((step.number, microbatch)))
 
     def flush(self) -> None:
@@ -223,10 +244,9 @@ class Mail:
         ends = incoming.channel
         compare(step.header(), ends.to_rank, header, ends.from_rank)
         incoming.receiver.release(tag)
-        incoming.headers.remove(step.number)
 
     def _expect_until(self, incoming: _Incoming, step: Step, microbatch: int) -> None:
-        """Learn the shapes of a message, and of those that are made before it."""
+        """Look up the shapes of a message, and of those that are made before it."""
         while (step, microbatch) in incoming.coming:
             first, number = incoming.coming[0]
             size = first.sizes[number]
@@ -257,9 +277,8 @@ class Mail:
             incoming.coming.popleft()
 
 
-def _send_header(outgoing: _Outgoing, step: Step) -> None:
-    outgoing.sender.send(_header_tag(step), (step.header(),), HEADER)
-    outgoing.headers.remove(step.number)
+def _key(step: Step) -> StepKey:
+    return step.number, step.first
 
 
 def _tag(schema: Schema, step: Step, microbatch: int) -> int:
@@ -270,15 +289,16 @@ def _header_tag(step: Step) -> int:
     return message_tag(HEADER, step.number, step.first)
 
 
-def _order(
-    lanes: Sequence[Lane], device: int, stage: int, kind: Kind
-) -> tuple[int, ...]:
-    """In which order a stage's lane makes its outputs, or its input gradients."""
-    kinds = BACKWARDS if kind is Kind.BACKWARD else {Kind.FORWARD}
-    return tuple(
-        op.microbatch
-        for lane in lanes
-        if lane.device == device
-        for op in lane.ops
-        if op.kind in kinds and op.stage == stage and op.microbatch is not None
+def _routes(plan: PlayPlan) -> Iterator[tuple[Route, Message]]:
+    """Every channel, in one order on all workers, with one of its messages."""
+    found: dict[Route, Message] = {}
+    for lane in plan.portions[Portion.STEP].lanes:
+        for op in lane:
+            for message in op.sends:
+                value = message.value
+                route = value.fact, value.stage, message.to_device
+                found.setdefault(route, message)
+    letters = list(_LETTERS)
+    yield from sorted(
+        found.items(), key=lambda one: (letters.index(one[0][0]), *one[0][1:])
     )

@@ -1,135 +1,190 @@
-"""What happens in a step besides its ops: losses are told, gradients are judged.
+"""What workers exchange in a step besides the schedule's values: losses and norms.
 
-lane   F F B F B B R │ U U
-         │           └─ every worker waits here until all gradients of the model are
-         │              complete, and learns how large they are; then all update
-         │              their weights, or all stop, or all skip the step
-         └─ the last stage's last forward: the losses begin their way to everyone
+    lane   F F B F B B R │ U U
+                 │       └─ gates: gradients are judged, clipped and updated together
+                 └─ the losses are posted once the last stage has its last one
+
+Where one gate has all stages, its norms are the step's. Where steps overlap, each step
+has several gates: their norms are added up when the step is over, and read one step
+later, when that takes no wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from hocket.errors import NonFiniteError
+from torch import Tensor
+
 from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.data.step_batch import Work
+from hocket.run.engine.gate import Finish, Gate
 from hocket.run.engine.results import Results
-from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradient_status import Judgement
 from hocket.run.weights.gradients import Gradients, Verdict
-from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.tied_weights import add_up_ties
-from hocket.run.weights.updater import Updater
 
 
-class StepEnds:
-    """What one worker does where its lane's work is not enough.
+class Norms(dict[int, Tensor]):
+    """The norms of this worker's gradients, by step: one row for each parameter."""
+
+    def add(self, step: int, norms: Tensor) -> None:
+        """Add the norms of some gradients; rows of others are zero."""
+        self[step] = self[step] + norms if step in self else norms
+
+
+class NoSync:
+    """Exchanges nothing: nothing is updated."""
+
+    def after_losses(self, stage: int, work: Work) -> None:
+        """Called when the last stage's last forward of a batch has run."""
+
+    def after_backwards(self, stage: int, work: Work) -> None:
+        """Called when a stage's last backward of a step has run."""
+
+    def after_gradients(self, stage: int, work: Work) -> None:
+        """Called when a stage's gradients are complete, over all replicas."""
+
+    def before_update(self, stage: int, work: Work, finish: Finish) -> bool:
+        """Called when a lane comes to an update; whether the update is made."""
+        raise AssertionError("an update without gates")
+
+    def close(self, batch: Mapping[str, Work], finish: Finish) -> None:
+        """Called when a step is over that does not overlap with others."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step under way.
 
     Args:
-        runners: this device's stages by number.
-        updaters: likewise.
-        last_stage: the one that knows the losses; not always this device's.
-        stage_of: the stage of each parameter that is trained, on any device.
-        results: the losses of a step, for everyone.
-        replicas: to see that all have the same batches, where there are any.
-        ties: add up the gradients of shared weights over the devices that hold them.
-        gradients: of this worker, as a part of all.
-        scale: of the loss, where it needs one.
-        clip_norm: the most that all gradients together may measure.
+        shares: each microbatch's share of the step, by samples.
+        has_posted_losses: whether this worker has, if it holds the last stage.
+    """
 
-    Attributes:
-        judgement: of the last step's gradients.
+    shares: dict[int, float] = field(default_factory=dict)
+    has_posted_losses: bool = False
+
+
+class StepSync(NoSync):
+    """One worker's part of what is exchanged.
+
+    Args:
+        runners: this device's stages.
+        last_stage: the stage that makes the losses; not always this device's.
+        results: broadcasts the losses.
+        replicas: sees that all replicas have the same batches; None without replicas.
+        gates: the gates of this program, in one order on all workers.
+        gate_of: the gate of each of this device's stages.
+        everyone: adds up the norms of all gradients; None where one gate does.
+        norms: the norms that this worker's gates have seen, by step.
     """
 
     def __init__(
         self,
         runners: Mapping[int, StageRunner],
-        updaters: Mapping[int, Updater],
         last_stage: int,
-        stage_of: Mapping[str, int],
         results: Results,
         replicas: ReplicaCheck | None,
-        ties: Sequence[Reducer],
-        gradients: Gradients,
-        scale: LossScale | None,
-        clip_norm: float | None,
+        gates: Sequence[Gate],
+        gate_of: Mapping[int, Gate],
+        everyone: Gradients | None,
+        norms: Norms,
     ) -> None:
         self._last = runners.get(last_stage)
-        self._updaters = updaters
-        self._stage_of = stage_of
+        self._last_stage = last_stage
         self._results = results
         self._replicas = replicas
-        self._ties = ties
-        self._gradients = gradients
-        self._scale = scale
-        self._clip_norm = clip_norm
-        self._shares: dict[int, float] = {}
-        self._work: Work | None = None
-        self.judgement = Judgement(0, lambda: Verdict(0.0))
+        self._gates = gates
+        self._gate_of = gate_of
+        self._everyone = everyone
+        self._norms = norms
+        self._steps: dict[int, _Step] = {}
+        self._status = Judgement(0, lambda: Verdict(0.0))
 
-    def begin(self, work: Work) -> None:
-        """Before each batch of a step; a step may take several."""
-        self._work = work
-        self._shares.update(work.shares())
-        if self._replicas is not None:
-            self._replicas.begin(work.step)
+    def begin(self, batch: Mapping[str, Work]) -> None:
+        """Begin a batch, before its first op; a step may take several."""
+        for work in batch.values():
+            step = self._steps.setdefault(work.step.number, _Step())
+            step.shares |= work.shares()
+            if self._replicas is not None:
+                self._replicas.begin(work.step)
 
-    def after_losses(self, work: Work) -> None:
-        """When the last stage's last forward has run, which this device has.
+    def after_losses(self, stage: int, work: Work) -> None:
+        """See `NoSync.after_losses`; the losses begin their way.
 
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
         """
         assert self._last is not None
-        if not work.closes:
-            return
-        self._results.begin(work.step.number, self._last.losses.read(), self._shares)
+        if work.closes:
+            number = work.step.number
+            shares = self._steps[number].shares
+            self._results.begin(number, self._last.losses.read(), shares)
 
-    def before_updates(self) -> bool:
-        """When the lane comes to its first update: whether there is any.
+    def after_backwards(self, stage: int, work: Work) -> None:
+        """See `NoSync.after_backwards`; others may end the step before this worker."""
+        number = work.step.number
+        if stage == self._last_stage and self._results.is_known(number):
+            self._results.tell(number)
+            self._steps[number].has_posted_losses = True
+
+    def after_gradients(self, stage: int, work: Work) -> None:
+        """See `NoSync.after_gradients`; the gate may post its norms early."""
+        self._gate_of[stage].complete(stage, work.step.number)
+
+    def before_update(self, stage: int, work: Work, finish: Finish) -> bool:
+        """See `NoSync.before_update`.
 
         Raises:
-            NonFiniteError: a gradient is not finite; every worker raises it.
+            NonFiniteError: a gradient is not finite.
             SchemaError: a replica had another batch.
             WaitError: another worker did not come.
         """
-        assert self._work is not None
-        self._complete()
-        number = self._work.step.number
-        self._gradients.tell(number)
-        self.judgement = Judgement(number, self._gradients.learn)
-        return self._decide()
-
-    def _complete(self) -> None:
-        """Have this worker's gradients as they would be without any pipeline."""
-        assert self._work is not None
-        self._shares.clear()
+        number = work.step.number
         if self._replicas is not None:
-            self._replicas.finish(self._work.step.number)
-        for updater in self._updaters.values():
-            updater.wait()
-        add_up_ties(self._ties)
-        if self._scale is not None:
-            for updater in self._updaters.values():
-                self._scale.unscale(updater.grads)
+            self._replicas.finish(number)
+        step = self._steps[number]
+        if stage == self._last_stage and not step.has_posted_losses:
+            self._results.tell(number)
+            step.has_posted_losses = True
+        finish(stage)
+        return self._gate_of[stage].enter(stage, number, finish)
 
-    def _decide(self) -> bool:
-        """Do what the verdict asks for; whether there is an update."""
-        verdict = self.judgement.verdict
-        if self._scale is not None:
-            self._scale.update(overflowed=not verdict.is_finite)
-        elif not verdict.is_finite:
-            raise NonFiniteError(self._fault(verdict))
-        if verdict.is_finite and self._clip_norm is not None:
-            self._gradients.clip(verdict, self._clip_norm)
-        return verdict.is_finite
+    def close(self, batch: Mapping[str, Work], finish: Finish) -> None:
+        """See `NoSync.close`; workers without updates raise what all raise.
 
-    def _fault(self, verdict: Verdict) -> str:
-        name = verdict.culprit
-        return (
-            f"the losses of step {self.judgement.step} are finite, its gradients "
-            f"are not: the first at fault is that of {name}, stage "
-            f"{self._stage_of[name]}; no weights were updated from it"
+        Raises:
+            NonFiniteError: a gradient is not finite; every worker raises it.
+            WaitError: another worker did not come.
+        """
+        work = next(iter(batch.values()))
+        if work.closes:
+            for gate in self._gates:
+                gate.close(work.step.number, finish)
+
+    def end(self, number: int) -> tuple[dict[str, float], Judgement]:
+        """End a step that is over on this worker; every worker calls it, step by step.
+
+        Returns:
+            The step's losses, and the status of its gradients.
+
+        Raises:
+            WaitError: another worker did not post.
+        """
+        del self._steps[number]
+        norms = self._norms.pop(number, None)
+        if self._everyone is None:
+            (gate,) = self._gates
+            self._status = gate.status
+            return self._results.finish(number), self._status
+        _ = self._status.verdict  # read before the next is posted
+        self._everyone.tell(
+            number, self._everyone.no_norms() if norms is None else norms
         )
+        self._status = Judgement(number, self._everyone.learn)
+        return self._results.finish(number), self._status
+
+    def give_up(self) -> None:
+        """End the wait for others: the pipeline ends."""
+        self._status.give_up()

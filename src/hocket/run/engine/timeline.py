@@ -10,7 +10,7 @@ from hocket.core.simulate import observed
 from hocket.core.timeline import Origin, Timeline
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.engine.worker import Record
+from hocket.run.engine.player import Record
 
 
 def gather_timeline(
@@ -31,12 +31,16 @@ def gather_timeline(
     own = {
         "device": layout.device,
         "replica": layout.replica,
-        "start_s": (record.start_s + offset).tolist(),
-        "end_s": (record.end_s + offset).tolist(),
+        "start_s": [(times + offset).tolist() for times in record.start_s],
+        "end_s": [(times + offset).tolist() for times in record.end_s],
     }
     parts = [part for part in world.gather_json(own) if part["replica"] == 0]
-    parts.sort(key=lambda part: int(part["device"]))
-    begin = min(min(part["start_s"]) for part in parts if part["start_s"])
-    starts = tuple(np.array(part["start_s"]) - begin for part in parts)
-    ends = tuple(np.array(part["end_s"]) - begin for part in parts)
+    begin = min(min(times) for part in parts for times in part["start_s"] if times)
+    lanes = {
+        number: (part["start_s"][i], part["end_s"][i])
+        for part in parts
+        for i, number in enumerate(schedule.lanes_of(int(part["device"])))
+    }
+    starts = tuple(np.array(lanes[n][0]) - begin for n in range(len(schedule.lanes)))
+    ends = tuple(np.array(lanes[n][1]) - begin for n in range(len(schedule.lanes)))
     return observed(schedule, costs, starts, ends, Origin.MEASURED)

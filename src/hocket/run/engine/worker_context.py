@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -12,8 +13,10 @@ from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import World
 from hocket.run.comm.all_sum import SumOfAll, SumOfGroup, SumOfMessages
 from hocket.run.comm.transport import Transport
+from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import Ring
-from hocket.run.engine.point_to_point import Mail
+from hocket.run.engine.play_plan import PlayPlan
+from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.results import Results
 
 
@@ -28,6 +31,7 @@ class Place:
         transport: carries all messages.
         store: with a prefix of this pipeline's own.
         timeout_s: after which a wait for another worker ends.
+        lanes: the device's lanes, where the order has several on it.
     """
 
     world: World
@@ -36,29 +40,48 @@ class Place:
     transport: Transport
     store: dist.Store
     timeout_s: float
+    lanes: Device | None = None
 
     def with_replicas(self) -> Group | None:
         """The workers of this one's device in all replicas; every worker must call."""
         return replica_group(self.layout, self.timeout_s, self.ring.wait)
 
     def with_everyone(self, what: str = "norms") -> SumOfAll | None:
-        """All workers of all replicas, if there are several; every worker must call.
+        """Add up over all workers of all replicas; every worker must call this.
 
         Args:
-            what: they add up; another word each time.
+            what: is added up; another word each time.
+
+        Returns:
+            The sum; None where this worker is alone.
         """
+        return self.with_devices(range(self.layout.num_devices), what)
+
+    def with_devices(self, devices: Sequence[int], what: str) -> SumOfAll | None:
+        """Add up over some devices, of all replicas; every worker must call this.
+
+        Args:
+            devices: that take part.
+            what: is added up; another word each time.
+
+        Returns:
+            The sum; None where this worker is alone, or does not take part.
+        """
+        layout = self.layout
         if self.world.world_size == 1:
             return None
         if self.world.device.type == "cpu":
-            return SumOfMessages(self.layout, self.transport, what)
-        ranks = tuple(range(self.world.world_size))
-        (group,) = join_groups([ranks], self.world.rank, self.timeout_s, self.ring.wait)
-        return SumOfGroup(group)
+            if layout.device not in devices:
+                return None
+            return SumOfMessages(layout, self.transport, what, devices)
+        ranks = tuple(rank for d in devices for rank in layout.replicas_of(d))
+        groups = join_groups([ranks], layout.rank, self.timeout_s, self.ring.wait)
+        return SumOfGroup(groups[0]) if groups else None
 
-    def mail(self, schedule: Schedule) -> Mail:
-        """What carries messages in training."""
-        return Mail(
-            schedule,
+    def channels(self, plan: PlayPlan) -> PointToPoint:
+        """Make this worker's messages in training."""
+        return PointToPoint(
+            plan,
             self.layout.device,
             self.layout.ranks,
             self.transport,

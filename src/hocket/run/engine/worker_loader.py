@@ -10,25 +10,29 @@ import torch
 from hocket.run.cluster.layout import Layout
 from hocket.run.data.reads import Reads
 from hocket.run.data.sample_loader import PartLoader
-from hocket.run.engine.executor import Crew
+from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 
 
 def worker_loader(
-    loader: Iterable[Any], crew: Crew, plan: Plan, layout: Layout, device: torch.device
+    loader: Iterable[Any],
+    executor: Executor,
+    plan: Plan,
+    layout: Layout,
+    device: torch.device,
 ) -> Iterable[Any]:
     """What one worker iterates over: of a PartLoader, only what it needs.
 
     Args:
         loader: of any kind; others yield whole batches.
-        crew: this worker's stages.
+        executor: this worker's stages.
         plan: with the number of microbatches.
         layout: this worker's place.
         device: where the tensors go.
     """
     if not isinstance(loader, PartLoader):
         return loader
-    runners = crew.runners.values()
+    runners = executor.runners.values()
     reads = Reads(
         inputs=any(runner.module.batch_inputs for runner in runners),
         targets=any(runner.loss is not None for runner in runners),

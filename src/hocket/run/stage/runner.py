@@ -244,13 +244,22 @@ class StageRunner:
         return sent
 
     def _try(self, given: Given, delay: int) -> None:
-        """See that it may compute with old weights, once."""
-        check_delayed_stage(
-            self.module,
-            lambda: self._call(self._inputs(given), given.microbatch),
-            device=self.device,
-            delay=delay,
-        )
+        """Check once that the stage may compute with old weights.
+
+        What is compiled may have no whole backward: the stage's own code is checked.
+        """
+        code = self.module.training_code
+        if isinstance(code.function, CompiledFunction):
+            self.module.set_training_code(code.function.code)
+        try:
+            check_delayed_stage(
+                self.module,
+                lambda: self._call(self._inputs(given), given.microbatch),
+                device=self.device,
+                delay=delay,
+            )
+        finally:
+            self.module.set_training_code(code)
         self._is_tried = True
 
     def _inputs(self, given: Given) -> list[Tensor]:

@@ -85,6 +85,10 @@ class Versions:
         self._placed: Leaves | None = None  # what stands in the parameters' places
         self._old: deque[Leaves] = deque()  # the oldest first
         self._newest: Leaves | None = None  # until somebody reads it
+        self._of_step: dict[int, Leaves] = {}  # what steps under way read
+        self._ended: set[int] = set()  # steps that ended before earlier ones
+        self._first = 0  # the first step that may still read
+        self._complete: dict[int, Leaves] = {}  # gradients of steps that must wait
         self.num_updates = 0
         self._guard = around_old_weights(self.delay)
         # Each step has borrowed leaves of its own. And stages that share a weight may
@@ -128,20 +132,34 @@ class Versions:
         return self._newest_leaves()[name].detach()
 
     def complete(self, step: int) -> None:
-        """When a step's last backward has run: its gradients go to the parameters.
+        """End a step whose last backward has run.
 
-        No later step reads what it was the last to read.
+        Its gradients go to the parameters, or wait until the updates of earlier steps
+        are made. Versions that no step reads any more are given up.
         """
-        for name, leaf in self._read_by(step).items():
-            if leaf.grad is not None:
-                self._trained[name].grad = leaf.grad
-                leaf.grad = None
+        leaves = self._read_by(step)
+        del self._of_step[step]
+        grads = {n: leaf.grad for n, leaf in leaves.items() if leaf.grad is not None}
+        for leaf in leaves.values():
+            leaf.grad = None
+        if self.is_next(step):
+            self._place(grads)
+        else:
+            self._complete[step] = grads
         if self._borrowed:
             self.take_out()  # they are given back
-        first = max(0, step + 1 - self._own_delay)
+        self._ended.add(step)
+        while self._first in self._ended:
+            self._ended.remove(self._first)
+            self._first += 1
+        first = max(0, self._first - self._own_delay)
         while self._old and self.num_updates - len(self._old) < first:
             if self._old.popleft() is self._placed:
                 self.take_out()
+
+    def is_next(self, step: int) -> bool:
+        """Whether a step's gradients are those of the next update."""
+        return step <= self.num_updates
 
     def before_update(self) -> None:
         """Keep what the weights are: the update will be made to a copy of them."""
@@ -153,8 +171,10 @@ class Versions:
             parameter.data = parameter.detach().clone()
 
     def after_update(self) -> None:
-        """The parameters are a version more."""
+        """Increment the weight version; gradients of the next step take their place."""
         self.num_updates += 1
+        if self.num_updates in self._complete:
+            self._place(self._complete.pop(self.num_updates))
 
     def old(self) -> list[dict[str, Tensor]]:
         """The versions that later steps will still read, but for the newest.
@@ -176,6 +196,7 @@ class Versions:
             source.set_old([values[name] for values in list(old)[-source.delay :]])
         own = list(old)[-self._own_delay :] if self._own_delay else []
         self._newest = None
+        self._of_step.clear()
         self._old = deque(
             {
                 name: values[name].detach().clone().requires_grad_()
@@ -185,9 +206,11 @@ class Versions:
         )
 
     def go_on_from(self, num_updates: int) -> None:
-        """Other weights were put into the parameters, after so many updates."""
+        """Go on with other weights in the parameters, after so many updates."""
         self._newest = None
-        self.num_updates = num_updates
+        self._of_step.clear()
+        self._ended.clear()
+        self._first = self.num_updates = num_updates
 
     @property
     def num_bytes(self) -> int:
@@ -198,7 +221,25 @@ class Versions:
         borrowed = sum(source.num_bytes for source in self._borrowed.values())
         return borrowed + sum(leaf.nbytes for leaf in leaves)
 
+    def _place(self, grads: Leaves) -> None:
+        for name, grad in grads.items():
+            self._trained[name].grad = grad
+
     def _read_by(self, step: int) -> Leaves:
+        """Return the leaves that a step reads: no two steps have the same at a time.
+
+        Steps that read one version have leaves of their own in its memory, so that
+        their gradients stay apart.
+        """
+        leaves = self._of_step.get(step)
+        if leaves is None:
+            leaves = self._version_of(step)
+            if any(leaves is other for other in self._of_step.values()):
+                leaves = {n: x.detach().requires_grad_() for n, x in leaves.items()}
+            self._of_step[step] = leaves
+        return leaves
+
+    def _version_of(self, step: int) -> Leaves:
         back = self.num_updates - max(0, step - self._own_delay)
         if back <= 0 or not self._old:
             return self._newest_leaves()

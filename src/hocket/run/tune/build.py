@@ -27,7 +27,6 @@ from hocket.model.profile.profile import Profile, conditions_of, mean_profile, p
 from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stages
 from hocket.model.stages.stage import StageModule
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.passes.one_step import one_step
 from hocket.planner.balance import balance
 from hocket.planner.recompute import RecomputeName, recomputing
 from hocket.run.cluster.world import World
@@ -35,12 +34,13 @@ from hocket.run.data.batch import Microbatch, digest
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.plan import Plan, short_hash
-from hocket.run.engine.point_to_point import Mail
+from hocket.run.engine.play_plan import PlayPlan, plan_to_play
+from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.worker_context import Place
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.compile_stages import CompiledWork, compile_stages
-from hocket.run.tune.dry_run import rehearse
+from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
 from hocket.run.weights.settings import Settings
@@ -178,13 +178,13 @@ def build_plan(
     schedule_name: str,
     order: Schedule,
     place: Place,
-) -> tuple[Plan, tuple[StageModule, ...], Mail]:
+) -> tuple[Plan, PlayPlan, tuple[StageModule, ...], PointToPoint]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
 
     Returns:
-        The plan, all stages, and this worker's mail for the plan's schedule.
+        The plan, its schedule planned op by op, all stages, and this worker's messages.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -201,10 +201,10 @@ def build_plan(
             modules, request.loss, world.device, request.settings.precision
         )
         compile_stages(work, order, request.compiled_for, place)
-    alone = one_step(order)
-    mail = place.mail(alone)
+    play_plan = plan_to_play(order)
+    channels = place.channels(play_plan)
     if world.device.type == "cpu":
-        costs = rehearse(
+        costs = dry_run(
             costs,
             captured,
             order,
@@ -212,7 +212,7 @@ def build_plan(
             request.loss,
             request.example,
             place,
-            mail,
+            channels,
             request.settings.precision,
         )
     plan = Plan(
@@ -227,7 +227,7 @@ def build_plan(
         simulate(order, costs),
     )
     _compare(world, plan=plan.digest)
-    return plan, modules, mail
+    return plan, play_plan, modules, channels
 
 
 def _recomputing(

@@ -43,10 +43,10 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.step_batch import Work
 from hocket.run.device.out_of_memory import MemoryWatch
-from hocket.run.engine.hooks import Hooks
-from hocket.run.engine.point_to_point import Mail
+from hocket.run.engine.play_plan import Portion, plan_to_play
+from hocket.run.engine.player import Player
+from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.timeline import gather_timeline
-from hocket.run.engine.worker import Record, Worker
 from hocket.run.engine.worker_context import Place
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
@@ -55,7 +55,7 @@ _MIN_STEPS: Final = 3  # and one more, to warm up
 _ENOUGH_S: Final = 0.3  # no further round once this has been spent
 
 
-def rehearse(
+def dry_run(
     costs: Costs,
     captured: Captured,
     schedule: Schedule,
@@ -63,7 +63,7 @@ def rehearse(
     loss: LossFunction,
     microbatch: Microbatch,
     place: Place,
-    mail: Mail,
+    channels: PointToPoint,
     precision: Precision,
 ) -> Costs:
     """The costs with what was measured in all lanes.
@@ -79,61 +79,54 @@ def rehearse(
         loss: as for the pipeline.
         microbatch: played as each of them.
         place: this worker's.
-        mail: its messages, as in training.
+        channels: its messages, as in training.
         precision: what forwards and losses compute in.
     """
     world, device = place.world, place.layout.device
     if schedule.body:
         least = schedule.program.num_steps - schedule.num_repeats + 1
         schedule = schedule.with_num_steps(least)
-    order = _without_ends(schedule)
+    order = steps_as_one(_without_ends(schedule))
     with as_it_was(captured, world.device):
         for module in modules:
             module.train()
         runners = _runners(costs, order, modules, loss, world, device, precision)
         watch = MemoryWatch(schedule, costs, world, device)
-        worker = _Player(
-            order,
+        player = Player(
+            plan_to_play(order),
             device,
             runners,
             {},
-            mail,
+            channels,
             place.ring,
-            Hooks(on_error=watch.on_error),
-            prefix="rehearsal ",
+            on_error=watch.on_error,
+            prefix="dry run ",
+            lanes=place.lanes,
         )
-        works = _works(microbatch, order.program)
-        _, *rounds = _played(worker, runners, works, steps_as_one(order), costs, place)
+        batch = _batch(microbatch, order.program)
+        least = max(1, _MIN_STEPS // schedule.program.num_steps)
+        _, *rounds = _played(player, runners, batch, order, costs, place, least)
     return fit(costs, rounds, _in_body(schedule))
 
 
-class _Player(Worker):
-    """Plays all steps of an order, also those that overlap, and ends none of them."""
-
-    def play_all(self, works: Sequence[Work]) -> Record:
-        """Play each step with its own work."""
-        for work in works:
-            self._mail.begin(work.step, overlaps=len(works) > 1)
-        self._play((turn, works[turn.op.step]) for turn in self._turns[True])
-        self._mail.flush()
-        return Record(*self._watch.read())
-
-
 def _played(
-    worker: _Player,
+    player: Player,
     runners: Mapping[int, StageRunner],
-    works: Sequence[Work],
+    batch: Work,
     order: Schedule,
     costs: Costs,
     place: Place,
+    least: int,
 ) -> list[Timeline]:
-    """Rounds, the first of them to warm up; every worker gets the same timelines."""
+    """Play rounds, the first of them to warm up; every worker gets their timelines."""
+    (net,) = order.program.nets
+    batches = {batch.step.number: {net.name: batch}}
     rounds: list[Timeline] = []
     spent_s = 0.0
-    least = max(1, _MIN_STEPS // len(works))
     while len(rounds) <= least or spent_s < _ENOUGH_S:
-        place.world.barrier("rehearsal")
-        record = worker.play_all(works)
+        place.world.barrier("dry run")
+        player.begin(batches[batch.step.number])
+        record = player.play(Portion.STEP, batch.step.number, batches)
         for runner in runners.values():
             runner.losses.read()
             for parameter in runner.parameters.values():
@@ -144,14 +137,11 @@ def _played(
     return rounds
 
 
-def _works(microbatch: Microbatch, program: Program) -> list[Work]:
-    """Of each step the same microbatch, many times."""
+def _batch(microbatch: Microbatch, program: Program) -> Work:
+    """Return the same microbatch, many times."""
     parts = (microbatch,) * program.num_microbatches_of(0)
     sizes = tuple(part.num_samples for part in parts)
-    return [
-        Work(Step(number, 0, sum(sizes), sizes), parts)
-        for number in range(program.num_steps)
-    ]
+    return Work(Step(0, 0, sum(sizes), sizes), parts)
 
 
 def _runners(

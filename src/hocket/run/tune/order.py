@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.core.given import is_path, read_schedule, refuse_other_sizes
-from hocket.core.op import Kind, Op
-from hocket.core.schedule import Lane, Schedule
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
 from hocket.errors import ScheduleError
 from hocket.passes.merge_backward import merge_where_nobody_waits
 from hocket.passes.updates_last import updates_last
@@ -122,12 +122,6 @@ def _faults(order: Schedule) -> Iterator[str]:
     yield from _stage_faults(order)
     if program.flows != tuple((s, s + 1) for s in range(program.num_stages - 1)):
         yield f"flows {program.flows}: the pipeline runs stages that follow each other"
-    for device in range(program.num_devices):
-        num_lanes = len(order.lanes_of(device))
-        if num_lanes != 1:
-            yield f"device {device} has {num_lanes} lanes: the pipeline runs one"
-    if order.body:
-        yield from _overlapping(order)
     kinds = {op.kind for lane in order.lanes for op in lane.ops} - RUNS
     if kinds:
         letters = ", ".join(sorted(kind.value for kind in kinds))
@@ -145,45 +139,4 @@ def _stage_faults(order: Schedule) -> Iterator[str]:
             yield (
                 f"stage {number} has delay {stage.delay}: such an order needs several "
                 "steps, and a body that repeats"
-            )
-
-
-def _overlapping(order: Schedule) -> Iterator[str]:
-    """Steps of one stage must not mix: its gradients are of one step at a time.
-
-    Those of the next step may begin while complete ones wait for their update.
-    """
-    halves = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
-    for lane in order.lanes:
-        if any(op.kind in halves for op in lane.ops):
-            yield (
-                f"lane {lane.label} has backwards in two halves: where steps overlap, "
-                "the pipeline runs whole ones"
-            )
-        newest: dict[tuple[Kind, int], int] = {}
-        for op in lane.ops:
-            last = newest.setdefault((op.kind, op.stage), op.step)
-            newest[op.kind, op.stage] = max(last, op.step)
-            if op.step < last:
-                yield f"{op} comes behind one of step {last}: a stage goes step by step"
-        yield from _both_complete(order, lane)
-
-
-def _both_complete(order: Schedule, lane: Lane) -> Iterator[str]:
-    """Where gradients are complete while those of the step before are still there."""
-    num_left: dict[tuple[int, int], int] = {}
-    updated: set[tuple[int, int]] = set()
-    for op in lane.ops:
-        key = op.stage, op.step
-        if op.kind is Kind.UPDATE:
-            updated.add(key)
-        if op.kind is not Kind.BACKWARD:
-            continue
-        each = order.program.num_microbatches_of(op.stage)
-        num_left[key] = num_left.get(key, each) - 1
-        if not num_left[key] and op.step and (op.stage, op.step - 1) not in updated:
-            update = Op(Kind.UPDATE, op.stage, None, op.step - 1)
-            yield (
-                f"{op}, the step's last backward on its stage, comes before {update}: "
-                "two steps' gradients would be complete at once"
             )

@@ -34,8 +34,9 @@ from hocket.run.comm.transports import buffers_of, make_transport
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.engine.play_plan import plan_to_play
 from hocket.run.engine.worker_context import Place
-from hocket.run.tune.dry_run import rehearse
+from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
 from hocket.run.weights.settings import Settings
@@ -135,7 +136,7 @@ def _played(subject: Subject, world: World, num_samples: int, p: int, v: int) ->
             handling=messages.handling,
             updates=measure_updates(modules, order.program, subject.settings, place),
         )
-        costs = rehearse(
+        costs = dry_run(
             costs,
             subject.captured,
             order,
@@ -143,7 +144,7 @@ def _played(subject: Subject, world: World, num_samples: int, p: int, v: int) ->
             subject.loss,
             subject.microbatches[num_samples],
             place,
-            place.mail(order),
+            place.channels(plan_to_play(order)),
             subject.settings.precision,
         )
     return Trial(num_samples, p, boundaries, costs)

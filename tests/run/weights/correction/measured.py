@@ -58,14 +58,14 @@ def _measure(world: World, run: list[Any], folder: str) -> list[Any]:
 
 
 def _weights(pipeline: hocket.Pipeline) -> list[Tensor]:
-    runners = pipeline._crew.runners.values()
+    runners = pipeline._executor.runners.values()
     return [p for runner in runners for p in runner.module.parameters()]
 
 
 def _kept(pipeline: hocket.Pipeline) -> list[Tensor]:
     """By optimizers and corrections."""
     found: list[Tensor] = []
-    for updater in pipeline._crew.updaters.values():
+    for updater in pipeline._executor.updaters.values():
         assert updater.optimizer is not None
         for state in updater.optimizer.state.values():
             found += [x for x in state.values() if isinstance(x, Tensor)]

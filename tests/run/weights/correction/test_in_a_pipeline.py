@@ -203,7 +203,7 @@ def test_its_plan_counts_what_it_keeps(
         pipeline.step(data()[3])
         kept = [_kept_bytes(pipeline, stage) for stage in (0, 1)]
         front, back = pipeline.plan.costs.stages
-        read = pipeline._crew.runners[0].versions
+        read = pipeline._executor.runners[0].versions
         assert read is not None
     assert [front.optimizer_bytes, back.optimizer_bytes] == kept
     assert front.guess_bytes == (
@@ -225,7 +225,7 @@ def _check_kept(correction: str, optimizer: str, front: StageCost) -> None:
 
 
 def _kept_bytes(pipeline: hocket.Pipeline, stage: int) -> int:
-    updater = pipeline._crew.updaters[stage]
+    updater = pipeline._executor.updaters[stage]
     assert updater.optimizer is not None
     states = updater.optimizer.state.values()
     tensors = [x for state in states for x in state.values() if isinstance(x, Tensor)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
-from hocket.run.engine.flush_free_check import refuse_shared
+from hocket.run.engine.refusals import refuse_shared
 from hocket.run.weights.stale_ties.loan import Loan, find_loans
 from hocket.schedules import make_schedule
 

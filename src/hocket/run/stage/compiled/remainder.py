@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.run.stage.compiled.products import Backward
 from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
@@ -46,7 +46,8 @@ class CompiledRemainder:
 
     def _held(self) -> list[Tensor]:
         """Not the weights, which some operators read, and which stay."""
-        return [x for x in self._inputs if not isinstance(x, nn.Parameter)]
+        weights = {id(x) for x in self._weights.values()}
+        return [x for x in self._inputs if id(x) not in weights]
 
 
 def add_up(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:

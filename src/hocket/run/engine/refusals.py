@@ -1,12 +1,12 @@
-"""What does not go with orders in which several steps are in flight."""
+"""Refuses what the engine cannot do exactly; each with its reason and a way out."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 
+from hocket.core.gates import describe, early_updates, gates_of
 from hocket.core.op import BACKWARDS
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError, RecipeError
@@ -45,26 +45,19 @@ def refuse_without_effect(
     )
 
 
-def refuse_settings(settings: Settings, schedule: Schedule, *, compiles: bool) -> None:
-    """See that settings go with an order; most go with one that has no body.
+def refuse_settings(settings: Settings, schedule: Schedule) -> None:
+    """See that settings go with an order; all go with one that has no body.
 
     Args:
         settings: how to train.
         schedule: the order.
-        compiles: whether stages are to be compiled.
 
     Raises:
         RecipeError: they do not; says all reasons.
     """
     if not schedule.body:
         return
-    faults = [*_faults(settings, schedule)]
-    if compiles:
-        faults.append(
-            "compile: a compiled stage computes with the weights that are in place "
-            "when it is compiled, and here old ones are put there"
-        )
-    if faults:
+    if faults := [*_faults(settings, schedule)]:
         raise RecipeError(
             f"{'; '.join(faults)}. Or take an order that ends each step before the "
             'next begins, such as schedule="1f1b"'
@@ -147,21 +140,11 @@ def _faults(settings: Settings, schedule: Schedule) -> Iterator[str]:
             'others have been begun with its weights; take "bfloat16"'
         )
     if settings.clip_norm is not None:
-        yield from _unclipped(schedule)
-
-
-def _unclipped(schedule: Schedule) -> Iterator[str]:
-    """Groups that would have to be clipped before all their gradients are there."""
-    stages = schedule.program.stages
-    num_devices = schedule.program.num_devices
-    for delay in sorted({stage.delay for stage in stages if stage.trainable}):
-        held = Counter(
-            stage.device for stage in stages if stage.delay == delay and stage.trainable
-        )
-        if max(held.values()) > 1 or len(held) not in (1, num_devices):
+        gates = gates_of(schedule.program, overlaps=True, clips=True)
+        for op in early_updates(schedule, gates):
+            gate = next(gate for gate in gates if op.stage in gate)
             yield (
-                f"clip_norm: the stages of delay {delay} are clipped together, when "
-                "each device that has one of them comes to its update; but they are "
-                f"spread over the devices as {dict(sorted(held.items()))}, and it "
-                "takes one on each, or one in all"
+                f"clip_norm: {op} comes before gradients of "
+                f"{describe(gate, schedule.program)}, whose norm it needs: move it "
+                "behind them, or leave clip_norm out"
             )

@@ -1,0 +1,91 @@
+"""Gates: stages whose gradients are judged, clipped and updated together.
+
+To clip by a norm, every update of a gate waits for the gradients of all its stages. An
+order may have an update too early for that:
+
+    d0  ... 2B0 2U 0B0 0U      2U waits for the gradient of stage 0, which 0B0 makes
+                               behind it: with one gate over both, d0 waits for itself
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hocket.core.dataflow import Value, is_given, makes, needs
+from hocket.core.op import Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+
+# The stages of each gate.
+Gates = tuple[tuple[int, ...], ...]
+
+
+def gates_of(program: Program, *, overlaps: bool, clips: bool) -> Gates:
+    """Return the gates of a program: all stages; or each delay's; or each stage.
+
+    Args:
+        program: says which stages are updated, and their delays.
+        overlaps: whether a step begins before the one before it has ended. If not, all
+            stages are one gate, so that no weight is updated where any gradient is not
+            finite.
+        clips: whether gradients are clipped by the norm of their gate.
+    """
+    moving = [n for n, stage in enumerate(program.stages) if stage.moves]
+    if not overlaps:
+        return (tuple(moving),)
+    if not clips:
+        return tuple((number,) for number in moving)
+    delays = sorted({program.stages[number].delay for number in moving})
+    return tuple(
+        tuple(n for n in moving if program.stages[n].delay == delay) for delay in delays
+    )
+
+
+def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
+    """Return the updates at which lanes would wait for ever; none if all is well.
+
+    Args:
+        schedule: one that `check` accepts.
+        gates: each update waits for the gradients of all stages of its gate.
+    """
+    program = schedule.program
+    gate_of = {stage: gate for gate in gates for stage in gate}
+    position = [0] * len(schedule.lanes)
+    have: set[Value] = set()
+    ops = [op for lane in schedule.lanes for op in lane.ops]
+    num_left = Counter((op.stage, op.step) for op in ops if op.kind in _ADDS)
+
+    def may_start(op: Op) -> bool:
+        waits = gate_of.get(op.stage, ()) if op.kind is Kind.UPDATE else ()
+        return not any(num_left[stage, op.step] for stage in waits) and all(
+            value in have or is_given(value) for value in needs(op, program)
+        )
+
+    moved = True
+    while moved:
+        moved = False
+        for number, lane in enumerate(schedule.lanes):
+            for op in lane.ops[position[number] :]:
+                if not may_start(op):
+                    break
+                have.update(makes(op, program))
+                num_left[op.stage, op.step] -= op.kind in _ADDS
+                position[number] += 1
+                moved = True
+    stuck = [
+        lane.ops[at]
+        for lane, at in zip(schedule.lanes, position, strict=True)
+        if at < len(lane.ops)
+    ]
+    return tuple(op for op in stuck if op.kind is Kind.UPDATE)
+
+
+_ADDS = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
+
+
+def describe(gate: Sequence[int], program: Program) -> str:
+    """Name a gate in an error."""
+    delays = sorted({program.stages[stage].delay for stage in gate})
+    stages = ", ".join(map(str, gate))
+    return f"stages {stages} (delay {', '.join(map(str, delays))})"

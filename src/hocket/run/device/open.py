@@ -1,0 +1,25 @@
+"""Open the device that a worker computes on, with several lanes."""
+
+from __future__ import annotations
+
+import torch
+
+from hocket.run.device.cpu import CpuDevice
+from hocket.run.device.device import Device
+from hocket.run.device.memory import host_bytes
+
+
+def open_device(device: torch.device, num_lanes: int, *, timeout_s: float) -> Device:
+    """Open a device; its lanes are threads on a CPU, and streams on a GPU.
+
+    Args:
+        device: the torch device.
+        num_lanes: the number of lanes.
+        timeout_s: after which a wait of one lane for another ends with an error.
+    """
+    if device.type == "cuda":
+        from hocket.run.device.cuda import CudaDevice
+
+        total = torch.cuda.get_device_properties(device).total_memory
+        return CudaDevice(device, num_lanes, budget_bytes=total, timeout_s=timeout_s)
+    return CpuDevice(num_lanes, budget_bytes=host_bytes(), timeout_s=timeout_s)

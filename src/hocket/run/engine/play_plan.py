@@ -1,0 +1,121 @@
+"""Cut a schedule into the portions that workers play, and plan every op of them.
+
+The number of batches is not known in advance. A schedule with a body is played in
+portions of all lanes, of which the body is repeated as long as there are batches; a
+schedule without one is a body of one step, which is played alone each time:
+
+    batches    0 1 2    │ 3    │ 4    │ end            0    │ 1    │ 2
+    plays      prologue │ body │ body │ epilogue       step │ step │ step
+    results    0        │ 1    │ 2    │ 3 4            0    │ 1    │ 2
+
+The prologue has the body once behind it. Where batches end before the prologue is full,
+its steps are played alone: which weights a step reads does not depend on what overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from hocket.core.dataflow import makes, needs
+from hocket.core.lane_plan import OpPlan, plan_lanes
+from hocket.core.portions import portions
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.passes.one_step import one_step
+
+
+class Portion(Enum):
+    """A part of a schedule that is played at a time."""
+
+    STEP = "step"
+    PROLOGUE = "prologue"
+    BODY = "body"
+    EPILOGUE = "epilogue"
+
+
+@dataclass(frozen=True, slots=True)
+class PortionPlan:
+    """One portion, planned for every lane of the schedule.
+
+    Args:
+        lanes: each lane's ops.
+        shift: steps by which these are numbered too high. A portion is played from a
+            first step on; an op then belongs to step `first + op.step - shift`.
+    """
+
+    lanes: tuple[tuple[OpPlan, ...], ...]
+    shift: int = 0
+
+    def in_order(
+        self, numbers: tuple[int, ...], program: Program
+    ) -> Iterator[tuple[int, OpPlan]]:
+        """Yield a lane and its next op, in one order that all workers agree on.
+
+        An op comes after those of the same lanes whose values it needs; apart from
+        that, lower lanes come first.
+
+        Args:
+            numbers: the lanes of one device, ascending.
+            program: says what ops need and make.
+        """
+        left = [list(reversed(self.lanes[number])) for number in numbers]
+        due = {v for lane in left for plan in lane for v in makes(plan.op, program)}
+        while any(left):
+            for number, lane in zip(numbers, left, strict=True):
+                while lane and due.isdisjoint(needs(lane[-1].op, program)):
+                    plan = lane.pop()
+                    due.difference_update(makes(plan.op, program))
+                    yield number, plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlayPlan:
+    """Everything that workers look up in a schedule before they play it.
+
+    Args:
+        schedule: the one that is played.
+        portions: its parts.
+        num_steps: batches that a prologue takes.
+        num_ended: of these, the steps that are over when the prologue is.
+    """
+
+    schedule: Schedule
+    portions: Mapping[Portion, PortionPlan]
+    num_steps: int = 1
+    num_ended: int = 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps overlap: the schedule has a body."""
+        return Portion.BODY in self.portions
+
+    @property
+    def program(self) -> Program:
+        """The schedule's program."""
+        return self.schedule.program
+
+
+def plan_to_play(schedule: Schedule) -> PlayPlan:
+    """Plan a schedule of one step, or one with a body.
+
+    Args:
+        schedule: accepted by `check`, without explicit messages.
+    """
+    parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule)))}
+    if not schedule.body:
+        return PlayPlan(schedule, parts)
+    cut = portions(schedule)
+    plans = plan_lanes(schedule.with_num_steps(cut.num_steps + 1))
+    ends = [
+        (len(first), len(first) + len(again))
+        for first, again in zip(cut.opening, cut.again, strict=True)
+    ]
+    lanes = [*zip(plans, ends, strict=True)]
+    parts |= {
+        Portion.PROLOGUE: PortionPlan(tuple(plan[:a] for plan, (a, _) in lanes)),
+        Portion.BODY: PortionPlan(tuple(plan[a:b] for plan, (a, b) in lanes)),
+        Portion.EPILOGUE: PortionPlan(tuple(plan[b:] for plan, (_, b) in lanes), 1),
+    }
+    return PlayPlan(schedule, parts, cut.num_steps, cut.num_ended)
