@@ -86,8 +86,8 @@ def test_values_needed_later_are_passed_on() -> None:
     assert all(skip in received for received in names[1:4])
 
 
-def test_only_random_stages_say_so() -> None:
-    """Seeding is skipped where nothing is drawn."""
+def test_stages_name_the_layers_that_draw() -> None:
+    """Others are not seeded; the numbers are those of the uncut model's layers."""
     case = vit("sdpa")
     for module in case.model.modules():
         if isinstance(module, nn.Dropout):
@@ -98,7 +98,7 @@ def test_only_random_stages_say_so() -> None:
 
     stages = even_cut(case.capture(), 3)
 
-    assert [stage.has_random for stage in stages] == [True, False, False]
+    assert [stage.random_layers for stage in stages] == [(0,), (), ()]
 
 
 @pytest.mark.parametrize("boundaries", [(0,), (6,), (2, 2), (3, 1), (-1,)])

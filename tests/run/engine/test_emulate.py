@@ -65,7 +65,7 @@ def test_each_stage_reads_what_its_delay_promises(delays: tuple[int, int]) -> No
 def test_without_delays_it_is_the_plain_loop(name: str) -> None:
     """Bit for bit: weights, buffers and losses, with an uneven last batch."""
     sizes = {"num_steps": 4, "batch_size": 14, "last": 9}
-    expected, history = plain_loop(name, (), num_parts=4, **sizes)
+    expected, history = plain_loop(name, num_parts=4, **sizes)
     model = make_model(name)
     found = hocket.emulate(
         model,

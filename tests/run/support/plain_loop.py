@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.model.capture.capture import capture
-from hocket.model.stages.cut import cut
+from hocket.model.stages.cut import StageModule, cut
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.data.loss import TOTAL, named_losses
-from hocket.run.stage.seed import seed_generators, seed_of
+from hocket.run.stage.seed import layers_seeded
 from tests.run.support.small_models import batches, make_model, specimen_of
 
 CPU = torch.device("cpu")
@@ -25,7 +25,6 @@ def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 def plain_loop(
     name: str,
-    boundaries: tuple[int, ...],
     *,
     num_parts: int,
     num_steps: int,
@@ -34,12 +33,11 @@ def plain_loop(
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Train the specimen without any pipeline.
 
-    Models without random numbers are called whole, as users would. For dropout the
-    oracle needs to know where stages begin, since each seeds its own numbers.
+    Models without random numbers are called whole, as users would. Others run as one
+    stage, whose code seeds each layer that draws.
 
     Args:
         name: in the zoo.
-        boundaries: of the pipeline that this is compared with; for dropout.
         num_parts: microbatches over all replicas.
         num_steps: of training.
         batch_size: of all batches but the last.
@@ -49,23 +47,20 @@ def plain_loop(
     model.train()
     optimizer = make_optimizer(model.parameters())
     data = batches(name, num_steps, batch_size, last)
-    stages = None
+    uncut = None
     specimen = specimen_of(name)
     if specimen.is_random:
-        spec = pytree.tree_structure(call_arguments(data[0][0]))
-        first = split_batch(data[0], num_parts)[0]
-        args, kwargs = pytree.tree_unflatten(first.leaves, spec)
-        stages = cut(capture(model, args, kwargs), boundaries)
+        uncut = uncut_stage(model, data[0], num_parts)
     history = []
     for step, batch in enumerate(data):
         parts = split_batch(batch, num_parts)
         total_samples = sum(part.num_samples for part in parts)
         sums: dict[str, float] = {}
         for m, part in enumerate(parts):
-            if stages is None:
+            if uncut is None:
                 output = call_model(model, batch[0], part)
             else:
-                output = in_stages(stages, part, step, m)
+                output = in_one_stage(uncut, part, step, m)
             named = named_losses(specimen.loss(output, part.targets))
             weight = part.num_samples / total_samples
             (named[TOTAL] * weight).backward()
@@ -84,11 +79,18 @@ def call_model(model: nn.Module, inputs: Any, part: Microbatch) -> Any:
     return model(*args, **kwargs)
 
 
-def in_stages(stages: Any, part: Microbatch, step: int, microbatch: int) -> Any:
-    """What the stages make of it one after the other, each with its own numbers."""
-    values: tuple[Tensor, ...] = ()
-    for number, stage in enumerate(stages):
-        if stage.has_random:
-            seed_generators(CPU, seed_of(0, step, number, microbatch))
-        values = stage(*values, *(part.leaves[i] for i in stage.batch_inputs))
-    return values
+def uncut_stage(model: nn.Module, batch: Any, num_parts: int) -> StageModule:
+    """The whole model as one stage."""
+    spec = pytree.tree_structure(call_arguments(batch[0]))
+    first = split_batch(batch, num_parts)[0]
+    args, kwargs = pytree.tree_unflatten(first.leaves, spec)
+    return cut(capture(model, args, kwargs), ())[0]
+
+
+def in_one_stage(
+    stage: StageModule, part: Microbatch, step: int, microbatch: int
+) -> Any:
+    """What the uncut model makes of a microbatch, each layer with its own numbers."""
+    own = [part.leaves[i] for i in stage.batch_inputs]
+    with layers_seeded(stage, CPU, 0, step, "model", microbatch):
+        return stage(*own)

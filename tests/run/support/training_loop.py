@@ -12,16 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from torch.utils import _pytree as pytree
 
-from hocket.model.capture.capture import capture
-from hocket.model.stages.cut import cut
-from hocket.run.data.batch import call_arguments, split_batch
+from hocket.run.data.batch import split_batch
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.step_batch import grouped
 from hocket.run.weights.settings import Parameters
 from tests.run.support.optimizers import OPTIMIZERS, make_scheduler
-from tests.run.support.plain_loop import call_model, in_stages
+from tests.run.support.plain_loop import call_model, in_one_stage, uncut_stage
 from tests.run.support.small_models import batches, make_model, specimen_of
 
 SINGLE = {"bfloat16": torch.float32, "float16": torch.float32}  # types of the weights
@@ -70,7 +67,7 @@ def loss_of(case: dict[str, Any]) -> Any:
     return loss if factor == 1.0 else lambda x, y: factor * loss(x, y)
 
 
-def plain_training(case: dict[str, Any], boundaries: tuple[int, ...]) -> Trained:
+def plain_training(case: dict[str, Any]) -> Trained:
     """Train the case's specimen without any pipeline."""
     model = model_of(case)
     model.train()
@@ -81,7 +78,7 @@ def plain_training(case: dict[str, Any], boundaries: tuple[int, ...]) -> Trained
     average = get_ema_multi_avg_fn(case.get("ema_decay") or 0.0)
     averaged = {name: p.detach().clone() for name, p in named.items()}
     found = Trained(model.state_dict(), {})
-    for losses in _backwards(model, case, boundaries, scaler):
+    for losses in _backwards(model, case, scaler):
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(
             model.parameters(), case.get("clip_norm") or math.inf
@@ -112,18 +109,14 @@ def _with_weights(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Ten
 def _backwards(
     model: nn.Module,
     case: dict[str, Any],
-    boundaries: tuple[int, ...],
     scaler: torch.amp.GradScaler,
 ) -> Iterator[dict[str, float]]:
     """All backwards of one step after the other; yields the step's losses."""
     data, loss = data_of(case), loss_of(case)
     num_parts = case["num_microbatches"] * case["num_replicas"]
-    stages = None
+    uncut = None
     if specimen_of(case["model"]).is_random:
-        spec = pytree.tree_structure(call_arguments(data[0][0]))
-        first = split_batch(data[0], num_parts)[0]
-        args, kwargs = pytree.tree_unflatten(first.leaves, spec)
-        stages = cut(capture(model, args, kwargs), boundaries)
+        uncut = uncut_stage(model, data[0], num_parts)
     precision = case.get("precision", "float32")
     autocast = torch.autocast(
         "cpu", getattr(torch, precision), enabled=precision != "float32"
@@ -136,8 +129,8 @@ def _backwards(
             with autocast:
                 output = (
                     call_model(model, batch[0], part)
-                    if stages is None
-                    else in_stages(stages, part, step, m)
+                    if uncut is None
+                    else in_one_stage(uncut, part, step, m)
                 )
                 named = named_losses(loss(output, part.targets))
             weight = part.num_samples / num_samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -134,6 +135,7 @@ def _stage(
         leaves = sorted({*leaves, captured.example.batched.index(True)})
         size_at = _size_at(captured, received, leaves)
     modules = _modules(parts)
+    draws = _draws(captured, parts[True])
     inside = {x for module in modules.values() for x in module.modules()}
     stage = StageModule(
         index=index,
@@ -141,7 +143,7 @@ def _stage(
         batch_inputs=tuple(leaves),
         received=received,
         sent=sent,
-        has_random=_has_random(parts[True]),
+        random_layers=tuple(draws.values()),
         fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
         size_at=size_at,
         rebuild=_rebuild(captured) if is_last else None,
@@ -152,7 +154,15 @@ def _stage(
     for mode, part in parts.items():
         before, after = (_crossing(captured, layer, mode) for layer in (begin, end))
         title = f"stage {index} of {num_stages}, {'training' if mode else 'evaluation'}"
-        code[mode] = emit(part, before, leaves, after, title)
+        code[mode] = emit(
+            part,
+            before,
+            leaves,
+            after,
+            title,
+            draws if mode else {},
+            stage.layer_seeds,
+        )
     names = _names(captured, parts, begin, end)
     stage.set_code(code, give_homes(stage, captured.state, names, modules))
     stage.training = captured.model.training
@@ -200,8 +210,15 @@ def _size_at(
     return None
 
 
-def _has_random(part: Part) -> bool:
-    return any(part.flow.facts[node].is_random for node in part.body)
+def _draws(captured: Captured, part: Part) -> dict[fx.Node, int]:
+    """The first call of each layer that draws random numbers, and the layer."""
+    starts = [start for start, _ in captured.starts]
+    place = {node: i for i, node in enumerate(part.flow.compute)}
+    first: dict[int, fx.Node] = {}
+    for node in part.body:
+        if part.flow.facts[node].is_random:
+            first.setdefault(bisect_right(starts, place[node]) - 1, node)
+    return {node: layer for layer, node in first.items()}
 
 
 def _names(

@@ -4,6 +4,8 @@ The source of such a function, made once per stage and mode:
 
     def stage(self, device, state_1, ..., constant_7, ..., value_9, ...):
         linear = torch._C._nn.linear(value_9, state_1, state_2);  value_9 = None
+        hocket_layer_seeds = self.hocket_layer_seeds
+        before = hocket_layer_seeds.before(4)       before layer 4, which has dropout
         ...
         return (add,)
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -28,11 +30,13 @@ import torch
 from torch import Tensor, fx
 
 from hocket.model.capture import bindings
+from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.stages.mask import simplified
 from hocket.model.stages.part import Part, simple_mask
 from hocket.model.trace.trace import Trace
 
 _PAIR: Final = (0, 1)
+_SEEDS: Final = "hocket_layer_seeds"  # among the objects of a stage's code
 _NUMBER: Final = itertools.count()  # tells sources apart in tracebacks
 
 
@@ -77,6 +81,8 @@ def emit(
     leaves: Sequence[int],
     sent: Sequence[fx.Node],
     title: str,
+    draws: Mapping[fx.Node, int],
+    seeds: LayerSeeds,
 ) -> Code:
     """Write and compile the functions of a part.
 
@@ -86,6 +92,9 @@ def emit(
         leaves: the positions in the batch of the tensors that follow them.
         sent: the calls whose values go to the next stage, in order.
         title: what tracebacks call it.
+        draws: the first call of each layer that draws random numbers, and the layer's
+            number in the uncut model.
+        seeds: asked before each of these calls.
     """
     trace = part.flow.trace
     objects: dict[str, Any] = {}
@@ -102,6 +111,8 @@ def emit(
     for position in leaves:
         copy.new[placeholder_of[position]] = copy.placeholder("value")
     for node in part.body:
+        if node in draws:
+            copy.seed(seeds, draws[node])
         copy.add(node, simple_mask(part.flow, node))
     copy.graph.output(copy.mapped(_result(part, sent)))
     return Code(
@@ -196,6 +207,12 @@ class _Copy:
             )
         else:
             self.new[node] = bindings.call(self.graph, node.target, args, kwargs)
+
+    def seed(self, seeds: LayerSeeds, layer: int) -> None:
+        """Have the generator seeded before a layer."""
+        self.objects[_SEEDS] = seeds
+        asked = self.graph.create_node("get_attr", _SEEDS)
+        self.graph.call_method("before", (asked, layer))
 
     def mapped(self, argument: Any) -> Any:
         return fx.node.map_aggregate(argument, self._mapped)

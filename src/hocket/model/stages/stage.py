@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
+from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.stages.parameter_paths import Home
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.value import Value
@@ -34,13 +35,17 @@ class StageModule(nn.Module):
         batch_inputs: which leaves of the flattened batch `(args, kwargs)` it reads.
         received: the values from the stage before.
         sent: the values for the next stage.
-        has_random: whether it draws random numbers in training.
+        random_layers: the layers of the uncut model that draw random numbers in
+            training.
         fixed_samples: the only number of samples it runs with; 0 if any will do.
         size_at: which argument tells the number of samples, and in which dimension.
         rebuild: puts the outputs into the model's own structure, where it has one.
         frozen: modules run as they are that stay in evaluation mode in training.
         changed_buffers: the first names of the model's buffers that training may
             change, also of those in other stages.
+
+    Attributes:
+        layer_seeds: seeds the generator before each of `random_layers`.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class StageModule(nn.Module):
         batch_inputs: tuple[int, ...],
         received: tuple[Value, ...],
         sent: tuple[Value, ...],
-        has_random: bool,
+        random_layers: tuple[int, ...],
         fixed_samples: int,
         size_at: tuple[int, int] | None,
         rebuild: Callable[[Any], Any] | None,
@@ -64,7 +69,8 @@ class StageModule(nn.Module):
         self.batch_inputs = batch_inputs
         self.received = received
         self.sent = sent
-        self.has_random = has_random
+        self.random_layers = random_layers
+        self.layer_seeds = LayerSeeds()
         self.fixed_samples = fixed_samples
         self.size_at = size_at
         self.changed_buffers = changed_buffers

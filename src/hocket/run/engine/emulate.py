@@ -37,7 +37,7 @@ from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.stage.seed import generators_kept, seed_generators, seed_of
+from hocket.run.stage.seed import generators_kept, layers_seeded
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory, Settings
 from hocket.run.weights.updater import Updater
@@ -248,9 +248,9 @@ def _forward(
     values: tuple[Tensor, ...] = ()
     for stage in stages:
         module = stage.module
-        if module.has_random:
-            seed_generators(_CPU, seed_of(seed, step, module.index, number))
-        values = stage(*values, *(part.leaves[i] for i in module.batch_inputs))
+        own = [part.leaves[i] for i in module.batch_inputs]
+        with layers_seeded(module, _CPU, seed, step, "model", number):
+            values = stage(*values, *own)
     return values
 
 

@@ -24,7 +24,7 @@ from hocket.run.stage.compiled.splitter import ByCompiled
 from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import Given, Replay, Replayer
-from hocket.run.stage.seed import seed_generators, seed_of
+from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.make import NOTHING_LEFT, make_splitter
 from hocket.run.stage.split.splitter import Remainder, SplitBy, Splitter
 from hocket.run.stage.stale_weight_check import check_delayed_stage
@@ -70,6 +70,7 @@ class StageRunner:
         loss: given for the net's last stage.
         device: where the module lives.
         seed: of the run, for random numbers.
+        net: the name of the stage's net, for random numbers.
         first_microbatch: this replica's first, counted over all replicas, so that no
             two replicas draw the same numbers.
         precision: what forwards and losses compute in.
@@ -93,6 +94,7 @@ class StageRunner:
         *,
         device: torch.device,
         seed: int,
+        net: str = "model",
         first_microbatch: int = 0,
         precision: Precision = Precision.FLOAT32,
         recomputes: bool = False,
@@ -104,6 +106,7 @@ class StageRunner:
         self.loss = loss
         self.device = device
         self.seed = seed
+        self.net = net
         self.first_microbatch = first_microbatch
         self._autocast = precision.autocast(device)
         self.losses = LossValues(number, at_once=device.type == "cpu")
@@ -168,15 +171,10 @@ class StageRunner:
             ModelError: the loss is no scalar, or does not depend on any weight;
                 it is no mean over samples, or the stage cannot have old weights.
         """
-        if self.module.has_random:
-            number = self.first_microbatch + index
-            seed_generators(self.device, seed_of(self.seed, step, self.number, number))
         given = Given(microbatch, tuple(received), weight)
-        if self.versions is None:
-            return self._forward(given, (step, index), splits=splits)
-        if not self._is_tried:
+        if self.versions is not None and not self._is_tried:
             self._try(given, self.versions.delay)
-        with self.versions.put(step):
+        with self._weights_of(step), self._seeded(step, index):
             return self._forward(given, (step, index), splits=splits)
 
     def backward(
@@ -275,12 +273,22 @@ class StageRunner:
         if isinstance(live, _Live):
             return live
         assert self._replayer is not None
-        with self._replayer.restored(live), self._weights_of(step):
+        replayed = self._replayer.restored(live)
+        with replayed, self._weights_of(step), self._seeded(step, index):
             again, _ = self._run(live.given, splits=splits)
         return again
 
     def _weights_of(self, step: int) -> AbstractContextManager[None]:
         return nullcontext() if self.versions is None else self.versions.put(step)
+
+    def _seeded(self, step: int, index: int) -> AbstractContextManager[None]:
+        """Seed the layers that draw, in forwards of this microbatch."""
+        if not self.module.random_layers:
+            return nullcontext()
+        number = self.first_microbatch + index
+        return layers_seeded(
+            self.module, self.device, self.seed, step, self.net, number
+        )
 
     def _made_splitter(self) -> Splitter:
         """Made when it is first needed: few stages of few schedules ever do."""

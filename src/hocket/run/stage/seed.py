@@ -1,30 +1,69 @@
-"""Random numbers that do not depend on the schedule.
+"""Random numbers that depend neither on the schedule nor on the cut.
 
-Before a forward that draws random numbers (dropout), the generator is seeded from the
-run's seed, the step, the stage and the microbatch. Whoever runs this forward, and
-whatever ran before it, draws the same numbers.
+Before a layer that draws random numbers (dropout), the generator is seeded from the
+run's seed, the step, the net, the microbatch and the layer's number in the uncut model.
+The layer draws the same numbers in any stage, on any worker, and whatever ran before.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from hocket.model.stages.stage import StageModule
+
 _MASK = (1 << 64) - 1
 
 
-def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
-    """Mix four numbers into one (splitmix64's finisher, applied to each in turn)."""
+def seed_of(seed: int, step: int, net: str, layer: int, microbatch: int) -> int:
+    """Mix what random numbers depend on into one number (splitmix64's finisher).
+
+    Args:
+        seed: of the run.
+        step: of the training, from 0.
+        net: the net's name.
+        layer: its number in the uncut model.
+        microbatch: its number in the step, over all replicas.
+    """
     state = seed & _MASK
-    for number in (step, stage, microbatch):
+    for number in (step, zlib.crc32(net.encode()), layer, microbatch):
         state = (state + 0x9E3779B97F4A7C15 + number) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state >> 1  # generators take signed 64-bit numbers
+
+
+@contextmanager
+def layers_seeded(
+    module: StageModule,
+    device: torch.device,
+    seed: int,
+    step: int,
+    net: str,
+    microbatch: int,
+) -> Iterator[None]:
+    """Seed each layer that draws, in the stage's forwards in training meanwhile.
+
+    Args:
+        module: the stage.
+        device: where it runs.
+        seed: of the run.
+        step: of the training, from 0.
+        net: the net's name.
+        microbatch: its number in the step, over all replicas.
+    """
+    module.layer_seeds.seed = lambda layer: seed_generators(
+        device, seed_of(seed, step, net, layer, microbatch)
+    )
+    try:
+        yield
+    finally:
+        module.layer_seeds.seed = None
 
 
 def seed_generators(device: torch.device, value: int) -> None:
