@@ -56,7 +56,7 @@ def test_messages_are_as_predicted(name: str) -> None:
         _, outputs = forward(stages, leaves)
 
         for stage, values in zip(stages[:-1], outputs[:-1], strict=True):
-            for known, value in zip(stage.sent, values, strict=True):
+            for known, value in zip(stage.outputs, values, strict=True):
                 assert value.shape == known.shape_for(num_samples)
                 assert value.dtype == known.dtype
                 assert value.requires_grad == known.requires_grad

@@ -65,7 +65,7 @@ def test_a_mask_is_made_where_it_is_needed() -> None:
     stages = cut(captured, boundaries_from_names(captured, names))
 
     assert [stage.batch_inputs for stage in stages] == [(0,), (1,), (1,), ()]
-    assert [len(stage.received) for stage in stages] == [0, 1, 1, 1]
+    assert [len(stage.inputs) for stage in stages] == [0, 1, 1, 1]
 
 
 def test_what_only_depends_on_the_shape_needs_no_batch() -> None:
@@ -80,8 +80,8 @@ def test_values_needed_later_are_passed_on() -> None:
     stages = cut(captured_case("unet")[1], (1, 2, 3, 4))
 
     for before, after in pairwise(stages):
-        assert before.sent == after.received
-    names = [{value.name for value in stage.received} for stage in stages]
+        assert before.outputs == after.inputs
+    names = [{value.name for value in stage.inputs} for stage in stages]
     (skip,) = names[1]
     assert all(skip in received for received in names[1:4])
 

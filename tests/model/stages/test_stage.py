@@ -104,9 +104,7 @@ def test_moving_a_stage_moves_what_it_makes() -> None:
     """Masks and positions are made on the stage's device, not on the capture's."""
     for case in (gpt2("eager"), bert("eager")):
         for stage in even_cut(case.capture(), 3):
-            values = [
-                torch.empty(value.shape, device="meta") for value in stage.received
-            ]
+            values = [torch.empty(value.shape, device="meta") for value in stage.inputs]
             leaves = [*case.args, *case.kwargs.values()]
             own = [leaves[i].to("meta") for i in stage.batch_inputs]
 

@@ -59,7 +59,7 @@ def forward(
     for stage in stages:
         received = tuple(
             x.detach().requires_grad_(value.requires_grad)
-            for x, value in zip(received, stage.received, strict=True)
+            for x, value in zip(received, stage.inputs, strict=True)
         )
         inputs.append(received)
         received = stage(*received, *(leaves[i] for i in stage.batch_inputs))

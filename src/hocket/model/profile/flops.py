@@ -147,7 +147,7 @@ class _Counting:
         for i, (piece, count) in enumerate(zip(self._pieces, counts, strict=True)):
             received = tuple(
                 x.detach().requires_grad_(value.requires_grad)
-                for x, value in zip(received, piece.received, strict=True)
+                for x, value in zip(received, piece.inputs, strict=True)
             )
             with Recorder() as recorder:
                 out = self._forward(i, received, None if only_inputs else count)

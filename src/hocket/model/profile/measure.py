@@ -253,7 +253,7 @@ def _kept_bytes(
     for piece in pieces:
         received = tuple(
             x.detach().requires_grad_(value.requires_grad)
-            for x, value in zip(received, piece.received, strict=True)
+            for x, value in zip(received, piece.inputs, strict=True)
         )
         from_before = {x.untyped_storage().data_ptr() for x in received}
         found = _Kept()

@@ -53,7 +53,7 @@ def forwards(
     for i, (piece, span) in enumerate(zip(pieces, spans, strict=True)):
         received = tuple(
             x.detach().requires_grad_(value.requires_grad)
-            for x, value in zip(received, piece.received, strict=True)
+            for x, value in zip(received, piece.inputs, strict=True)
         )
         own = [inputs[i] for i in piece.batch_inputs]
         with span():

@@ -15,11 +15,14 @@ from hocket.model.capture.captured import Captured
 from hocket.model.stages.emit import emit
 from hocket.model.stages.parameter_paths import give_homes
 from hocket.model.stages.part import Part, part_of
+from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
 from hocket.model.trace.value import Value
 
 
-def cut(captured: Captured, boundaries: Sequence[int]) -> tuple[StageModule, ...]:
+def cut(
+    captured: Captured, boundaries: Sequence[int], flows: Flows | None = None
+) -> tuple[StageModule, ...]:
     """Cut a model before the given layers.
 
         layers       0  1  2 | 3  4 | 5        boundaries (3, 5): three stages
@@ -27,10 +30,14 @@ def cut(captured: Captured, boundaries: Sequence[int]) -> tuple[StageModule, ...
     Args:
         captured: the model.
         boundaries: the layers at which stages 1, 2, ... begin.
+        flows: `(from_stage, to_stage)`: the pairs of stages between which values go;
+            from each stage to the next when not given. A value goes directly where
+            there is such a flow, and is relayed where there is none.
 
     Raises:
-        ModelError: the boundaries do not increase strictly, or are no layers; or
-            parameters were frozen or thawed since the capture.
+        ModelError: the boundaries do not increase strictly, or are no layers; no path
+            of flows leads to a stage that reads a value; or parameters were frozen or
+            thawed since the capture.
     """
     if not captured.is_current:
         raise ModelError(
@@ -46,8 +53,11 @@ def cut(captured: Captured, boundaries: Sequence[int]) -> tuple[StageModule, ...
             f"{num_layers - 1}, because the model has {num_layers} layers; got "
             f"{tuple(boundaries)}"
         )
+    found = routes(
+        captured, edges[:-1], tuple(chain(len(pairs))) if flows is None else flows
+    )
     return tuple(
-        _stage(captured, index, len(edges) - 1, begin, end)
+        _stage(captured, found, index, begin, end)
         for index, (begin, end) in enumerate(pairs)
     )
 
@@ -106,7 +116,7 @@ def num_frozen_stages(stages: Sequence[StageModule]) -> int:
     """
     for number, stage in enumerate(stages):
         trains = any(parameter.requires_grad for parameter in stage.parameters())
-        if trains or any(value.requires_grad for value in stage.sent):
+        if trains or any(value.requires_grad for value in stage.outputs):
             return number
     return len(stages) - 1
 
@@ -123,17 +133,21 @@ def _unknown(
 
 
 def _stage(
-    captured: Captured, index: int, num_stages: int, begin: int, end: int
+    captured: Captured, found: Routes, index: int, begin: int, end: int
 ) -> StageModule:
+    num_stages = len(found.sent)
     is_last = index == num_stages - 1
     parts = _parts(captured, begin, end)
-    received = captured.layers[begin].received
-    sent = () if is_last else captured.layers[end].received
+    before = tuple(x for nodes in found.received[index].values() for x in nodes)
+    sent = {x for nodes in found.sent[index].values() for x in nodes}
+    after = tuple(node for node in captured.values if node in sent)
+    received = _values_along(captured, found.received[index])
+    inputs = tuple(captured.values[node] for node in before)
     leaves = sorted(parts[True].leaves | parts[False].leaves)
-    size_at = _size_at(captured, received, leaves)
+    size_at = _size_at(captured, inputs, leaves)
     if size_at is None and any(part.uses_num_samples for part in parts.values()):
         leaves = sorted({*leaves, captured.example.batched.index(True)})
-        size_at = _size_at(captured, received, leaves)
+        size_at = _size_at(captured, inputs, leaves)
     modules = _modules(parts)
     draws = _draws(captured, parts[True])
     inside = {x for module in modules.values() for x in module.modules()}
@@ -142,7 +156,8 @@ def _stage(
         num_stages=num_stages,
         batch_inputs=tuple(leaves),
         received=received,
-        sent=sent,
+        sent=_values_along(captured, found.sent[index]),
+        outputs=tuple(captured.values[node] for node in after),
         random_layers=tuple(draws.values()),
         fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
         size_at=size_at,
@@ -152,13 +167,12 @@ def _stage(
     )
     code = {}
     for mode, part in parts.items():
-        before, after = (_crossing(captured, layer, mode) for layer in (begin, end))
         title = f"stage {index} of {num_stages}, {'training' if mode else 'evaluation'}"
         code[mode] = emit(
             part,
-            before,
+            _in_mode(captured, before, mode),
             leaves,
-            after,
+            _in_mode(captured, after, mode),
             title,
             draws if mode else {},
             stage.layer_seeds,
@@ -185,20 +199,28 @@ def _parts(captured: Captured, begin: int, end: int) -> dict[bool, Part]:
     return parts
 
 
-def _crossing(captured: Captured, layer: int, mode: bool) -> list[fx.Node]:
-    """The calls whose values cross before a layer, in the order of messages."""
-    if layer == len(captured.layers):
-        return []
-    nodes = captured.training.crossing[captured.starts[layer][0]]
-    return list(nodes) if mode else [captured.partner_of[node] for node in nodes]
+def _values_along(
+    captured: Captured, flows: Mapping[int, Sequence[fx.Node]]
+) -> dict[int, tuple[Value, ...]]:
+    return {
+        stage: tuple(captured.values[node] for node in nodes)
+        for stage, nodes in flows.items()
+    }
+
+
+def _in_mode(
+    captured: Captured, nodes: Sequence[fx.Node], mode: bool
+) -> Sequence[fx.Node]:
+    """The calls of one mode that make the values of these in training."""
+    return nodes if mode else [captured.partner_of[node] for node in nodes]
 
 
 def _size_at(
-    captured: Captured, received: Sequence[Value], leaves: Sequence[int]
+    captured: Captured, inputs: Sequence[Value], leaves: Sequence[int]
 ) -> tuple[int, int] | None:
     """Which argument of the stage tells the number of samples."""
     size = captured.example.num_samples
-    for place, value in enumerate(received):
+    for place, value in enumerate(inputs):
         for dim, (length, growth) in enumerate(
             zip(value.shape, value.per_sample, strict=True)
         ):
@@ -206,7 +228,7 @@ def _size_at(
                 return place, dim
     for place, leaf in enumerate(leaves):
         if captured.example.batched[leaf]:
-            return len(received) + place, 0
+            return len(inputs) + place, 0
     return None
 
 

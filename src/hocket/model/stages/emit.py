@@ -88,9 +88,9 @@ def emit(
 
     Args:
         part: what to write.
-        received: the calls whose values come from the stage before, in order.
+        received: the calls whose values come from other stages, in order.
         leaves: the positions in the batch of the tensors that follow them.
-        sent: the calls whose values go to the next stage, in order.
+        sent: the calls whose values go to other stages, in order.
         title: what tracebacks call it.
         draws: the first call of each layer that draws random numbers, and the layer's
             number in the uncut model.

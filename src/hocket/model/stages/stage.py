@@ -23,9 +23,12 @@ _NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
 class StageModule(nn.Module):
     """One stage. Its parameters are the uncut model's own, under their own names.
 
-    `stage(*received, *batch)` takes the values from the stage before, in the order of
-    `received`, then the batch's tensors at the positions `batch_inputs`. It returns a
-    tuple in the order of `sent`; the last stage returns what the model returns.
+    `stage(*inputs, *batch)` takes the values from other stages, in the order of
+    `inputs`, then the batch's tensors at the positions `batch_inputs`. It returns a
+    tuple in the order of `outputs`; the last stage returns what the model returns.
+
+    A value enters a stage once, from one other stage; it may be sent to several. The
+    gradient of an output is the sum of those that come back from all of these.
 
     Made by `hocket.model.stages.cut.cut`.
 
@@ -33,8 +36,9 @@ class StageModule(nn.Module):
         index: which stage of the model, from 0.
         num_stages: how many there are.
         batch_inputs: which leaves of the flattened batch `(args, kwargs)` it reads.
-        received: the values from the stage before.
-        sent: the values for the next stage.
+        received: the values from each stage that it receives from, by its number.
+        sent: the values for each stage that it sends to, by its number.
+        outputs: all values that it sends, each once.
         random_layers: the layers of the uncut model that draw random numbers in
             training.
         fixed_samples: the only number of samples it runs with; 0 if any will do.
@@ -45,6 +49,8 @@ class StageModule(nn.Module):
             change, also of those in other stages.
 
     Attributes:
+        inputs: all values that it receives: those of the first stage in `received`,
+            then those of the second, and so on.
         layer_seeds: seeds the generator before each of `random_layers`.
     """
 
@@ -54,8 +60,9 @@ class StageModule(nn.Module):
         index: int,
         num_stages: int,
         batch_inputs: tuple[int, ...],
-        received: tuple[Value, ...],
-        sent: tuple[Value, ...],
+        received: Mapping[int, tuple[Value, ...]],
+        sent: Mapping[int, tuple[Value, ...]],
+        outputs: tuple[Value, ...],
         random_layers: tuple[int, ...],
         fixed_samples: int,
         size_at: tuple[int, int] | None,
@@ -69,6 +76,8 @@ class StageModule(nn.Module):
         self.batch_inputs = batch_inputs
         self.received = received
         self.sent = sent
+        self.inputs = tuple(x for values in received.values() for x in values)
+        self.outputs = outputs
         self.random_layers = random_layers
         self.layer_seeds = LayerSeeds()
         self.fixed_samples = fixed_samples
@@ -151,7 +160,7 @@ class StageModule(nn.Module):
     def extra_repr(self) -> str:
         """Shown by `print(stage)`."""
         place = f"{self.index} of {self.num_stages}"
-        return f"{place}, receives {len(self.received)}, sends {len(self.sent)}"
+        return f"{place}, receives {len(self.inputs)}, sends {len(self.outputs)}"
 
     def _check_size(self, values: tuple[Tensor, ...]) -> None:
         if self.size_at is None:

@@ -112,9 +112,9 @@ class StageRunner:
         self.losses = LossValues(number, at_once=device.type == "cpu")
         self.live: dict[tuple[int, int], _Live | Replay] = {}
         self.versions: Versions | None = None
-        self._takes_grad = tuple(value.requires_grad for value in module.received)
+        self._takes_grad = tuple(value.requires_grad for value in module.inputs)
         self._trains = any(p.requires_grad for p in module.parameters())
-        self._gives_grad = tuple(value.requires_grad for value in module.sent)
+        self._gives_grad = tuple(value.requires_grad for value in module.outputs)
         self._has_backward = self._trains or any(self._takes_grad)
         recomputes = recomputes and self._has_backward
         self._replayer = Replayer(module, device) if recomputes else None

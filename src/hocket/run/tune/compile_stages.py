@@ -137,7 +137,7 @@ def _captured(
         else:
             differentiated = [
                 x.requires_grad and value.requires_grad
-                for x, value in zip(seen.outputs, module.sent, strict=True)
+                for x, value in zip(seen.outputs, module.outputs, strict=True)
             ]
         num_fixed = len(seen.call.args) - len(values)
         capture = capture_stage(seen, differentiated, num_fixed, needs)
@@ -155,18 +155,22 @@ def _seen(work: CompiledWork, stage: int, values: Sequence[Any]) -> Seen:
 def _values(work: CompiledWork, stage: int, part: Microbatch) -> list[Any]:
     """What comes with a microbatch, without memory."""
     module = work.modules[stage]
-    types = [value.dtype for value in module.received]
-    if stage and work.precision is not Precision.FLOAT32:
-        before = _seen(work, stage - 1, _values(work, stage - 1, part))
-        types = [x.dtype for x in before.outputs]
+    types = {value.name: value.dtype for value in module.inputs}
+    if work.precision is not Precision.FLOAT32:
+        for source in module.received:
+            made = _seen(work, source, _values(work, source, part)).outputs
+            values = work.modules[source].outputs
+            types |= {
+                value.name: x.dtype for value, x in zip(values, made, strict=True)
+            }
     received = [
         torch.empty(
             value.shape_for(part.num_samples),
-            dtype=dtype,
+            dtype=types[value.name],
             device="meta",
             requires_grad=value.requires_grad,
         )
-        for value, dtype in zip(module.received, types, strict=True)
+        for value in module.inputs
     ]
     own = [part.leaves[i] for i in module.batch_inputs]
     return [*received, *(_without_memory(x) for x in own)]
