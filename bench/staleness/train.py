@@ -42,14 +42,17 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
     assert recipe.pipeline.cut is not None, "each case says where its halves meet"
     begin_s = process_time()
     history = hocket.emulate(
+        hocket.Program.chain(
+            range(len(variant.delays)),
+            recipe.pipeline.num_microbatches,
+            delays=variant.delays,
+        ),
         model,
         task.loss,
         case.optimizer(recipe),
-        variant.delays,
         course.loader(),
-        num_microbatches=recipe.pipeline.num_microbatches,
         cut_at=recipe.pipeline.cut,
-        scheduler=make_scheduler(course.learning_rate_share),
+        schedulers=make_scheduler(course.learning_rate_share),
         clip_norm=recipe.training.clip_norm,
         seed=seed,
         correction=variant.correction,

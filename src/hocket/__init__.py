@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hocket.run.pipeline import Pipeline as Pipeline
     from hocket.run.stage.batch_loss_check import PerMicrobatch as PerMicrobatch
     from hocket.run.tune.planning import plan as plan
+    from hocket.run.weights.momentum import Momentum as Momentum
     from hocket.schedules import SCHEDULES as SCHEDULES
     from hocket.schedules import make_schedule as make_schedule
 
@@ -50,6 +51,7 @@ _HOMES = {
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Link": "hocket.core.costs",
+    "Momentum": "hocket.run.weights.momentum",
     "Net": "hocket.core.program",
     "Op": "hocket.core.op",
     "PerMicrobatch": "hocket.run.stage.batch_loss_check",

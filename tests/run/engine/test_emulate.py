@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LR)
 
 
+def chain(delays: Sequence[int], num_microbatches: int = 1) -> hocket.Program:
+    """One net, with a stage per delay."""
+    return hocket.Program.chain(range(len(delays)), num_microbatches, delays=delays)
+
+
 def half_square(output: Tensor, target: Tensor) -> Tensor:
     """With the gradient `output - target`."""
     return ((output - target) ** 2).mean() / 2
@@ -49,7 +55,7 @@ def test_each_stage_reads_what_its_delay_promises(delays: tuple[int, int]) -> No
     """`a(t+1) = a(t) - lr * da(a(t - i), b(t - j))`, written out for one sample."""
     model = two_scales()
     data = [(torch.tensor([[x]]).double(), torch.ones(1, 1).double()) for x in range(6)]
-    losses = hocket.emulate(model, half_square, sgd, delays, data, cut_at=["1"])
+    losses = hocket.emulate(chain(delays), model, half_square, sgd, data, cut_at=["1"])
     a, b = [1.5], [-0.5]
     for t, (x, _) in enumerate(data):
         old_a, old_b = (w[max(0, t - d)] for w, d in zip((a, b), delays, strict=True))
@@ -68,12 +74,11 @@ def test_without_delays_it_is_the_plain_loop(name: str) -> None:
     expected, history = plain_loop(name, num_parts=4, **sizes)
     model = make_model(name)
     found = hocket.emulate(
+        chain([0], 4),
         model,
         ZOO[name].loss,
         make_optimizer,
-        [0],
         batches(name, *sizes.values()),
-        num_microbatches=4,
     )
     assert found == history
     for key, value in model.state_dict().items():
@@ -91,7 +96,7 @@ def test_clipping_is_by_groups_of_one_delay() -> None:
     ):
         model = two_scales()
         hocket.emulate(
-            model, half_square, sgd, delays, data, cut_at=["1"], clip_norm=0.5
+            chain(delays), model, half_square, sgd, data, cut_at=["1"], clip_norm=0.5
         )
         moved = [
             p.item() - w for p, w in zip(model.parameters(), (1.5, -0.5), strict=True)
@@ -112,7 +117,7 @@ def test_a_tied_weight_has_one_age_and_all_of_its_gradient(delay: int) -> None:
         model = nn.Sequential(shared, nn.Tanh(), shared).double()
         delays = [delay] * (len(cut_at) + 1)
         history = hocket.emulate(
-            model, half_square, sgd, delays, data, num_microbatches=2, cut_at=cut_at
+            chain(delays, 2), model, half_square, sgd, data, cut_at=cut_at
         )
         found.append((history[-1]["loss"], model[0].state_dict()["weight"]))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-12)
@@ -131,7 +136,7 @@ def test_a_tied_weight_has_the_largest_delay_of_its_stages(
     model = nn.Sequential(shared, Scale(-0.5), shared)
     data = [(torch.tensor([[x]]).double(), torch.ones(1, 1).double()) for x in range(6)]
     cut_at = ["1", "2"][: len(delays) - 1]
-    losses = hocket.emulate(model, half_square, sgd, delays, data, cut_at=cut_at)
+    losses = hocket.emulate(chain(delays), model, half_square, sgd, data, cut_at=cut_at)
     a, b = [1.5], [-0.5]
     oldest = max(delays[0], delays[-1])
     for t, (x, _) in enumerate(data):
@@ -149,7 +154,9 @@ def test_a_tied_weight_is_clipped_with_the_stage_that_updates_it() -> None:
     shared = Scale(1.5)
     model = nn.Sequential(shared, Scale(-0.5), shared)
     data = [(torch.full((1, 1), 2.0).double(), torch.ones(1, 1).double())]
-    hocket.emulate(model, half_square, sgd, [1, 0], data, cut_at=["1"], clip_norm=0.5)
+    hocket.emulate(
+        chain([1, 0]), model, half_square, sgd, data, cut_at=["1"], clip_norm=0.5
+    )
     moved = [p.item() - w for p, w in zip(model.parameters(), (1.5, -0.5), strict=True)]
     # Both gradients are larger, and each is alone in its group: scaled to 0.5.
     assert moved == pytest.approx([-LR * 0.5, LR * 0.5], rel=1e-5)
@@ -163,17 +170,15 @@ def test_batch_norms_see_every_batch_once() -> None:
     alone = copy.deepcopy(model[0])
     for inputs, _ in data:
         alone(inputs)
-    hocket.emulate(model, half_square, sgd, [2, 0], data, cut_at=["2"])
+    hocket.emulate(chain([2, 0]), model, half_square, sgd, data, cut_at=["2"])
     found = model[0].state_dict()
     for key in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(found[key], alone.state_dict()[key]), key
 
 
 def test_what_cannot_be_is_refused_with_a_way_out() -> None:
-    """Other numbers of delays; one below 0."""
+    """Other numbers of stages."""
     data = [(torch.ones(2, 1).double(), torch.ones(2, 1).double())]
     model = two_scales()
-    with pytest.raises(ShapeError, match="2 delays for 1 stages: give one each"):
-        hocket.emulate(model, half_square, sgd, [0, 1], data)
-    with pytest.raises(ShapeError, match="each must be at least 0"):
-        hocket.emulate(model, half_square, sgd, [0, -1], data, cut_at=["1"])
+    with pytest.raises(ShapeError, match="makes 1 stages of net model, the prog"):
+        hocket.emulate(chain([0, 1]), model, half_square, sgd, data)

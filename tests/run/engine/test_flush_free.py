@@ -206,14 +206,18 @@ def _emulated(
         return optimizer
 
     history = hocket.emulate(
+        hocket.Program.chain(
+            range(len(told["delays"])),
+            run["num_microbatches"],
+            num_replicas=run.get("num_replicas", 1),
+            delays=told["delays"],
+        ),
         model,
         specimen_of(run["model"]).loss,
         noting,
-        told["delays"],
         data_of(run),
-        num_microbatches=run["num_microbatches"] * run.get("num_replicas", 1),
         cut_at=told["stage_names"][1:],
-        scheduler=warm_up if run.get("scheduler") else None,
+        schedulers=warm_up if run.get("scheduler") else None,
         clip_norm=run.get("clip_norm"),
         correction=run.get("correction", "none"),
     )
@@ -277,12 +281,11 @@ def test_a_gradient_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
     model = make_fragile_stages()
     hocket.emulate(
+        hocket.Program.chain(range(4), 2, delays=[1, 1, 0, 0]),
         model,
         F.cross_entropy,
         partial(torch.optim.SGD, lr=0.1),
-        [1, 1, 0, 0],
         fragile_batches(8, POISONED)[:POISONED],
-        num_microbatches=2,
         cut_at=FRAGILE_CUT,
     )
     expected = model.get_parameter("0.weight").detach()  # of the steps before

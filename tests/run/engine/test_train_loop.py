@@ -66,7 +66,12 @@ def emulated(data: list[Batch]) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and losses."""
     model = make_model()
     history = hocket.emulate(
-        model, F.mse_loss, SGD, [1, 0], data, num_microbatches=2, cut_at=["2"]
+        hocket.Program.chain(range(2), 2, delays=[1, 0]),
+        model,
+        F.mse_loss,
+        SGD,
+        data,
+        cut_at=["2"],
     )
     return model.state_dict(), [losses["loss"] for losses in history]
 

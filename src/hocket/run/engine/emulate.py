@@ -1,4 +1,4 @@
-"""Train with old weights in one process: what every flush-free run must equal.
+"""Train any program in one process: what every run of it must equal.
 
 Stage s computes step t with the weights after `max(0, t - delay)` updates, and its
 gradient is applied to the newest:
@@ -8,267 +8,267 @@ gradient is applied to the newest:
     delay 1 reads   W0   W0   W1   W2           WPipe: 1 in front, 0 behind
     delay 2 reads   W0   W0   W0   W1           2BW: 1 everywhere
 
-Old weights are leaves of their own, which `torch.func.functional_call` puts in the
-place of the stage's: what autograd saved of them stays valid, whatever is updated.
-
 A weight that stages share has the largest of their delays, in all of them. The first
 stage of that delay updates it, with the gradients of all.
 
-A correction may put other values into them (weight prediction), or change the updates:
-both are the updater's, and the old weights know nothing of it.
+A correction may put other values into old weights (weight prediction), or change the
+updates: both are the updater's, and the old weights know nothing of it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import ShapeError
-from hocket.model.capture.capture import capture
-from hocket.model.capture.no_checkpointing import around_old_weights
-from hocket.model.stages.cut import boundaries_from_names, cut
-from hocket.model.stages.stage import StageModule
+from hocket.core.program import Program
+from hocket.errors import ModelError, RecipeError
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.stage.seed import generators_kept, layers_seeded
+from hocket.run.engine.emulator.batch import Step, gradient_groups
+from hocket.run.engine.emulator.net import (
+    CPU,
+    EmulatedNet,
+    Plan,
+    example_output,
+    leaves_of,
+    make_net,
+)
+from hocket.run.engine.emulator.update import Updates
+from hocket.run.stage.seed import generators_kept
 from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory, Settings
-from hocket.run.weights.updater import Updater
 
-_CPU = torch.device("cpu")
+T = TypeVar("T")
+ByNet = T | Mapping[str, T]
+Losses = dict[str, float]
 
 
 def emulate(
-    model: nn.Module,
-    loss: LossFunction,
-    optimizer: OptimizerFactory,
-    delays: Sequence[int],
+    program: Program,
+    models: ByNet[nn.Module],
+    losses: ByNet[Callable[..., Any]],
+    optimizers: ByNet[OptimizerFactory | Momentum],
     batches: Iterable[Any],
+    freeze_at: Mapping[int, str] | Mapping[str, Mapping[int, str]] | None = None,
     *,
-    num_microbatches: int = 1,
-    cut_at: Sequence[str] = (),
-    scheduler: SchedulerFactory | None = None,
+    cut_at: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    schedulers: ByNet[SchedulerFactory] | None = None,
     clip_norm: float | None = None,
     correction: CorrectionName = "none",
     num_discounted_updates: int | None = None,
     seed: int = 0,
-) -> list[dict[str, float]]:
-    """Train a model in this process as if its stages read weights that are old.
+) -> list[Losses] | list[dict[str, Losses]]:
+    """Train the nets of a program in this process, one microbatch after the other.
+
+    Where an argument is a mapping by net, a program of one net takes the bare object.
+
+    An output that flows to another net's last stage goes to its loss, behind the
+    targets: `loss(output, targets, *outputs)`. One that flows to its first stage comes
+    before the model's own inputs, leaf by leaf. A loss over the whole batch is called
+    once per replica, with the outputs of all microbatches joined along dimension 0.
+
+    Nets that are trained run in training mode; all others in the mode that the model is
+    in. The numbers of updates in `program.num_steps` are not looked at: each batch is a
+    step.
 
     Args:
-        model: on the CPU; it is trained in place.
-        loss: as for `Pipeline`.
-        optimizer: as for `Pipeline`: called once per stage.
-        delays: of each stage, in updates: `[1] * n` for PipeDream-2BW, ones and then
-            as many zeros for WPipe, zeros for training as usual.
-        batches: one per step, pairs `(inputs, targets)`.
-        num_microbatches: that each batch is cut into, over all replicas.
-        cut_at: the modules with which stages 1, 2, ... begin, such as
+        program: what to compute: nets, stages, flows, delays, replicas.
+        models: on the CPU; they are trained in place.
+        losses: of each net that ends in a loss.
+        optimizers: of each trained net, as for `Pipeline`: called once per stage; of
+            each net that follows another one, a `Momentum`.
+        batches: one per step: a pair `(inputs, targets)` for all nets, or a mapping of
+            pairs by net. Each is cut into the net's microbatches of all replicas.
+        freeze_at: by step, the first module that still trains: from that step on,
+            everything before it has no gradient and no update, and reads its newest
+            weights.
+        cut_at: the modules with which the stages of a net but the first begin, such as
             `pipeline.plan.stage_names[1:]`.
-        scheduler: as for `Pipeline`; each stage's is stepped once per step.
-        clip_norm: the most that the gradients of all stages of one delay may measure
-            together: such a group is updated at one time.
+        schedulers: as for `Pipeline`; each stage's is stepped once per step.
+        clip_norm: the most that the gradients of one gate may measure together: of all
+            stages of one delay.
         correction: as for `Pipeline`: what is done about the age of gradients.
         num_discounted_updates: as for `Pipeline`: over which "lr-discount" fades.
         seed: as for `Pipeline`: of the random numbers in forwards.
 
     Returns:
-        The losses of each step, by name, weighted by samples.
+        The losses of each step, by name, weighted by samples; by net and name where the
+        program has several nets.
 
     Raises:
-        RecipeError: there is no such correction, or the optimizer does not go with it.
-        ShapeError: there are not as many delays as stages, or one is below 0.
-        ModelError: the model cannot be cut so; or a forward that reads old weights
-            begins a checkpoint.
+        RecipeError: a net lacks a model, a loss or an optimizer; there is no such
+            correction, or the optimizer does not go with it.
+        ShapeError: a net is cut into other numbers of stages than the program has.
+        ModelError: a model cannot be cut so; a flow leads to where no output of another
+            net can go; or a forward that reads old weights begins a checkpoint.
         DataError: as for `Pipeline.step`.
     """
-    settings = Settings(
-        optimizer,
-        scheduler,
-        clip_norm,
-        correction=correction,
-        num_discounted_updates=num_discounted_updates,
-    )
-    history: list[dict[str, float]] = []
-    stages: list[_Stage] = []
-    spec: pytree.TreeSpec | None = None
-    with generators_kept(_CPU):
-        for step, batch in enumerate(batches):
-            parts = split_batch(batch, num_microbatches)
-            if spec is None:
-                spec = pytree.tree_structure(call_arguments(batch[0]))
-                stages = _stages(model, parts[0], spec, cut_at, delays, settings)
-            history.append(_step(stages, parts, loss, step, seed))
-            _update(stages, clip_norm)
-    return history
-
-
-@dataclass(slots=True)
-class _Weight:
-    """A trained parameter, and what stages may still read in its place.
-
-    Args:
-        parameter: the newest.
-        delay: in updates.
-        old: what it was before each of the last `delay` updates, or what was predicted
-            in its place, the oldest first; leaves.
-    """
-
-    parameter: nn.Parameter
-    delay: int
-    old: deque[Tensor] = field(default_factory=deque)
-
-    def take_gradient(self) -> None:
-        """What the old one got is the newest one's to be updated with."""
-        if self.old:
-            self.parameter.grad, self.old[0].grad = self.old[0].grad, None
-
-    def keep(self, predicted: Tensor | None) -> None:
-        """Keep what it is, before any is updated, and forget what is too old."""
-        if not self.delay:
-            return
-        value = self.parameter if predicted is None else predicted
-        self.old.append(value.detach().clone().requires_grad_())
-        if len(self.old) > self.delay:
-            self.old.popleft()
-
-
-@dataclass(slots=True)
-class _Stage:
-    """One stage.
-
-    Args:
-        module: with the newest weights.
-        delay: in updates.
-        weights: that it trains, by name; stages that share one have the same.
-        updater: of the parameters that it updates.
-    """
-
-    module: StageModule
-    delay: int
-    weights: Mapping[str, _Weight]
-    updater: Updater
-
-    def __call__(self, *values: Tensor) -> Any:
-        """Compute it with the weights that its delay promises."""
-        # Each place once: torch puts back what it found, and in a place that it fills
-        # twice (a module with two names) it finds the second time what it put there.
-        leaves = {
-            place: weight.old[0] for place, weight in self._places() if weight.old
-        }
-        if not leaves:
-            return self.module(*values)
-        with around_old_weights(max(x.delay for x in self.weights.values())):
-            return functional_call(self.module, leaves, values, tie_weights=False)
-
-    def _places(self) -> Iterator[tuple[str, _Weight]]:
-        """Where each trained parameter stands in any module."""
-        weights = {id(x.parameter): x for x in self.weights.values()}
-        for path, module in self.module.named_modules():
-            for key, parameter in module.named_parameters(recurse=False):
-                if id(parameter) in weights:
-                    yield f"{path}.{key}" if path else key, weights[id(parameter)]
-
-
-def _stages(
-    model: nn.Module,
-    first: Microbatch,
-    spec: pytree.TreeSpec,
-    cut_at: Sequence[str],
-    delays: Sequence[int],
-    settings: Settings,
-) -> list[_Stage]:
-    if len(delays) != len(cut_at) + 1:
-        raise ShapeError(
-            f"{len(delays)} delays for {len(cut_at) + 1} stages: give one each (cut_at "
-            "names the modules with which the stages but the first begin)"
+    names = tuple(net.name for net in program.nets)
+    loss_of = _by_net(losses, names, "losses")
+    optimizer_of = _by_net(optimizers, names, "optimizers")
+    freezes = _by_net(freeze_at or {}, names, "freeze_at", depth=2)
+    cuts = cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
+    scheduler_of = _by_net(schedulers or {}, names, "schedulers")
+    settings = {
+        name: Settings(
+            optimizer,
+            scheduler_of.get(name),
+            clip_norm,
+            correction=correction,
+            num_discounted_updates=num_discounted_updates,
         )
-    if min(delays) < 0:
-        raise ShapeError(f"delays {list(delays)}: each must be at least 0")
-    args, kwargs = pytree.tree_unflatten(first.leaves, spec)
-    captured = capture(model, args, kwargs, cut=cut_at)
-    modules = cut(captured, boundaries_from_names(captured, cut_at))
-    owners = _owners(modules, delays)
-    weights = {
-        name: _Weight(parameter, delays[owners[name]])
-        for module in modules
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
+        for name, optimizer in optimizer_of.items()
+        if not isinstance(optimizer, Momentum)
     }
-    stages = []
-    for i, (module, delay) in enumerate(zip(modules, delays, strict=True)):
-        module.train()
-        held = dict(module.named_parameters())
-        own = {name: p for name, p in held.items() if owners[name] == i}
-        read = {name: weights[name] for name in held if name in weights}
-        stages.append(_Stage(module, delay, read, Updater(own, settings, delay=delay)))
-    return stages
+    plans = [
+        _plan(program, name, name in loss_of, cuts.get(name, ()), freezes.get(name, {}))
+        for name in _in_order(program, names)
+    ]
+    _check_losses(program, names, loss_of)
+    model_of = _by_net(models, names, "models")
+    history: list[dict[str, Losses]] = []
+    nets: dict[str, EmulatedNet] = {}
+    updates: Updates | None = None
+    facts = {net.name: net for net in program.nets}
+    with generators_kept(CPU):
+        for number, batch in enumerate(batches):
+            by_net = isinstance(batch, Mapping)
+            pairs = {name: batch[name] if by_net else batch for name in names}
+            parts = {
+                name: split_batch(
+                    pairs[name], facts[name].num_microbatches * program.num_replicas
+                )
+                for name in names
+            }
+            if updates is None:
+                nets = _make_nets(program, plans, model_of, pairs, parts)
+                updates = Updates(program, nets, optimizer_of, settings, clip_norm)
+            for net in nets.values():
+                net.begin(number)
+            step = Step(nets, facts, loss_of, parts, program.num_replicas, seed, number)
+            for group in gradient_groups(program, list(nets)):
+                step.run_group(group)
+            updates.update(number)
+            history.append(step.sums)
+    return [x[names[0]] for x in history] if len(names) == 1 else history
 
 
-def _owners(modules: Sequence[StageModule], delays: Sequence[int]) -> dict[str, int]:
-    """Which stage updates each weight: the first of those that have it the longest."""
-    owners: dict[str, int] = {}
-    for i, module in enumerate(modules):
-        for name, _ in module.named_parameters():
-            if name not in owners or delays[i] > delays[owners[name]]:
-                owners[name] = i
-    return owners
+def _by_net(
+    value: Any, names: Sequence[str], what: str, *, depth: int = 1
+) -> dict[str, Any]:
+    """An argument by net.
 
-
-def _step(
-    stages: Sequence[_Stage],
-    parts: Sequence[Microbatch],
-    loss: LossFunction,
-    step: int,
-    seed: int,
-) -> dict[str, float]:
-    """Forward and backward of every microbatch; gradients add up in the leaves read."""
-    total = sum(part.num_samples for part in parts)
-    sums: dict[str, float] = {}
-    for number, part in enumerate(parts):
-        output = _forward(stages, part, seed, step, number)
-        named = losses_of(loss, output, part.targets)
-        weight = part.num_samples / total
-        (named[TOTAL] * weight).backward()
-        for name, value in named.items():
-            sums[name] = sums.get(name, 0.0) + value.item() * weight
-    return sums
-
-
-def _forward(
-    stages: Sequence[_Stage], part: Microbatch, seed: int, step: int, number: int
-) -> Any:
-    values: tuple[Tensor, ...] = ()
-    for stage in stages:
-        module = stage.module
-        own = [part.leaves[i] for i in module.batch_inputs]
-        with layers_seeded(module, _CPU, seed, step, "model", number):
-            values = stage(*values, *own)
-    return values
-
-
-def _update(stages: Sequence[_Stage], clip_norm: float | None) -> None:
-    weights = {name: w for stage in stages for name, w in stage.weights.items()}
-    for weight in weights.values():
-        weight.take_gradient()
-    if clip_norm is not None:
-        for delay in {stage.delay for stage in stages}:
-            group = [s.updater for s in stages if s.delay == delay]
-            nn.utils.clip_grad_norm_(
-                [p for updater in group for p in updater.parameters.values()],
-                clip_norm,
+    Args:
+        value: by net, or of the only net.
+        names: of all nets.
+        what: the argument's name, for errors.
+        depth: how many mappings deep it is by net.
+    """
+    inner = value
+    for _ in range(depth - 1):
+        inner = next(iter(inner.values()), {}) if isinstance(inner, Mapping) else inner
+    if isinstance(inner, Mapping):
+        unknown = [str(name) for name in value if name not in names]
+        if unknown:
+            raise RecipeError(
+                f"{what} names {', '.join(unknown)}; the nets are {', '.join(names)}"
             )
-    predicted: dict[str, Tensor] = {}
-    for stage in stages:
-        predicted |= stage.updater.predicted() or {}
-    for name, weight in weights.items():
-        weight.keep(predicted.get(name))
-    for stage in stages:
-        stage.updater.update()
+        return dict(value)
+    if len(names) > 1:
+        raise RecipeError(
+            f"{what} must be a mapping by net, for there are {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return {names[0]: value}
+
+
+def _in_order(program: Program, names: Sequence[str]) -> list[str]:
+    """The nets by their first stages: a net's inputs are made by nets before it."""
+    first = {name: _stages_of(program, name)[0] for name in names}
+    return sorted(names, key=first.__getitem__)
+
+
+def _stages_of(program: Program, name: str) -> tuple[int, ...]:
+    return tuple(i for i, stage in enumerate(program.stages) if stage.net == name)
+
+
+def _plan(
+    program: Program,
+    name: str,
+    has_loss: bool,
+    cut_at: Sequence[str],
+    freeze_at: Mapping[int, str],
+) -> Plan:
+    """Where a net stands; refuses flows between nets that nobody could read."""
+    stages = _stages_of(program, name)
+    inputs, loss_inputs = [], []
+    for source, target in program.flows:
+        other = program.stages[source].net
+        if target not in stages or other == name:
+            continue
+        if source != _stages_of(program, other)[-1]:
+            raise ModelError(
+                f"flow {source} -> {target} leaves net {other} in the middle: only the "
+                "output of its last stage, which is the model's, goes to other nets"
+            )
+        if target == stages[-1] and has_loss:
+            loss_inputs.append(other)
+        elif target == stages[0]:
+            inputs.append(other)
+        else:
+            raise ModelError(
+                f"flow {source} -> {target} leads into the middle of net {name}: an "
+                "output of another net goes to the last stage, for the loss, or to the "
+                "first, as the model's input"
+            )
+    return Plan(
+        name,
+        stages,
+        tuple(inputs),
+        tuple(loss_inputs),
+        tuple(cut_at),
+        freeze_at,
+        program.num_replicas,
+    )
+
+
+def _check_losses(
+    program: Program, names: Sequence[str], losses: Mapping[str, Any]
+) -> None:
+    for name in names:
+        last = _stages_of(program, name)[-1]
+        gets_gradient = bool(program.gradient_targets[last])
+        if program.stages[last].trainable and not gets_gradient and name not in losses:
+            raise RecipeError(f"net {name} is trained and has no loss: give losses")
+        if gets_gradient and name in losses:
+            raise RecipeError(
+                f"net {name} gets its gradient from the nets that its output flows to: "
+                f"leave out losses[{name!r}]"
+            )
+
+
+def _make_nets(
+    program: Program,
+    plans: Sequence[Plan],
+    models: Mapping[str, nn.Module],
+    pairs: Mapping[str, Any],
+    parts: Mapping[str, Sequence[Microbatch]],
+) -> dict[str, EmulatedNet]:
+    nets: dict[str, EmulatedNet] = {}
+    outputs: dict[str, Any] = {}
+    for plan in plans:
+        if plan.name not in models:
+            raise RecipeError(f"net {plan.name} has no model: give models")
+        given = [outputs[source] for source in plan.inputs]
+        leaves = leaves_of(given, parts[plan.name][0])
+        args, kwargs = call_arguments(pairs[plan.name][0])
+        others = tuple(pytree.tree_leaves(given))
+        spec = pytree.tree_structure(((*others, *args), kwargs))
+        net = make_net(plan, program, models[plan.name], leaves, spec)
+        nets[plan.name] = net
+        if any(plan.name in other.inputs for other in plans):
+            outputs[plan.name] = example_output(net, leaves)
+    return nets

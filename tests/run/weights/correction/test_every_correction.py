@@ -77,10 +77,10 @@ def test_the_oracle_equals_a_loop_by_hand(
     for _ in range(2):
         model = small_model()
         hocket.emulate(
+            hocket.Program.chain(range(2), 1, delays=delays),
             model,
             nn.functional.mse_loss,
             descent(LR, MOMENTUM),
-            delays,
             small_data(12),
             cut_at=["2"],
             correction=name,
@@ -100,10 +100,10 @@ def test_without_a_delay_nothing_changes(name: CorrectionName, optimizer: str) -
     for correction in ("none", name):
         model = small_model()
         losses = hocket.emulate(
+            hocket.Program.chain(range(2), 1),
             model,
             nn.functional.mse_loss,
             OPTIMIZERS[optimizer],
-            [0, 0],
             small_data(6),
             cut_at=["2"],
             correction=correction,
@@ -120,10 +120,10 @@ def test_with_a_delay_something_does(name: CorrectionName) -> None:
     for correction in ("none", name):
         model = small_model()
         hocket.emulate(
+            hocket.Program.chain(range(2), 1, delays=[1, 0]),
             model,
             nn.functional.mse_loss,
             descent(LR, MOMENTUM),
-            [1, 0],
             small_data(6),
             cut_at=["2"],
             correction=correction,
@@ -181,10 +181,10 @@ def test_an_unknown_word_is_refused() -> None:
         Settings(descent(LR), correction=unknown)
     with pytest.raises(RecipeError, match=said):
         hocket.emulate(
+            hocket.Program.chain([0], 1, delays=[1]),
             small_model(),
             nn.functional.mse_loss,
             descent(LR),
-            [1],
             small_data(1),
             correction=unknown,
         )

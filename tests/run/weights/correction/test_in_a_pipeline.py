@@ -128,14 +128,13 @@ def emulated(correction: Any, optimizer: str) -> dict[str, Tensor]:
     """The weights in the end."""
     model = make_model("dropout")
     hocket.emulate(
+        hocket.Program.chain(range(2), 2, delays=[1, 0]),
         model,
         ZOO["dropout"].loss,
         OPTIMIZERS[optimizer],
-        [1, 0],
         data(),
-        num_microbatches=2,
         cut_at=[CUT],
-        scheduler=make_scheduler,
+        schedulers=make_scheduler,
         correction=correction,
         num_discounted_updates=FADES_OVER if correction == "lr-discount" else None,
     )
@@ -170,14 +169,13 @@ def test_gradients_of_all_kinds(correction: Any, case: str, profiles: Path) -> N
         found = [result.loss for result in pipeline.train(data)]
         state = pipeline.state_dict()
     history = hocket.emulate(
+        hocket.Program.chain(range(2), 2, delays=[1, 0]),
         expected,
         nn.functional.mse_loss,
         optimizer,
-        [1, 0],
         data,
-        num_microbatches=2,
         cut_at=[CASES_CUT],
-        scheduler=make_scheduler,
+        schedulers=make_scheduler,
         correction=correction,
     )
     assert found == pytest.approx([losses["loss"] for losses in history], rel=1e-9)

@@ -29,13 +29,13 @@ def test_the_oracle_equals_plain_torch(correction: CorrectionName, case: str) ->
     model, batches = make_model(), make_batches()
     number = 4 if correction == "lr-discount" else None
     hocket.emulate(
+        hocket.Program.chain(range(2), 1, delays=DELAYS),
         model,
         nn.functional.mse_loss,
         make_optimizer,
-        DELAYS,
         batches,
         cut_at=[CUT],
-        scheduler=make_scheduler,
+        schedulers=make_scheduler,
         correction=correction,
         num_discounted_updates=number,
     )

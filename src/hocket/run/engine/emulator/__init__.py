@@ -1,0 +1,5 @@
+"""One process that trains any program: the oracle of every run.
+
+Imports `weights` and every room below it. Begin with `emulate.py` beside this folder;
+`net.py` is one model, `batch.py` one step's batch and losses, `update.py` its updates.
+"""

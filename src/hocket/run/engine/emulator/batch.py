@@ -1,0 +1,163 @@
+"""One step of the emulator: forwards when they are asked for, losses, backwards.
+
+Nets between which gradients flow are one group. The losses of a group are added up and
+differentiated at once: those of one microbatch; or, where one of its losses is over the
+whole batch, those of one replica, or of all replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.core.program import Net, Program
+from hocket.errors import ModelError
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import TOTAL, losses_of, sum_of
+from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
+
+
+@dataclass(slots=True)
+class Step:
+    """One step's work.
+
+    Args:
+        nets: by name.
+        facts: of each net, as the program has them.
+        losses: of the nets that have one.
+        parts: of each net, the microbatches of all replicas.
+        num_replicas: of the program.
+        seed: of the run.
+        step: from 0.
+    """
+
+    nets: Mapping[str, EmulatedNet]
+    facts: Mapping[str, Net]
+    losses: Mapping[str, Callable[..., Any]]
+    parts: Mapping[str, Sequence[Microbatch]]
+    num_replicas: int
+    seed: int
+    step: int
+    sums: dict[str, dict[str, float]] = field(default_factory=dict)
+    _outputs: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+    def output(self, name: str, number: int) -> Any:
+        """A net's output for one microbatch, counted over all replicas."""
+        key = name, number
+        if key not in self._outputs:
+            net, part = self.nets[name], self.parts[name][number]
+            sources = [self.output(source, number) for source in net.plan.inputs]
+            replica = number // self.facts[name].num_microbatches
+            seeds = self.seed, self.step, number
+            leaves = leaves_of(sources, part)
+            self._outputs[key] = net.forward(leaves, replica, seeds)
+        return self._outputs[key]
+
+    def run_group(self, group: Sequence[str]) -> None:
+        """Losses and backwards of the nets of one group; gradients are added up.
+
+        Args:
+            group: the names of its nets.
+        """
+        ends = [name for name in group if name in self.losses]
+        if not ends:
+            return
+        for rows in self._rows(group):
+            total = sum_of([x for name in ends for x in self._losses(name, rows[name])])
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+            for key in [(name, number) for name in group for number in rows[name]]:
+                self._outputs.pop(key, None)
+
+    def _rows(self, group: Sequence[str]) -> Iterator[Mapping[str, range]]:
+        """The microbatches of each net whose losses are differentiated at once."""
+        if not any(self.facts[name].batch_loss for name in group):
+            for number in range(len(self.parts[group[0]])):
+                yield {name: range(number, number + 1) for name in group}
+            return
+        for replica in range(self.num_replicas):
+            counts = {name: self.facts[name].num_microbatches for name in group}
+            yield {
+                name: range(replica * count, (replica + 1) * count)
+                for name, count in counts.items()
+            }
+
+    def _losses(self, name: str, rows: range) -> Iterator[Tensor]:
+        """The weighted losses of some microbatches of one net."""
+        facts = self.facts[name]
+        each = facts.num_microbatches if facts.batch_loss else 1
+        for begin in rows[::each]:
+            yield self._loss(name, range(begin, begin + each))
+
+    def _loss(self, name: str, rows: range) -> Tensor:
+        """The loss of some microbatches together, weighted by samples."""
+        parts = [self.parts[name][number] for number in rows]
+        output, *others = (
+            joined([self.output(x, i) for i in self._same_rows(name, rows, x)])
+            for x in (name, *self.nets[name].plan.loss_inputs)
+        )
+        targets = joined([part.targets for part in parts])
+        loss = self.losses[name]
+        named = losses_of(lambda out, aims: loss(out, aims, *others), output, targets)
+        total = sum(part.num_samples for part in self.parts[name])
+        weight = sum(part.num_samples for part in parts) / total
+        sums = self.sums.setdefault(name, {})
+        for key, value in named.items():
+            sums[key] = sums.get(key, 0.0) + value.item() * weight
+        return named[TOTAL] * weight
+
+    def _same_rows(self, name: str, rows: range, source: str) -> range:
+        """The microbatches of another net that hold the same part of the batch."""
+        own, other = (self.facts[x].num_microbatches for x in (name, source))
+        if own == other:
+            return rows
+        return range(rows.start // own * other, rows.stop // own * other)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Outputs or targets of several microbatches as one, in the order of samples.
+
+    Args:
+        parts: of one structure, whose tensors have samples along dimension 0.
+
+    Raises:
+        ModelError: the structures differ, or a tensor has no dimension.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    flat = [pytree.tree_flatten(part) for part in parts]
+    _, spec = flat[0]
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=False))
+    is_open = any(isinstance(x, Tensor) and x.dim() == 0 for c in columns for x in c)
+    if is_open or any(other != spec for _, other in flat):
+        raise ModelError(
+            "a loss over the whole batch needs outputs and targets of one structure, "
+            "whose tensors have samples along dimension 0, to join those of "
+            f"{len(parts)} microbatches; got {spec} with other parts or scalars"
+        )
+    return pytree.tree_unflatten(
+        [torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in columns], spec
+    )
+
+
+def gradient_groups(program: Program, names: Sequence[str]) -> list[list[str]]:
+    """The nets between which gradients flow, in groups.
+
+    Args:
+        program: the whole.
+        names: of all nets, in order.
+    """
+    group_of = {name: [name] for name in names}
+    for a, b in program.flows:
+        source, target = program.stages[a], program.stages[b]
+        first, second = group_of[source.net], group_of[target.net]
+        if source.trainable and target.trainable and first is not second:
+            first += second
+            group_of.update(dict.fromkeys(second, first))
+    groups = {id(group): group for group in group_of.values()}
+    return [sorted(group, key=list(names).index) for group in groups.values()]

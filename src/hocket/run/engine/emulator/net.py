@@ -1,0 +1,238 @@
+"""One net in the emulator: its stages in a chain, cut where layers freeze, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.program import Program
+from hocket.errors import ModelError, ShapeError
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.stages.cut import boundaries_from_names, cut
+from hocket.model.stages.parameter_paths import Home
+from hocket.run.data.batch import Microbatch
+from hocket.run.engine.emulator.stage import Segment, Weight
+from hocket.run.stage.recompute import changing_buffers
+from hocket.run.stage.seed import layers_seeded
+
+CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a net stands in the program.
+
+    Args:
+        name: of the net.
+        stages: its stages, by their numbers in the program.
+        inputs: the nets whose outputs come before the model's own inputs.
+        loss_inputs: the nets whose outputs the loss reads.
+        cut_at: the modules with which its stages but the first begin.
+        freeze_at: by step, the first module that still trains.
+        num_buffer_sets: replicas, each of which has buffers of its own.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    inputs: tuple[str, ...]
+    loss_inputs: tuple[str, ...]
+    cut_at: tuple[str, ...]
+    freeze_at: Mapping[int, str]
+    num_buffer_sets: int
+
+
+@dataclass(slots=True)
+class EmulatedNet:
+    """A net that is captured and cut.
+
+    Args:
+        plan: where it stands in the program.
+        held: of each stage, the parameters that it uses, by name.
+        owners: of each parameter, the stage that updates it.
+        weights: the parameters that move, by name.
+        segments: the whole net, in order.
+        frozen_layers: by step, how many layers at the front are frozen from then on.
+        buffers: where the buffers that training changes are kept, and of each replica
+            but the first what is there.
+        frozen: the weights that only frozen layers use.
+    """
+
+    plan: Plan
+    held: Sequence[Mapping[str, nn.Parameter]]
+    owners: Mapping[str, int]
+    weights: Mapping[str, Weight]
+    segments: Sequence[Segment]
+    frozen_layers: Mapping[int, int]
+    buffers: tuple[tuple[Home, ...], list[list[Tensor]]]
+    frozen: list[Weight] = field(default_factory=list)
+
+    def forward(
+        self, leaves: Sequence[Any], replica: int, seeds: tuple[int, int, int]
+    ) -> Any:
+        """The model's output for one microbatch.
+
+        Args:
+            leaves: its arguments.
+            replica: whose buffers are read and changed.
+            seeds: of the run; the step; the microbatch, counted over all replicas.
+        """
+        seed, step, number = seeds
+        values: Any = ()
+        with self._buffers_of(replica):
+            for segment in self.segments:
+                module = segment.module
+                own = [leaves[i] for i in module.batch_inputs]
+                with layers_seeded(module, CPU, seed, step, self.plan.name, number):
+                    values = segment(*values, *own)
+        return values
+
+    def begin(self, step: int) -> None:
+        """Freeze what this step freezes."""
+        num_layers = self.frozen_layers.get(step)
+        if num_layers is None:
+            return
+        for segment in self.segments:
+            segment.trains = segment.trains and segment.begin >= num_layers
+        training = {n for x in self.segments if x.trains for n in x.weights}
+        self.frozen = [w for n, w in self.weights.items() if n not in training]
+        for weight in self.frozen:
+            weight.freeze()
+
+    @contextmanager
+    def _buffers_of(self, replica: int) -> Iterator[None]:
+        homes, sets = self.buffers
+        if replica == 0:
+            yield
+            return
+        first = [home[key] for home, key in homes]
+        _put(homes, sets[replica - 1])
+        try:
+            yield
+        finally:
+            sets[replica - 1] = [home[key] for home, key in homes]
+            _put(homes, first)
+
+
+def make_net(
+    plan: Plan, program: Program, model: nn.Module, leaves: Sequence[Any], spec: Any
+) -> EmulatedNet:
+    """Capture a model and cut it.
+
+    Args:
+        plan: where it stands.
+        program: the whole.
+        model: trained in place.
+        leaves: the arguments of one microbatch.
+        spec: puts them back into `(args, kwargs)`.
+
+    Raises:
+        ModelError: the model cannot be captured, or cut so.
+        ShapeError: there are other numbers of stages than the program has.
+    """
+    if len(plan.stages) != len(plan.cut_at) + 1:
+        raise ShapeError(
+            f"cut_at makes {len(plan.cut_at) + 1} stages of net {plan.name}, the "
+            f"program has {len(plan.stages)}: name the modules with which the stages "
+            "but the first begin"
+        )
+    args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+    captured = capture(model, args, kwargs, cut=plan.cut_at)
+    boundaries = boundaries_from_names(captured, plan.cut_at)
+    places = {stage: i for i, stage in enumerate(plan.stages)}
+    flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]
+    stages = cut(captured, boundaries, flows)
+    held = [dict(stage.named_parameters()) for stage in stages]
+    facts = [program.stages[stage] for stage in plan.stages]
+    owners = _owners(held, [stage.delay for stage in facts])
+    weights = {
+        name: Weight(parameter, facts[owners[name]].delay)
+        for parameters, stage in zip(held, facts, strict=True)
+        for name, parameter in parameters.items()
+        if stage.follows or (stage.trainable and parameter.requires_grad)
+    }
+    frozen_layers = _frozen_layers(captured, plan.freeze_at)
+    edges = sorted({*boundaries, *frozen_layers.values()})
+    segments = _segments(captured, edges, boundaries, facts, weights)
+    homes = tuple(h for x in segments for h in changing_buffers(x.module))
+    sets = [_copies(homes) for _ in range(plan.num_buffer_sets - 1)]
+    return EmulatedNet(
+        plan, held, owners, weights, segments, frozen_layers, (homes, sets)
+    )
+
+
+def example_output(net: EmulatedNet, leaves: Sequence[Any]) -> Any:
+    """The net's output for other nets to be captured with; nothing is left behind."""
+    homes, _ = net.buffers
+    before = [home[key] for home, key in homes]
+    copies = [x.detach().clone() for x in before]
+    with torch.no_grad():
+        out = net.forward(leaves, 0, (0, 0, 0))
+    for x, copy in zip(before, copies, strict=True):
+        x.detach().copy_(copy)
+    _put(homes, before)
+    return out
+
+
+def leaves_of(net_outputs: Sequence[Any], part: Microbatch) -> list[Any]:
+    """A model's arguments: other nets' outputs, then the batch's."""
+    return [*pytree.tree_leaves(list(net_outputs)), *part.leaves]
+
+
+def _copies(homes: Sequence[Home]) -> list[Tensor]:
+    """A copy of each buffer; of a buffer that is kept in two places, one."""
+    once = {id(home[key]): home[key].detach().clone() for home, key in homes}
+    return [once[id(home[key])] for home, key in homes]
+
+
+def _put(homes: Sequence[Home], values: Sequence[Tensor]) -> None:
+    for (home, key), value in zip(homes, values, strict=True):
+        home[key] = value
+
+
+def _owners(
+    held: Sequence[Mapping[str, nn.Parameter]], delays: Sequence[int]
+) -> dict[str, int]:
+    """Which stage updates each weight: the first of those that have it the longest."""
+    owners: dict[str, int] = {}
+    for i, parameters in enumerate(held):
+        for name in parameters:
+            if name not in owners or delays[i] > delays[owners[name]]:
+                owners[name] = i
+    return owners
+
+
+def _frozen_layers(captured: Captured, freeze_at: Mapping[int, str]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for step, name in sorted(freeze_at.items()):
+        (found[step],) = boundaries_from_names(captured, [name])
+    layers = list(found.values())
+    if layers != sorted(layers):
+        raise ModelError(
+            f"freeze_at {dict(freeze_at)} trains layers again that were frozen before: "
+            "a later step must name the same module or a later one"
+        )
+    return found
+
+
+def _segments(
+    captured: Captured,
+    edges: Sequence[int],
+    boundaries: Sequence[int],
+    facts: Sequence[Any],
+    weights: Mapping[str, Weight],
+) -> list[Segment]:
+    trains = any(stage.trainable for stage in facts)
+    segments = []
+    for module, begin in zip(cut(captured, edges), (0, *edges), strict=True):
+        stage = facts[sum(boundary <= begin for boundary in boundaries)]
+        module.train(trains or captured.model.training)
+        names = [name for name, _ in module.named_parameters()]
+        moving = {name: weights[name] for name in names if name in weights}
+        segments.append(Segment(module, begin, moving, stage.trainable))
+    return segments

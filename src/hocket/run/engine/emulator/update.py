@@ -1,0 +1,171 @@
+"""The updates at the end of an emulated step: clipping, optimizers, momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hocket.core.program import Program
+from hocket.errors import ModelError, RecipeError
+from hocket.run.engine.emulator.net import EmulatedNet
+from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.settings import OptimizerFactory, Settings
+from hocket.run.weights.updater import Updater
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A net whose weights follow those of others.
+
+    Args:
+        momentum: how.
+        own: its parameters, by name.
+        followed: parameters of the same names.
+    """
+
+    momentum: Momentum
+    own: Mapping[str, Tensor]
+    followed: Mapping[str, Tensor]
+
+
+class Updates:
+    """Updates all weights of a program.
+
+    Args:
+        program: the whole.
+        nets: by name.
+        optimizers: of each net, what its updates are made with.
+        settings: of each trained net: how, and with which schedule.
+        clip_norm: the most that the gradients of one gate may measure together. The
+            stages of one delay are one gate.
+
+    Raises:
+        RecipeError: a net that moves has no optimizer of its kind, or one that does not
+            move has one.
+        ModelError: a net follows another one that has no parameter of some name.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        nets: Mapping[str, EmulatedNet],
+        optimizers: Mapping[str, OptimizerFactory | Momentum],
+        settings: Mapping[str, Settings],
+        clip_norm: float | None,
+    ) -> None:
+        self._nets = nets
+        self._clip_norm = clip_norm
+        self._updaters: list[tuple[int, Updater]] = []  # with the delay of its stage
+        self._followers: list[Follower] = []
+        for name, net in nets.items():
+            _check_optimizer(program, net, optimizers.get(name))
+            if name in settings:
+                self._updaters += _updaters(program, net, settings[name])
+        for name, net in nets.items():
+            momentum = optimizers.get(name)
+            if isinstance(momentum, Momentum):
+                self._followers.append(_follower(program, nets, net, momentum))
+
+    def update(self, step: int) -> None:
+        """Update everything, once its gradients are there."""
+        weights = [w for net in self._nets.values() for w in net.weights.items()]
+        for _, weight in weights:
+            weight.take_gradient()
+        self._clip()
+        predicted: dict[int, Tensor] = {}
+        for _, updater in self._updaters:
+            for name, value in (updater.predicted() or {}).items():
+                predicted[id(updater.parameters[name])] = value
+        for _, weight in weights:
+            weight.keep(predicted.get(id(weight.parameter)))
+        frozen = [x.parameter for net in self._nets.values() for x in net.frozen]
+        before = [parameter.detach().clone() for parameter in frozen]
+        for _, updater in self._updaters:
+            updater.update()
+        for parameter, value in zip(frozen, before, strict=True):
+            parameter.detach().copy_(value)  # corrections go on without a gradient
+        for follower in self._followers:
+            follower.momentum.update(step, follower.own, follower.followed)
+
+    def _clip(self) -> None:
+        if self._clip_norm is None:
+            return
+        for delay in {delay for delay, _ in self._updaters}:
+            gate = [
+                x
+                for d, updater in self._updaters
+                if d == delay
+                for x in updater.parameters.values()
+            ]
+            nn.utils.clip_grad_norm_(gate, self._clip_norm)
+
+
+def _updaters(
+    program: Program, net: EmulatedNet, settings: Settings
+) -> list[tuple[int, Updater]]:
+    """Of each trained stage, with its delay."""
+    found = []
+    for i, (number, held) in enumerate(zip(net.plan.stages, net.held, strict=True)):
+        stage = program.stages[number]
+        if stage.trainable:
+            own = {name: p for name, p in held.items() if net.owners[name] == i}
+            found.append((stage.delay, Updater(own, settings, delay=stage.delay)))
+    return found
+
+
+def _check_optimizer(
+    program: Program, net: EmulatedNet, optimizer: OptimizerFactory | Momentum | None
+) -> None:
+    stages = [program.stages[number] for number in net.plan.stages]
+    name = net.plan.name
+    is_momentum = isinstance(optimizer, Momentum)
+    if any(stage.trainable for stage in stages):
+        if optimizer is None or is_momentum:
+            raise RecipeError(f"net {name} is trained: give optimizers[{name!r}]")
+    elif any(stage.follows for stage in stages):
+        if not is_momentum:
+            raise RecipeError(
+                f"net {name} follows other stages: give optimizers[{name!r}] = "
+                "hocket.Momentum(m)"
+            )
+    elif optimizer is not None:
+        raise RecipeError(
+            f"net {name} is neither trained nor does it follow another net: leave out "
+            f"optimizers[{name!r}]"
+        )
+
+
+def _follower(
+    program: Program,
+    nets: Mapping[str, EmulatedNet],
+    net: EmulatedNet,
+    momentum: Momentum,
+) -> Follower:
+    held = {
+        number: parameters
+        for other in nets.values()
+        for number, parameters in zip(other.plan.stages, other.held, strict=True)
+    }
+    own: dict[str, Tensor] = {}
+    followed: dict[str, Tensor] = {}
+    for number in net.plan.stages:
+        others = program.stages[number].follows
+        there = {n: p for other in others for n, p in held[other].items()}
+        for name, parameter in held[number].items() if others else ():
+            if name not in there:
+                raise ModelError(_unmatched(net.plan.name, number, name, others, there))
+            own[name], followed[name] = parameter, there[name]
+    return Follower(momentum, own, followed)
+
+
+def _unmatched(
+    net: str, stage: int, name: str, others: Sequence[int], there: Mapping[str, Tensor]
+) -> str:
+    listed = ", ".join(list(there)[:5])
+    return (
+        f"stage {stage} of net {net} has the parameter {name}, which the stages that "
+        f"it follows ({', '.join(map(str, others))}) lack; they have {listed}, "
+        "...: cut both nets at the same modules"
+    )
