@@ -75,6 +75,12 @@ class Code:
     title: str
 
 
+def layer_seeds_of(code: Code) -> LayerSeeds | None:
+    """What the code asks before each layer that draws; None where none draws."""
+    seeds: LayerSeeds | None = getattr(code.objects, _SEEDS, None)
+    return seeds
+
+
 def emit(
     part: Part,
     received: Sequence[fx.Node],

@@ -175,18 +175,22 @@ class _RandomWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.seen |= not _has_no_dropout(func, args, kwargs or {})
+        self.seen |= is_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-def _has_no_dropout(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether all that could be random is a dropout of 0, as in attention."""
+def is_random(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call of an operator draws random numbers.
+
+    Attention draws none where its dropout is 0.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
-        return False
+        return True
     given = dict(zip(names, args, strict=False)) | kwargs
-    return bool(given.get("dropout_p", 0.0) == 0.0)
+    return bool(given.get("dropout_p", 0.0) != 0.0)
 
 
 def _seen(tensor: Tensor) -> Seen:

@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from hocket.model.stages.emit import layer_seeds_of
+from hocket.run.stage.compiled.draws import Draws, LayerWatch, draw_before
 from hocket.run.stage.compiled.given import Inputs
 from hocket.run.stage.compiled.graphs import (
     extracted,
@@ -20,7 +22,7 @@ from hocket.run.stage.compiled.graphs import (
 from hocket.run.stage.compiled.halves import Halves, halve
 from hocket.run.stage.compiled.lower import Lowered, lowered
 from hocket.run.stage.compiled.products import Backward, lowered_backward
-from hocket.run.stage.compiled.trace import Joint, Seen, Shape, join
+from hocket.run.stage.compiled.trace import Joint, Seen, Shape, join, on_fakes
 
 _MOST_NODES: Final = 10_000  # some minutes; loops over time are as many nodes as steps
 
@@ -62,8 +64,9 @@ class Capture:
         leaves: the numbers of those that want a gradient.
         buffers: the numbers of the tensors that get new values.
         weights: the numbers of the other tensors that get a gradient.
-        forward: F: takes the tensors, and returns what buffers become, the outputs, and
-            what it keeps.
+        draws: of random numbers, before each run of F.
+        forward: F: takes the tensors and what was drawn, and returns what buffers
+            become, the outputs, and what it keeps.
         whole: B: takes what was kept and the outputs' gradients.
         apart: I and W, where something waits.
     """
@@ -77,6 +80,7 @@ class Capture:
     leaves: tuple[int, ...]
     buffers: tuple[int, ...]
     weights: tuple[int, ...]
+    draws: Draws
     forward: Lowered
     whole: Backward | None
     apart: Apart | None
@@ -112,6 +116,7 @@ def capture_stage(
             is too large.
     """
     joint = join(seen, differentiated)
+    draws = _draws(seen, joint)
     num_nodes = len(joint.module.graph.nodes)
     if num_nodes > _MOST_NODES:
         raise CannotCompileError(
@@ -145,6 +150,7 @@ def capture_stage(
         leaves,
         joint.buffers,
         weights,
+        draws,
         lowered(forward, joint.mode, is_backward=False),
         whole,
         apart,
@@ -154,6 +160,19 @@ def capture_stage(
 def _dense(like: Tensor) -> Strides:
     """The strides of a new tensor of the same shape."""
     return torch.empty(like.shape, device="meta").stride()
+
+
+def _draws(seen: Seen, joint: Joint) -> Draws:
+    seeds = layer_seeds_of(seen.call.code)
+    layers: list[int] = []
+    if seeds is not None:
+        with on_fakes(seen.mode), LayerWatch(seeds) as watch:
+            seen.call.run(seen.fakes)
+        layers = watch.layers
+    found = draw_before(joint.module, layers, len(seen.fakes))
+    if isinstance(found, str):
+        raise CannotCompileError(found)
+    return Draws(found, seeds)
 
 
 def _partitioned(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule | None]:

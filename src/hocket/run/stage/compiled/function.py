@@ -110,7 +110,7 @@ class _Node(torch.autograd.Function):
             tensors[i] = _laid_out(tensors[i], strides)
         weights = {i: tensors[i] for i in capture.weights}
         buffers = [tensors[i] for i in capture.buffers]
-        results = capture.forward(tensors)
+        results = capture.forward([*tensors, *capture.draws.made(anchor.device)])
         num_buffers, num_outputs = len(buffers), len(capture.depends)
         if buffers:
             torch._foreach_copy_(buffers, list(results[:num_buffers]))

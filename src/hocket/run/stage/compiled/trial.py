@@ -44,7 +44,8 @@ def try_out(capture: Capture, seen: Seen) -> Capture:
         tensors = _tensors(capture, seen, own)
         seed_generators(seen.call.device, 1)
         with torch.no_grad():
-            results = capture.forward(list(tensors))
+            drawn = capture.draws.made(seen.call.device)
+            results = capture.forward([*tensors, *drawn])
         seed_generators(seen.call.device, 1)
         with torch.enable_grad():
             expected = seen.call.run(tensors)

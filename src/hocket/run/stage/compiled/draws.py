@@ -1,0 +1,199 @@
+"""Random numbers of a compiled stage: drawn before its graph runs, layer by layer.
+
+A graph cannot seed a generator between two of its operators. So its random operators,
+which need nothing but shapes, become inputs:
+
+    before     bernoulli(empty, 0.9) ─▶ mul ...     after     input ─▶ mul ...
+
+and each run draws these inputs first, in order, each layer from its own seed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hocket.model.stages.layer_seeds import LayerSeeds
+from hocket.model.trace.observe import is_random
+from hocket.run.stage.compiled.graphs import inputs_of_graph, value_of
+
+_BY_SHAPE: Final = frozenset(
+    {
+        *("bernoulli.p", "native_dropout", "normal_functional", "rand", "rand_like"),
+        *("randint", "randint_like", "randn", "randn_like", "uniform", "exponential"),
+    }
+)
+_DROPOUT: Final = torch.ops.aten.native_dropout.default
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One draw.
+
+    Args:
+        layer: of the uncut model.
+        operator: that draws.
+        args: its arguments, with the shapes of tensors in their place.
+        kwargs: by keyword.
+    """
+
+    layer: int
+    operator: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def made(self, device: torch.device) -> Tensor:
+        """Draw; of a dropout, by what each element is multiplied."""
+        args = [
+            torch.ones(x.shape, dtype=x.dtype, device=device)
+            if isinstance(x, _Form)
+            else x
+            for x in self.args
+        ]
+        found = self.operator(*args, **self.kwargs)
+        out: Tensor = found[0] if self.operator is _DROPOUT else found
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """All draws of a graph, in order.
+
+    Args:
+        draws: one for each of the graph's last inputs.
+        seeds: asked before the first draw of each layer.
+    """
+
+    draws: tuple[Draw, ...]
+    seeds: LayerSeeds | None
+
+    def made(self, device: torch.device) -> list[Tensor]:
+        """Draw them all."""
+        layer, found = -1, []
+        for draw in self.draws:
+            if draw.layer != layer and self.seeds is not None:
+                self.seeds.before(draw.layer)
+            layer = draw.layer
+            found.append(draw.made(device))
+        return found
+
+
+class LayerWatch(TorchDispatchMode):
+    """Notes the layer of each draw of a stage's code.
+
+    Args:
+        seeds: that the code asks before each layer that draws.
+
+    Attributes:
+        layers: of each draw, in order.
+    """
+
+    def __init__(self, seeds: LayerSeeds) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers: list[int] = []
+        self._seeds = seeds
+        self._layer = -1
+
+    def __enter__(self) -> LayerWatch:
+        """Begin to watch."""
+        self._seeds.seed = self._begin
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End; the code seeds nothing then."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._seeds.seed = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Count what draws."""
+        if is_random(func, args, kwargs or {}):
+            self.layers.append(self._layer)
+        return func(*args, **(kwargs or {}))
+
+    def _begin(self, layer: int) -> None:
+        self._layer = layer
+
+
+def draw_before(
+    module: fx.GraphModule, layers: list[int], num_tensors: int
+) -> tuple[Draw, ...] | str:
+    """Make inputs of a graph's random operators, behind its tensors, in place.
+
+    Args:
+        module: the graph of a forward and its backward.
+        layers: of each draw of the forward, in order.
+        num_tensors: its inputs before the gradients of outputs.
+
+    Returns:
+        What to draw before each run; or why that cannot be.
+    """
+    nodes = [
+        node
+        for node in module.graph.nodes
+        if isinstance(node.target, OpOverload)
+        and is_random(node.target, node.args, node.kwargs)
+    ]
+    for node in nodes:
+        if _name(node.target) not in _BY_SHAPE:
+            return f"it draws random numbers by {node.target}, from what it computes"
+    if len(nodes) != len(layers):
+        return f"its graph draws {len(nodes)} times, and its code {len(layers)} times"
+    draws = []
+    inputs = inputs_of_graph(module.graph)
+    last = inputs[num_tensors - 1]
+    for i, (node, layer) in enumerate(zip(nodes, layers, strict=True)):
+        args, kwargs = pytree.tree_map_only(fx.Node, _form_of, (node.args, node.kwargs))
+        draws.append(Draw(layer, node.target, tuple(args), kwargs))
+        with module.graph.inserting_after(last):
+            last = module.graph.placeholder(f"primals_{num_tensors + i}")
+        _put(module.graph, node, last)
+    module.recompile()
+    return tuple(draws)
+
+
+def _name(target: OpOverload) -> str:
+    packet = target.overloadpacket.__name__
+    return str(target).removeprefix("aten.") if packet == "bernoulli" else packet
+
+
+def _form_of(node: fx.Node) -> _Form:
+    value = value_of(node)
+    return _Form(value.shape, value.dtype)
+
+
+def _put(graph: fx.Graph, node: fx.Node, drawn: fx.Node) -> None:
+    """Read what was drawn in a random operator's place."""
+    if node.target is not _DROPOUT:
+        drawn.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+        return
+    outs = node.meta["val"]
+    drawn.meta["val"] = outs[0]
+    with graph.inserting_before(node):
+        ops = torch.ops.aten
+        kept = graph.call_function(ops.mul.Tensor, (node.args[0], drawn))
+        mask = graph.call_function(ops.ne.Scalar, (drawn, 0))
+    kept.meta["val"], mask.meta["val"] = outs
+    for user in list(node.users):
+        assert user.target is operator.getitem
+        user.replace_all_uses_with((kept, mask)[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(node)
