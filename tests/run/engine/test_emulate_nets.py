@@ -87,7 +87,7 @@ def test_a_frozen_teacher_is_read_by_the_loss() -> None:
     data, teacher, student = batches(5), chain_model(0).eval(), chain_model(1)
     before, alone = copy.deepcopy(teacher.state_dict()), copy.deepcopy(student)
     program = two_nets(lambda d: Stage("teacher", d, trainable=False), (2, 2))
-    history: Any = hocket.emulate(
+    history = hocket.emulate(
         program,
         {"teacher": teacher, "student": student},
         {"student": distill},
@@ -192,7 +192,7 @@ def test_two_towers_are_both_trained_by_one_loss() -> None:
 def test_nets_in_sequence_are_one_model(delays: Sequence[int]) -> None:
     """An encoder and a head, whose loss trains both, are as three stages of one net."""
     data, whole = batches(6), nn.Sequential(chain_model(4), nn.Tanh(), chain_head())
-    parts = copy.deepcopy(whole)
+    parts: Any = copy.deepcopy(whole)
     head = nn.Sequential(parts[1], parts[2][0], parts[2][1])
     stages = ("encoder", "head", "head")
     program = Program(
@@ -200,7 +200,7 @@ def test_nets_in_sequence_are_one_model(delays: Sequence[int]) -> None:
         tuple(Stage(net, i, delay=delays[i]) for i, net in enumerate(stages)),
         ((0, 1), (1, 2)),
     )
-    found: Any = hocket.emulate(
+    found = hocket.emulate(
         program,
         {
             "encoder": parts[0],
@@ -231,7 +231,7 @@ def chain_head() -> nn.Sequential:
 def test_replicas_have_statistics_of_their_own_and_one_gradient() -> None:
     """Weights by samples over all replicas; the model's statistics are the first's."""
     data, model = batches(5, size=7), chain_model(6)
-    alone = copy.deepcopy(model)
+    alone: Any = copy.deepcopy(model)
     program = Program.chain(range(2), 1, num_replicas=2)
     hocket.emulate(program, model, F.cross_entropy, SGD, data, cut_at=["2"])
 

@@ -18,7 +18,7 @@ updates: both are the updater's, and the old weights know nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -42,7 +42,7 @@ from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory, Settings
 
 T = TypeVar("T")
-ByNet = T | Mapping[str, T]
+ByNet: TypeAlias = T | Mapping[str, T]
 Losses = dict[str, float]
 
 
@@ -60,7 +60,7 @@ def emulate(
     correction: CorrectionName = "none",
     num_discounted_updates: int | None = None,
     seed: int = 0,
-) -> list[Losses] | list[dict[str, Losses]]:
+) -> list[dict[str, Any]]:
     """Train the nets of a program in this process, one microbatch after the other.
 
     Where an argument is a mapping by net, a program of one net takes the bare object.

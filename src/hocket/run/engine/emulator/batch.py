@@ -70,7 +70,7 @@ class Step:
         for rows in self._rows(group):
             total = sum_of([x for name in ends for x in self._losses(name, rows[name])])
             if total.requires_grad:
-                total.backward()  # type: ignore[no-untyped-call]
+                total.backward()
             for key in [(name, number) for name in group for number in rows[name]]:
                 self._outputs.pop(key, None)
 
