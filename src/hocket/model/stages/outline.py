@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from hocket.model.stages.on_tensors import on_meta
 from hocket.model.trace.state import State
 
 
@@ -35,7 +35,7 @@ class Outline:
     def of(cls, model: nn.Module) -> Outline:
         """Read it off the model, of which nothing is kept."""
         state = State.of(model)
-        tensors = {name: _empty(tensor) for name, tensor in state.tensors.items()}
+        tensors = {name: on_meta(tensor) for name, tensor in state.tensors.items()}
         config: Any = getattr(model, "config", None)
         return cls(
             replace(state, tensors=tensors),
@@ -56,10 +56,3 @@ class Outline:
     def tensor(self, name: str) -> Tensor:
         """The form of a tensor, by any of its names."""
         return self.state.tensors[self.state.first_name[name]]
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, tensor.requires_grad)
-    return empty

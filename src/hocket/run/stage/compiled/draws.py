@@ -194,6 +194,6 @@ def _put(graph: fx.Graph, node: fx.Node, drawn: fx.Node) -> None:
     kept.meta["val"], mask.meta["val"] = outs
     for user in list(node.users):
         assert user.target is operator.getitem
-        user.replace_all_uses_with((kept, mask)[user.args[1]])
+        user.replace_all_uses_with(mask if user.args[1] else kept)
         graph.erase_node(user)
     graph.erase_node(node)

@@ -1,0 +1,61 @@
+"""A captured model on other tensors: on `meta`, or partly on a worker's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.model.capture.captured import Captured
+from hocket.model.trace.flow import Flow
+
+
+def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
+    """The same work, whose parameters and buffers are these; all others are on `meta`.
+
+    Modules that run as they are become copies, which keep these tensors. Nothing of
+    the result holds on to the tensors or the modules of `captured`.
+
+    Args:
+        captured: the model's work.
+        tensors: by first name.
+    """
+    state = captured.state
+    new = {
+        name: tensors[name] if name in tensors else on_meta(old)
+        for name, old in state.tensors.items()
+    }
+    # Copying puts the new tensors in the place of the old ones, whoever keeps these.
+    copies: dict[int, Any] = {id(old): new[name] for name, old in state.tensors.items()}
+    model: nn.Module = copy.deepcopy(captured.model, copies)
+    frozen = tuple(copies[id(module)] for module in captured.frozen)
+    changed = replace(state, tensors=new)
+
+    def moved(flow: Flow) -> Flow:
+        objects = {
+            target: copies.get(id(x), x) for target, x in flow.trace.objects.items()
+        }
+        trace = replace(flow.trace, state=changed, objects=objects)
+        return replace(flow, trace=trace)
+
+    return replace(
+        captured,
+        model=model,
+        example=captured.example.mapped(lambda x: x.detach().to("meta")),
+        state=changed,
+        training=moved(captured.training),
+        evaluation=moved(captured.evaluation),
+        frozen=frozen,
+    )
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """A tensor's shape and type, without memory; a parameter stays one."""
+    empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, tensor.requires_grad)
+    return empty

@@ -1,0 +1,6 @@
+"""A net whose stages change while training runs, and how its state follows.
+
+Imports `stage`, `data`, `comm`, `device`, `cluster` and `diagnostics`. Begin with
+`net.py`, one net on one worker; `moves.py` plans which worker sends what to which, and
+`transfer.py` does it over torch.distributed.
+"""

@@ -1,0 +1,86 @@
+"""Which worker sends which part of a net's state to which, when it is cut again.
+
+    before   worker 0: a b     1: c d          a move: b from 0 to 1; d from 1 to 2 ...
+    after    worker 0: a       1: b c    2: d
+
+A pure function: all workers compute the same plan, and play it in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from hocket.errors import ModelError
+
+# The workers that hold each part of the state, by (net, name).
+Holders = Mapping[tuple[str, str], Set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One parameter or buffer goes to the workers that need it and lack it.
+
+    Args:
+        net: whose it is.
+        name: its first name in the uncut model.
+        source: the worker that sends it.
+        targets: the workers that receive it, in order.
+    """
+
+    net: str
+    name: str
+    source: int
+    targets: tuple[int, ...]
+
+
+def plan_moves(
+    before: Holders, after: Holders, num_bytes: Mapping[tuple[str, str], int]
+) -> tuple[Move, ...]:
+    """Plan the moves from one cut to another.
+
+    Of several workers that hold a part, the one that sends the fewest bytes so far
+    sends it, and of these the one of the lowest rank.
+
+    Args:
+        before: who holds what.
+        after: who needs what.
+        num_bytes: of each part.
+
+    Raises:
+        ModelError: some worker needs what no worker holds.
+    """
+    lost = sorted(key for key in after if after[key] and not before.get(key))
+    if lost:
+        net, name = lost[0]
+        raise ModelError(
+            f"no worker holds {name} of net {net} (and {len(lost) - 1} more names), "
+            "though the new cut needs it: cut again before the workers that held it "
+            "leave"
+        )
+    sent: dict[int, int] = {}
+    moves = []
+    for key in sorted(after):
+        targets = tuple(sorted(set(after[key]) - set(before.get(key, ()))))
+        if targets:
+            source = min(before[key], key=lambda rank: (sent.get(rank, 0), rank))
+            sent[source] = sent.get(source, 0) + num_bytes[key] * len(targets)
+            moves.append(Move(*key, source, targets))
+    return tuple(moves)
+
+
+def holders_of(
+    net: str, names: Sequence[Set[str]], workers: Sequence[Set[int]]
+) -> dict[tuple[str, str], frozenset[int]]:
+    """Who holds what of one net.
+
+    Args:
+        net: its name.
+        names: of each stage, what it uses.
+        workers: of each stage, the workers that run it, over all replicas.
+    """
+    found: dict[tuple[str, str], frozenset[int]] = {}
+    for used, ranks in zip(names, workers, strict=True):
+        for name in used:
+            found[net, name] = found.get((net, name), frozenset()) | frozenset(ranks)
+    return found

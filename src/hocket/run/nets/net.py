@@ -1,0 +1,127 @@
+"""One net on one worker: an outline without values, and the stages that run here.
+
+outline   a b c d e f     on meta: names, shapes, types, the work; never values
+cut       a b c | d e f   this worker runs the first stage and keeps a b c
+cut again a b | c d | e f c is sent to the worker of the second stage, and is gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hocket.errors import ModelError
+from hocket.model.capture.captured import Captured
+from hocket.model.stages.cut import StageModule, cut
+from hocket.model.stages.on_tensors import on_tensors
+from hocket.model.stages.routes import Flows
+
+
+class NetOnWorker:
+    """A net that is captured once, and cut any number of times.
+
+    Args:
+        name: of the net in the program.
+        captured: the model's work. Nothing of it is kept but its tensors, until the
+            first cut says which are needed here.
+
+    Attributes:
+        outline: the model's work on `meta`.
+        stages: those that run here, by their number in the net.
+    """
+
+    def __init__(self, name: str, captured: Captured) -> None:
+        self.name = name
+        self.outline = on_tensors(captured, {})
+        self.stages: dict[int, StageModule] = {}
+        self._tensors = dict(captured.state.tensors)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters and buffers that are here, by first name."""
+        self._tensors |= _tensors_of(self.stages.values(), self._first_name)
+        return dict(self._tensors)
+
+    def names(
+        self, boundaries: Sequence[int], flows: Flows | None = None
+    ) -> tuple[frozenset[str], ...]:
+        """What each stage of a cut uses, by first name.
+
+        Raises:
+            ModelError: as `hocket.model.stages.cut.cut`.
+        """
+        return tuple(
+            frozenset(_tensors_of([stage], self._first_name))
+            for stage in cut(self.outline, boundaries, flows)
+        )
+
+    def num_bytes(self) -> dict[tuple[str, str], int]:
+        """Of each parameter and buffer of the whole net, by (net, name)."""
+        tensors = self.outline.state.tensors.items()
+        return {(self.name, name): x.nbytes for name, x in tensors}
+
+    def cut(
+        self,
+        boundaries: Sequence[int],
+        here: Collection[int],
+        received: Mapping[str, Tensor] | None = None,
+        flows: Flows | None = None,
+    ) -> Mapping[int, StageModule]:
+        """Make the stages that run here; what they do not use is forgotten.
+
+        Parameters that stay are the same objects as before, so that an optimizer's
+        state stays theirs.
+
+        Args:
+            boundaries: the layers at which stages 1, 2, ... begin.
+            here: the stages that run on this worker.
+            received: what other workers sent, by first name.
+            flows: as for `hocket.model.stages.cut.cut`.
+
+        Raises:
+            ModelError: a stage uses what is not here; or the cut is impossible.
+        """
+        given = self.tensors | dict(received or {})
+        stages = cut(on_tensors(self.outline, given), boundaries, flows)
+        self.stages = {number: stages[number] for number in here}
+        used = _tensors_of(self.stages.values(), self._first_name)
+        missing = sorted(used.keys() - given.keys())
+        if missing:
+            raise ModelError(
+                f"stages {', '.join(map(str, sorted(here)))} of net {self.name} use "
+                f"{missing[0]} (and {len(missing) - 1} more names), which this worker "
+                "does not hold: receive it from one that does (plan_moves)"
+            )
+        self._tensors = used
+        return self.stages
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is here of the uncut model's `state_dict()`, by all of its names."""
+        state = self.outline.state
+        names = state.first_name.items()
+        tensors = self.tensors
+        return {
+            name: tensors[first]
+            for name, first in names
+            if first in tensors and name in state.persistent
+        }
+
+    @property
+    def _first_name(self) -> Mapping[str, str]:
+        return self.outline.state.first_name
+
+
+def _tensors_of(
+    stages: Collection[StageModule] | Any, first_name: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """What stages keep, by first name."""
+    found: dict[str, Tensor] = {}
+    for stage in stages:
+        for name, x in (
+            *stage.named_parameters(remove_duplicate=False),
+            *stage.named_buffers(remove_duplicate=False),
+        ):
+            found[first_name[name]] = x
+    return found

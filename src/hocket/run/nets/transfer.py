@@ -1,0 +1,102 @@
+"""Send parts of a net's state from worker to worker, over torch.distributed.
+
+A part is named tensors and a few numbers: a parameter, and what its optimizer keeps of
+it. Before each part goes its description, so that the receiver need know nothing:
+
+    move 3, from 0 to 2     the description's length ▶ the description ▶ each tensor
+
+All workers play the moves in one order. Sends do not wait for their receivers, so no
+two workers wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.run.nets.moves import Move
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One part of a net's state.
+
+    Args:
+        tensors: by what they are; the parameter or buffer itself is `value`.
+        facts: all else, as JSON has it.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def transfer(
+    moves: Sequence[Move],
+    rank: int,
+    bundle_of: Callable[[str, str], Bundle],
+    device: torch.device,
+) -> dict[tuple[str, str], Bundle]:
+    """Play the moves. Every worker of the process group must call this.
+
+    Args:
+        moves: the same on all workers.
+        rank: this worker's.
+        bundle_of: gives what is here, by net and name.
+        device: where this worker's tensors live.
+
+    Returns:
+        What came here, by (net, name).
+    """
+    received: dict[tuple[str, str], Bundle] = {}
+    sends: list[tuple[Any, Tensor]] = []  # with what is under way
+    for number, move in enumerate(moves):
+        if rank == move.source:
+            bundle = bundle_of(move.net, move.name)
+            for target in move.targets:
+                sends += _send(bundle, target, number, device)
+        elif rank in move.targets:
+            received[move.net, move.name] = _receive(move.source, number, device)
+    for work, _ in sends:
+        work.wait()
+    return received
+
+
+def _send(
+    bundle: Bundle, target: int, tag: int, device: torch.device
+) -> list[tuple[Any, Tensor]]:
+    forms = {
+        name: (str(x.dtype).removeprefix("torch."), list(x.shape), x.device.type)
+        for name, x in bundle.tensors.items()
+    }
+    text = json.dumps({"tensors": forms, "facts": bundle.facts}).encode()
+    message = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    tensors = [torch.tensor([len(text)], device=device), message]
+    tensors += [x.detach().to(device).contiguous() for x in bundle.tensors.values()]
+    return [(dist.isend(_bytes(x), target, tag=tag), x) for x in tensors if x.numel()]
+
+
+def _receive(source: int, tag: int, device: torch.device) -> Bundle:
+    length = torch.empty(1, dtype=torch.int64, device=device)
+    dist.recv(_bytes(length), source, tag=tag)
+    message = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    dist.recv(message, source, tag=tag)
+    described = json.loads(message.cpu().numpy().tobytes())
+    tensors = {}
+    for name, (dtype, shape, home) in described["tensors"].items():
+        found = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        if found.numel():
+            dist.recv(_bytes(found), source, tag=tag)
+        # Optimizers keep some numbers on the host, whatever the parameter's device.
+        tensors[name] = found.cpu() if home == "cpu" else found
+    return Bundle(tensors, described["facts"])
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The same memory, as bytes: some backends do not know every type."""
+    return tensor.reshape(-1).view(torch.uint8)

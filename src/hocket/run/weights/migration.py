@@ -1,0 +1,162 @@
+"""What a parameter's updates keep of it follows it to another worker.
+
+before   optimizer of {a, b, c}                  each parameter takes its state, its
+after    optimizer of {a, b}, optimizer of {c}   average and its group's options
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import RecipeError
+from hocket.run.nets.transfer import Bundle
+from hocket.run.weights.updater import Updater
+
+_STATE = "state."  # before the names of what an optimizer keeps
+_AVERAGE = "ema"
+
+
+def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
+    """A parameter or buffer, with what its updates keep of it.
+
+    Args:
+        name: its first name in the uncut model.
+        tensor: as it is now.
+        updater: of the parameter; None for a buffer, and where nothing is trained.
+
+    Raises:
+        RecipeError: the optimizer keeps something else than tensors and plain numbers;
+            or a correction keeps earlier updates, which cannot be cut again.
+    """
+    tensors = {"value": tensor.detach()}
+    facts: dict[str, Any] = {
+        "is_parameter": isinstance(tensor, nn.Parameter),
+        "requires_grad": tensor.requires_grad,
+    }
+    optimizer = None if updater is None else updater.optimizer
+    group = None if optimizer is None else _group_of(optimizer, tensor)
+    if updater is None or optimizer is None or group is None:
+        return Bundle(tensors, facts)
+    if updater.correction is not None:
+        raise RecipeError(
+            f"the updates of {name} have a correction, which keeps earlier updates of "
+            "one cut: train with correction='none' to cut a net again"
+        )
+    if updater.ema is not None:
+        tensors[_AVERAGE] = updater.ema[name]
+    facts["options"] = {
+        key: _plain(name, key, value) for key, value in group.items() if key != "params"
+    }
+    kept = optimizer.state.get(tensor, {}).items()
+    tensors |= {_STATE + key: x for key, x in kept if isinstance(x, Tensor)}
+    facts["state"] = {
+        key: _plain(name, key, x) for key, x in kept if not isinstance(x, Tensor)
+    }
+    return Bundle(tensors, facts)
+
+
+def tensor_in(bundle: Bundle) -> Tensor:
+    """The parameter or buffer that came."""
+    value = bundle.tensors["value"]
+    if not bundle.facts["is_parameter"]:
+        return value
+    return nn.Parameter(value, bundle.facts["requires_grad"])
+
+
+def restore_updater(
+    updater: Updater, bundles: Mapping[str, Bundle], before: Updater | None
+) -> None:
+    """Give a new updater what its parameters' updates kept.
+
+    Args:
+        updater: just made.
+        bundles: of each of its parameters, by name.
+        before: this worker's updater of the net before the cut, for the state of the
+            learning-rate schedule, which is the same on all workers.
+
+    Raises:
+        RecipeError: the parameters of a group had different options; or there is a
+            schedule here, and was none before or one of other groups.
+    """
+    if updater.optimizer is not None:
+        _restore_optimizer(updater.optimizer, updater.parameters, bundles)
+    for name, average in (updater.ema or {}).items():
+        average.copy_(bundles[name].tensors[_AVERAGE])
+    if updater.scheduler is None:
+        return
+    scheduler = None if before is None else before.scheduler
+    if scheduler is None or len(scheduler.base_lrs) != len(updater.scheduler.base_lrs):
+        raise RecipeError(
+            "a worker has a learning-rate schedule after the cut, and had none before, "
+            "or one of other groups: let the optimizer make the same groups of any "
+            "parameters"
+        )
+    updater.scheduler.load_state_dict(scheduler.state_dict())
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    bundles: Mapping[str, Bundle],
+) -> None:
+    name_of = {id(parameter): name for name, parameter in parameters.items()}
+    for group in optimizer.param_groups:
+        names = [name_of[id(parameter)] for parameter in group["params"]]
+        known = [name for name in names if "options" in bundles[name].facts]
+        options = [_tupled(bundles[name].facts["options"]) for name in known]
+        for name, other in zip(known, options, strict=True):
+            if other != options[0]:
+                raise RecipeError(
+                    f"{known[0]} and {name} are in one group of the optimizer, but had "
+                    "different options on the workers that they come from: let the "
+                    "optimizer group parameters by name, not by stage"
+                )
+        for name in known:
+            state = _state_in(bundles[name])
+            if state:
+                optimizer.state[parameters[name]] = state
+        if options:
+            group.update(options[0])
+
+
+def _state_in(bundle: Bundle) -> dict[str, Any]:
+    """What the optimizer kept of a parameter."""
+    tensors = {
+        key.removeprefix(_STATE): value
+        for key, value in bundle.tensors.items()
+        if key.startswith(_STATE)
+    }
+    return {**bundle.facts["state"], **tensors}
+
+
+def _group_of(
+    optimizer: torch.optim.Optimizer, tensor: Tensor
+) -> Mapping[str, Any] | None:
+    for group in optimizer.param_groups:
+        if any(parameter is tensor for parameter in group["params"]):
+            return group
+    return None
+
+
+def _plain(name: str, key: str, value: Any) -> Any:
+    """A number, a word, or several of them, as JSON has them."""
+    if isinstance(value, tuple | list):
+        return [_plain(name, key, x) for x in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RecipeError(
+        f"the optimizer of {name} keeps {key}, a {type(value).__name__}, which cannot "
+        "be sent to another worker: keep tensors, numbers and words"
+    )
+
+
+def _tupled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as the tuples that they were (betas)."""
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in options.items()
+    }
