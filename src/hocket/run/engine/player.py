@@ -176,7 +176,7 @@ class Player:
             for stage in self._stages.values():
                 stage.share_between_lanes()
         self._drawing = frozenset(
-            number for number, runner in runners.items() if runner.module.has_random
+            number for number, runner in runners.items() if runner.module.random_layers
         )
         self._split = frozenset(
             (plan_.op.stage, plan_.op.microbatch)
