@@ -16,16 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hocket.core.checker import play
 from hocket.core.checker.faults import (
     body_faults,
     message_order_faults,
     op_faults,
     too_much_due,
 )
+from hocket.core.checker.play import play
+from hocket.core.costs import Costs
 from hocket.core.dataflow import version_read
 from hocket.core.op import BACKWARDS, Kind, Op
 from hocket.core.schedule import Schedule
+from hocket.core.simulator.work import Work, prepare
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -65,26 +67,27 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
             _picture(schedule, wrong={op for _, op in faults if op is not None}),
         )
     order_faults = tuple(message_order_faults(schedule))
-    least = _least_buffers(schedule, num_buffers)
+    work = prepare(schedule, Costs.uniform())
+    least, _ = _least_buffers(work, num_buffers)
     if order_faults:
         raise ScheduleError(order_faults, str(schedule))
     return Proof(least, tuple(_versions_alive(schedule)))
 
 
-def _least_buffers(schedule: Schedule, num_buffers: int | None) -> int:
-    most = max(net.num_microbatches for net in schedule.program.nets) * max(
-        1, schedule.program.num_steps
-    )
+def _least_buffers(work: Work, num_buffers: int | None) -> tuple[int, list[int]]:
+    """The fewest buffers that do, and an order in which all ops may start."""
+    program = work.schedule.program
+    most = program.num_steps * max(net.num_microbatches for net in program.nets)
     tries = range(1, most + 1) if num_buffers is None else (num_buffers,)
     for number in tries:
-        stuck = play.play(schedule, number)
-        if not stuck:
-            return number
-        if not any(stand.is_sending for stand in stuck):
+        played = play(work, number)
+        if not played.stuck:
+            return number, played.order
+        if not any(stand.is_sending for stand in played.stuck):
             break  # more buffers cannot help
-    sentences = ("no lane can move, each waits for another:", *map(str, stuck))
-    stands = {stand.lane: stand.position for stand in stuck}
-    raise DeadlockError(sentences, _picture(schedule, stands=stands))
+    sentences = ("no lane can move, each waits for another:", *map(str, played.stuck))
+    stands = {stand.lane: stand.position for stand in played.stuck}
+    raise DeadlockError(sentences, _picture(work.schedule, stands=stands))
 
 
 def _versions_alive(schedule: Schedule) -> Iterator[int]:

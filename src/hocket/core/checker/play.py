@@ -5,20 +5,25 @@ buffer for it. A buffer is taken when its message is sent and given back when th
 that needs the value starts. An order that comes to its end under this rule comes to its
 end under every milder one (sends that do not wait, messages that are buffered on the
 way).
+
+Messages share buffers if one lane sends them, and they bring values of one kind and
+stage to one device. So no two lanes compete for a buffer, and whether all lanes come to
+their end does not depend on which of them is faster.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hocket.core.dataflow import Fact, Value, is_given, maker, makes, needs
-from hocket.core.op import MESSAGES, SENDS, Kind, Op
-from hocket.core.schedule import Schedule
+import numpy as np
 
-# A message: one value on its way to one device.
-_Message = tuple[Value, int]
+from hocket.core.arrays import Ints
+from hocket.core.dataflow import maker
+from hocket.core.simulator.messages import UNREAD
+from hocket.core.simulator.values import ValueNumbers
+from hocket.core.simulator.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,154 +33,167 @@ class Stand:
     lane: int
     label: str
     position: int  # of the op in the lane that cannot start, or cannot end
-    op: Op
     reason: str
     is_sending: bool
 
     def __str__(self) -> str:
         """One line of an error."""
-        return f"  {self.label} stands at {self.op} and {self.reason}"
+        return f"  {self.label} stands at {self.reason}"
 
 
-def play(schedule: Schedule, num_buffers: int) -> list[Stand]:
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How far the lanes came.
+
+    Args:
+        order: the rows of all ops that started, in the order in which they did.
+        stuck: where lanes stand for ever; empty if all came to their end.
+    """
+
+    order: list[int]
+    stuck: list[Stand]
+
+
+def play(work: Work, num_buffers: int) -> Played:
     """Run every lane as far as it goes.
 
     Args:
-        schedule: complete (see `check`), in any order.
+        work: a complete schedule (see `op_faults`), with any costs.
         num_buffers: receive buffers per flow: messages that may wait at the receiver.
-
-    Returns:
-        Where lanes stand for ever; empty if all came to their end.
     """
-    state = _State(schedule, num_buffers)
-    lanes = range(len(schedule.lanes))
-    while sum(state.advance(lane) for lane in lanes):
-        pass  # each round moves every lane as far as it goes
-    return [state.stand(i) for i in lanes if not state.is_done(i)]
+    state = _State(work, num_buffers)
+    runnable = list(range(len(work.schedule.lanes)))[::-1]
+    while runnable:
+        state.advance(runnable.pop())
+        runnable += state.woken
+        state.woken.clear()
+    return Played(state.order, list(state.stuck()))
 
 
-@dataclass
 class _State:
-    schedule: Schedule
-    num_buffers: int
-    position: list[int] = field(init=False)
-    unsent: list[list[_Message]] = field(init=False)
-    have: list[set[Value]] = field(init=False)
-    waiting: dict[tuple[Fact, int, int], int] = field(init=False)
-    readers: dict[_Message, int] = field(init=False)
+    def __init__(self, work: Work, num_buffers: int) -> None:
+        self.work = work
+        self.num_buffers = num_buffers
+        self.num_ops = work.columns.num_ops
+        self.row = list(work.columns.first[:-1])  # of each lane's next op
+        self.stop = work.columns.first[1:]
+        self.has = bytearray(work.num_items)
+        self.order: list[int] = []
+        self.woken: list[int] = []
+        self.waiting: dict[int, list[int]] = {}  # item -> lanes
 
-    def __post_init__(self) -> None:
-        program = self.schedule.program
-        self.position = [0] * len(self.schedule.lanes)
-        self.unsent = [[] for _ in self.schedule.lanes]
-        self.have = [set() for _ in range(program.num_devices)]
-        self.waiting = defaultdict(int)
-        self.readers = defaultdict(int)  # ops yet to read a message
-        self.posted: set[tuple[Value, int, bool]] = set()
-        self.explicit = any(
-            op.kind in MESSAGES for lane in self.schedule.lanes for op in lane.ops
+        # Messages; both ends post one where they are ops of the schedule.
+        self.is_explicit = work.messages.is_explicit
+        self.arrival = work.messages.arrival.tolist()
+        self.posts_left = [2] * work.messages.num_messages
+        self.unsent: list[list[int]] = [[] for _ in self.row]  # arrivals, last first
+
+        # Receive buffers.
+        self.flow = _flows(work).tolist()
+        self.in_buffers: defaultdict[int, int] = defaultdict(int)  # by flow
+        self.full: dict[int, list[int]] = {}  # flow -> lanes that want to send
+        arrived = np.array(work.wait_item, np.int64) - self.num_ops
+        num_arrivals = len(self.flow)
+        arrived = arrived[(arrived >= 0) & (arrived < num_arrivals)]
+        self.reads_left = np.bincount(arrived, minlength=num_arrivals).tolist()
+
+    def advance(self, lane: int) -> None:
+        """Run one lane as far as it goes now."""
+        work, has = self.work, self.has
+        while self._send(lane):
+            row = self.row[lane]
+            if row == self.stop[lane]:
+                return
+            items = work.wait_item[work.wait_from[row] : work.wait_from[row + 1]]
+            for item in items:
+                if not has[item]:
+                    self.waiting.setdefault(item, []).append(lane)
+                    return
+            self.row[lane] = row + 1
+            self.order.append(row)
+            self._read(items)
+            self._come(row)
+            self._post(lane, row)
+
+    def stuck(self) -> Iterator[Stand]:
+        """The lanes that did not come to their end, and why."""
+        for number, lane in enumerate(self.work.schedule.lanes):
+            row, unsent = self.row[number], self.unsent[number]
+            if unsent:
+                row, reason = row - 1, self._cannot_send(unsent[-1])
+            elif row < self.stop[number]:
+                reason = self._needs(row)
+            else:
+                continue
+            position = row - self.work.columns.first[number]
+            text = f"{lane.ops[position]} and {reason}"
+            yield Stand(number, lane.label, position, text, bool(unsent))
+
+    def _cannot_send(self, arrival: int) -> str:
+        arrivals = self.work.needs.arrivals
+        value = ValueNumbers.of(self.work.schedule.program).value(
+            int(arrivals.value[arrival])
         )
-        self.targets: dict[Value, set[int]] = defaultdict(set)
-        for lane in self.schedule.lanes:
-            for op in lane.ops:
-                for value in self._from_elsewhere(op, lane.device):
-                    self.readers[value, lane.device] += 1
-                    self.targets[value].add(lane.device)
+        return (
+            f"cannot send {value} to device {arrivals.device[arrival]}: all "
+            f"{self.num_buffers} receive buffers there hold messages that nobody has "
+            "read"
+        )
 
-    def is_done(self, lane: int) -> bool:
-        """Whether the lane came to its end."""
-        ops = self.schedule.lanes[lane].ops
-        return self.position[lane] == len(ops) and not self.unsent[lane]
+    def _needs(self, row: int) -> str:
+        work, program = self.work, self.work.schedule.program
+        items = work.wait_item[work.wait_from[row] : work.wait_from[row + 1]]
+        missing = next(item for item in items if not self.has[item])
+        value = ValueNumbers.of(program).value(work.needed_value(row, missing))
+        return f"needs {value} of {maker(value, program)}"
 
-    def advance(self, lane: int) -> bool:
-        """Run one lane as far as it goes now; whether it moved."""
-        moved = False
-        while self._send(lane) and self._start(lane):
-            moved = True
-        return moved
+    def _come(self, item: int) -> None:
+        self.has[item] = 1
+        if item in self.waiting:
+            self.woken += self.waiting.pop(item)
 
-    def stand(self, lane: int) -> Stand:
-        """Why a lane cannot go on."""
-        facts = self.schedule.lanes[lane]
-        if self.unsent[lane]:
-            value, device = self.unsent[lane][0]
-            position = self.position[lane] - 1
-            reason = (
-                f"cannot send {value} to device {device}: all {self.num_buffers} "
-                "receive buffers there hold messages that nobody has read"
-            )
-            op = facts.ops[position]
-            return Stand(lane, facts.label, position, op, reason, is_sending=True)
-        position = self.position[lane]
-        op = facts.ops[position]
-        missing = next(self._missing(op, facts.device))
-        program = self.schedule.program
-        reason = f"needs {missing} of {maker(missing, program)}"
-        return Stand(lane, facts.label, position, op, reason, is_sending=False)
+    def _read(self, items: list[int]) -> None:
+        """Give back the buffers of messages that no later op reads."""
+        for item in items:
+            arrival = item - self.num_ops
+            if arrival < 0 or self.is_explicit:
+                continue
+            self.reads_left[arrival] -= 1
+            if not self.reads_left[arrival]:
+                flow = self.flow[arrival]
+                self.in_buffers[flow] -= 1
+                self.woken += self.full.pop(flow, ())
 
-    def _from_elsewhere(self, op: Op, device: int) -> Iterator[Value]:
-        program = self.schedule.program
-        if op.kind in MESSAGES:
-            return
-        for value in needs(op, program):
-            if program.stages[value.stage].device != device:
-                yield value
-
-    def _missing(self, op: Op, device: int) -> Iterator[Value]:
-        have = self.have[device]
-        for value in needs(op, self.schedule.program):
-            if value not in have and not is_given(value):
-                yield value
-
-    def _start(self, lane: int) -> bool:
-        """Start and end the lane's next op, if it has all it needs."""
-        facts = self.schedule.lanes[lane]
-        if self.position[lane] == len(facts.ops):
-            return False
-        op = facts.ops[self.position[lane]]
-        if next(self._missing(op, facts.device), None) is not None:
-            return False
-        self.position[lane] += 1
-        if op.kind in MESSAGES:
-            self._post(op, facts.device)
-            return True
-        for value in self._from_elsewhere(op, facts.device):
-            self._read(value, facts.device)
-        for value in makes(op, self.schedule.program):
-            self.have[facts.device].add(value)
-            if not self.explicit:
-                targets = sorted(self.targets[value] - {facts.device})
-                self.unsent[lane] += [(value, device) for device in targets]
-        return True
-
-    def _read(self, value: Value, device: int) -> None:
-        message = (value, device)
-        self.readers[message] -= 1
-        if self.readers[message] == 0 and not self.explicit:
-            self.waiting[value.fact, value.stage, device] -= 1
+    def _post(self, lane: int, row: int) -> None:
+        """Post what an op sends or receives; it comes when both ends are posted."""
+        begin, end = self.work.post_from[row : row + 2]
+        for message in self.work.post_message[begin:end]:
+            arrival = self.arrival[message]
+            if not self.is_explicit:
+                self.unsent[lane].insert(0, arrival)
+                continue
+            self.posts_left[message] -= 1
+            if not self.posts_left[message] and arrival != UNREAD:
+                self._come(self.num_ops + arrival)
 
     def _send(self, lane: int) -> bool:
         """Send what the last op made; whether all of it is gone."""
-        while self.unsent[lane]:
-            value, device = self.unsent[lane][0]
-            flow = (value.fact, value.stage, device)
-            if self.waiting[flow] >= self.num_buffers:
+        unsent = self.unsent[lane]
+        while unsent:
+            flow = self.flow[unsent[-1]]
+            if self.in_buffers[flow] >= self.num_buffers:
+                self.full.setdefault(flow, []).append(lane)
                 return False
-            self.waiting[flow] += 1
-            self.have[device].add(value)
-            self.unsent[lane].pop(0)
+            self.in_buffers[flow] += 1
+            self._come(self.num_ops + unsent.pop())
         return True
 
-    def _post(self, op: Op, device: int) -> None:
-        """One end of an explicit message; it arrives when both ends are posted."""
-        assert op.peer is not None
-        forward = op.kind in (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
-        sends = op.kind in SENDS
-        source = op.stage if sends else op.peer
-        stages = self.schedule.program.stages
-        target = stages[op.peer].device if sends else device
-        fact = Fact.OUTPUT if forward else Fact.INPUT_GRAD
-        value = Value(fact, source, op.microbatch, op.step)
-        self.posted.add((value, target, sends))
-        if (value, target, not sends) in self.posted:
-            self.have[target].add(value)
+
+def _flows(work: Work) -> Ints:
+    """Of each arrival, the number of its flow: arrivals that share buffers."""
+    arrivals, program = work.needs.arrivals, work.schedule.program
+    fact, stage = ValueNumbers.of(program).fact_and_stage(arrivals.value)
+    key = (fact * program.num_stages + stage) * program.num_devices + arrivals.device
+    key = key * len(work.schedule.lanes) + work.columns.lane[arrivals.maker]
+    flow: Ints = np.unique(key, return_inverse=True)[1]
+    return flow
