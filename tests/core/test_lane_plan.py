@@ -153,7 +153,7 @@ def test_a_received_input_stays_until_the_weight_gradient_has_read_it() -> None:
     plans = plan_of(SPLIT)
 
     y = Value(Fact.OUTPUT, 0, 0, 0)
-    assert plans["1F0"].receives == (Message(y, 0, 1, ((0, 1),)),)
+    assert plans["1F0"].receives == (Message(y, 0, 0, 1, ((0, 1),)),)
     assert y not in {release.value for release in plans["1I0"].releases}
     assert y in {release.value for release in plans["1W0"].releases}
 
@@ -175,7 +175,7 @@ def test_one_message_serves_all_stages_of_the_receiving_device() -> None:
     schedule = Schedule(program, text.lanes)
     plans = {str(plan.op): plan for lane in plan_lanes(schedule) for plan in lane}
 
-    forth = Message(Value(Fact.OUTPUT, 0, 0, 0), 0, 1, ((0, 1), (0, 2)))
+    forth = Message(Value(Fact.OUTPUT, 0, 0, 0), 0, 0, 1, ((0, 1), (0, 2)))
     assert plans["0F0"].sends == plans["1F0"].receives == (forth,)
     assert plans["2F0"].receives == ()
     back = [m.flows for m in plans["0B0"].receives]

@@ -7,25 +7,30 @@ What is proved of a schedule that passes:
    end;
 3. every forward, and its backward, read the weights that the stage's delay promises,
    and so many versions of them must be alive;
-4. explicit messages are posted in the same order at both ends of each pair of devices;
-5. the body of a flush-free order is the same work, one step later, each time.
+4. ops that change one thing in place (gradients, buffers) have a path of events between
+   them, in whichever lanes they are;
+5. explicit messages are posted in the same order at both ends of each pair of devices;
+6. the body of a flush-free order is the same work, one step later, each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hocket.core.checker.alive import count_alive
+from hocket.core.checker.conflicts import conflicts
 from hocket.core.checker.faults import (
+    Fault,
     body_faults,
     message_order_faults,
     op_faults,
     too_much_due,
 )
+from hocket.core.checker.happens_before import HappensBefore
 from hocket.core.checker.play import play
+from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
-from hocket.core.dataflow import version_read
-from hocket.core.op import BACKWARDS, Kind, Op
+from hocket.core.op import Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.work import Work, prepare
 from hocket.errors import DeadlockError, ScheduleError
@@ -38,11 +43,16 @@ class Proof:
     Args:
         num_buffers: the fewest receive buffers per flow with which it never waits
             for ever, even where a send ends only when the other side has a buffer.
-        num_versions: of each stage's weights, the most alive at once.
+            One lane has such buffers of its own at each device that it sends to.
+        num_versions: of each stage's weights, the most alive at once, over every order
+            of ops that lanes and values allow.
+        num_gradients: of each stage, the most steps whose gradients are begun and not
+            yet used by an update, over every such order; 0 if it is not trained.
     """
 
     num_buffers: int
     num_versions: tuple[int, ...]
+    num_gradients: tuple[int, ...]
 
 
 def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
@@ -57,21 +67,31 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
         ScheduleError: with all faults, and the picture.
         DeadlockError: it is complete, but lanes wait for each other.
     """
-    faults = too_much_due(schedule) or [
-        *op_faults(schedule),
-        *body_faults(schedule),
-    ]
+    _refuse(
+        schedule,
+        too_much_due(schedule) or [*op_faults(schedule), *body_faults(schedule)],
+    )
+    work = prepare(schedule, Costs.uniform())
+    least, order = _least_buffers(work, num_buffers)
+    accesses = find_accesses(work.columns, schedule.program)
+    before = HappensBefore(work.columns, work.needs, order)
+    _refuse(
+        schedule,
+        [
+            *message_order_faults(schedule),
+            *conflicts(schedule, work.columns, accesses, before, order),
+        ],
+    )
+    alive = count_alive(schedule.program, work.columns, accesses, before)
+    return Proof(least, alive.num_versions, alive.num_gradients)
+
+
+def _refuse(schedule: Schedule, faults: list[Fault]) -> None:
     if faults:
         raise ScheduleError(
             tuple(text for text, _ in faults),
             _picture(schedule, wrong={op for _, op in faults if op is not None}),
         )
-    order_faults = tuple(message_order_faults(schedule))
-    work = prepare(schedule, Costs.uniform())
-    least, _ = _least_buffers(work, num_buffers)
-    if order_faults:
-        raise ScheduleError(order_faults, str(schedule))
-    return Proof(least, tuple(_versions_alive(schedule)))
 
 
 def _least_buffers(work: Work, num_buffers: int | None) -> tuple[int, list[int]]:
@@ -88,39 +108,6 @@ def _least_buffers(work: Work, num_buffers: int | None) -> tuple[int, list[int]]
     sentences = ("no lane can move, each waits for another:", *map(str, played.stuck))
     stands = {stand.lane: stand.position for stand in played.stuck}
     raise DeadlockError(sentences, _picture(work.schedule, stands=stands))
-
-
-def _versions_alive(schedule: Schedule) -> Iterator[int]:
-    """Of each stage, the most versions of its weights alive at once.
-
-    Read off the order of its device's ops: a version lives from the update that makes
-    it to the last forward or backward that reads it, and the newest always lives.
-    """
-    program = schedule.program
-    for number, stage in enumerate(program.stages):
-        if not stage.moves:
-            yield 1
-            continue
-        last_read: dict[int, int] = {}
-        made = {0: 0}
-        ops = [
-            op
-            for lane in schedule.lanes
-            for op in lane.ops
-            if op.stage == number and lane.device == stage.device
-        ]
-        for i, op in enumerate(ops):
-            if op.kind is Kind.UPDATE:
-                made[op.step + 1] = i
-            elif op.kind in BACKWARDS or op.kind is Kind.FORWARD:
-                last_read[version_read(number, op.step, program)] = i
-        yield max(
-            sum(
-                begin <= i and (version == newest or last_read.get(version, -1) > i)
-                for version, begin in made.items()
-            )
-            for newest, i in made.items()
-        )
 
 
 def _picture(

@@ -37,6 +37,8 @@ class Message:
     Args:
         value: an output, or the gradient of an input.
         from_device: the device that makes it.
+        from_lane: the index of the lane, among all of the schedule, that sends it.
+            `check` proves its buffers for each sending lane by itself.
         to_device: the device that reads it.
         flows: every `(from_stage, to_stage)` that it serves, ascending: one, unless
             several stages of the receiving device read the value. A gradient goes from
@@ -45,6 +47,7 @@ class Message:
 
     value: Value
     from_device: int
+    from_lane: int
     to_device: int
     flows: tuple[Flow, ...]
 
@@ -156,8 +159,9 @@ class _Facts:
 
     def message(self, value: Value, to_device: int) -> Message:
         """The message that brings a value to another device."""
+        made = self.made[value]
         flows = tuple(sorted(self.flows[value, to_device]))
-        return Message(value, self.made[value].device, to_device, flows)
+        return Message(value, made.device, made.lane, to_device, flows)
 
 
 def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:

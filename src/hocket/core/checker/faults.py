@@ -127,7 +127,7 @@ def body_faults(schedule: Schedule) -> Iterator[Fault]:
                 yield f"{op} stands in the body where {wanted} would repeat it", op
 
 
-def message_order_faults(schedule: Schedule) -> Iterator[str]:
+def message_order_faults(schedule: Schedule) -> Iterator[Fault]:
     """Both ends of a pair of devices must post their messages in the same order."""
     posts: dict[tuple[int, int, bool], list[Op]] = {}
     stages = schedule.program.stages
@@ -154,5 +154,6 @@ def message_order_faults(schedule: Schedule) -> Iterator[str]:
         )
         yield (
             f"device {source} sends {ops[i]} as message {i} to device {target}, which "
-            f"receives {others[i]} there: post them in the same order at both ends"
+            f"receives {others[i]} there: post them in the same order at both ends",
+            ops[i],
         )
