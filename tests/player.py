@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hocket.core.costs import StageCost
-from hocket.core.dataflow import Value, is_given, makes, needs
+from hocket.core.dataflow import Value, is_given, is_sent, makes, needs
 from hocket.core.op import MESSAGES, SENDS, Kind, Op
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 
 Times = dict[Op, tuple[float, float]]
@@ -38,8 +39,7 @@ def times_of(schedule: Schedule, share: StageCost, message_s: float = 0.0) -> Ti
             if op is None or not _is_ready(op, schedule, made_s):
                 continue
             arrivals_s = [
-                made_s[need]
-                + message_s * (program.stages[need.stage].device != lane.device)
+                made_s[need] + message_s * is_sent(need, lane.device, program)
                 for need in needs(op, program)
                 if not is_given(need)
             ]
@@ -85,7 +85,7 @@ def ends_with_messages(schedule: Schedule, *, shared_channel: bool = False) -> b
         moved = False
         for lane, ops in zip(schedule.lanes, left, strict=True):
             while ops and all(
-                is_given(need) or need in have[lane.device]
+                is_given(need) or need in have[_holder(need, lane.device, program)]
                 for need in needs(ops[0], program)
             ):
                 op = ops.pop(0)
@@ -97,6 +97,13 @@ def ends_with_messages(schedule: Schedule, *, shared_channel: bool = False) -> b
                 moved = True
         moved |= _deliver(posts, have, schedule, shared_channel)
     return not any(left) and not any(posts.values())
+
+
+def _holder(value: Value, device: int, program: Program) -> int:
+    """Where a device finds a value: with itself, unless a collective brings it."""
+    if is_sent(value, device, program):
+        return device
+    return program.stages[value.stage].device
 
 
 def _is_ready(op: Op, schedule: Schedule, made_s: Mapping[Value, float]) -> bool:

@@ -35,6 +35,7 @@ def test_the_two_nets_are_mirrored() -> None:
     assert [net.name for net in program.nets] == ["down", "up"]
     assert program.stages_on == ((0, 7), (1, 6), (2, 5), (3, 4))
     assert (3, 4) not in program.flows
+    assert program.copies == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert [program.num_microbatches_of(stage) for stage in range(8)] == [2] * 8
 
 

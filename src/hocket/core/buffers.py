@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from hocket.core.costs import Costs
-from hocket.core.dataflow import Value, makes, needs
+from hocket.core.dataflow import Value, is_sent, makes, needs
 from hocket.core.op import MESSAGES
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
@@ -34,7 +34,7 @@ def buffers_without_waiting(schedule: Schedule) -> int:
         for value in makes(span.op, program):
             made_s[value] = span.end_s
         for value in needs(span.op, program):
-            if program.stages[value.stage].device != device:
+            if is_sent(value, device, program):
                 last = read_s.get((value, device), 0.0)
                 read_s[value, device] = max(last, span.start_s)
     changes: dict[object, list[tuple[float, int]]] = defaultdict(list)

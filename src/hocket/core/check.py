@@ -9,7 +9,8 @@ What is proved of a schedule that passes:
    and so many versions of them must be alive;
 4. ops that change one thing in place (gradients, buffers) have a path of events between
    them, in whichever lanes they are;
-5. explicit messages are posted in the same order at both ends of each pair of devices;
+5. explicit messages are posted in the same order at both ends of each pair of devices,
+   and collectives on all devices that share a group;
 6. the body of a flush-free order is the same work, one step later, each time.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.core.checker.alive import count_alive
+from hocket.core.checker.collectives import collective_faults
 from hocket.core.checker.conflicts import conflicts
 from hocket.core.checker.faults import (
     Fault,
@@ -79,6 +81,7 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
         schedule,
         [
             *message_order_faults(schedule),
+            *collective_faults(work, before, order),
             *conflicts(schedule, work.columns, accesses, before, order),
         ],
     )

@@ -187,7 +187,8 @@ class Costs:
             which its stages split evenly.
         link: between any two devices that `links` does not name.
         links: `(from_device, to_device, link)` for single pairs.
-        reduce_link: between a device and its replicas, for op R (ring all-reduce).
+        reduce_link: between a device and its replicas, or the devices of copies of its
+            stages, for op R (ring all-reduce).
         handling: what a lane itself spends on each message it sends or receives.
         op_s: what a lane spends on each op besides the work (the host's overhead).
         jitter: how much an op's seconds differ from one time to the next: their

@@ -11,7 +11,8 @@ One microbatch of one step on stage s, between its neighbours a (before) and b (
                      W ──▶ WEIGHT_GRAD s
 
 and once per step: WEIGHT_GRAD s of all microbatches ──▶ R ──▶ REDUCED_GRAD s ──▶ U,
-which turns WEIGHTS s of version t into version t + 1. Version 0 is given.
+which turns WEIGHTS s of version t into version t + 1. Version 0 is given. R is a
+collective: where stages are copies of one another, the U of each needs the R of all.
 
 The knowledge is kept as *rules*: what an op of some kind on some stage needs, whatever
 its microbatch and step. `needs` and `makes` fill in the numbers for one op; the
@@ -83,6 +84,7 @@ class Rule:
     every: bool = False
 
 
+NEVER_SENT: Final = frozenset({Fact.REDUCED_GRAD})
 PER_MICROBATCH = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD})
 
 
@@ -184,6 +186,15 @@ def is_given(value: Value) -> bool:
     return value.fact is Fact.WEIGHTS and value.step == 0
 
 
+def is_sent(value: Value, device: int, program: Program) -> bool:
+    """Whether a device that needs a value gets it by a message.
+
+    A collective brings its result to all its members without one.
+    """
+    is_elsewhere = program.stages[value.stage].device != device
+    return is_elsewhere and value.fact not in NEVER_SENT
+
+
 def maker(value: Value, program: Program) -> str:
     """The op that makes a value, as errors name it (a backward as B)."""
     kind = {
@@ -213,7 +224,7 @@ def due_ops(program: Program) -> Iterator[Op]:
                     yield Op(Kind.BACKWARD, number, microbatch, step)
             if number in program.loss_stages:
                 yield Op(Kind.LOSS, number, None, step)
-            if stage.trainable and program.num_replicas > 1:
+            if number in program.reduced_stages:
                 yield Op(Kind.REDUCE, number, None, step)
             if stage.moves:
                 yield Op(Kind.UPDATE, number, None, step)
@@ -262,6 +273,7 @@ def _update_needs(stage: int, program: Program) -> tuple[Rule, ...]:
     own = Rule(Fact.WEIGHTS, stage)
     if not facts.trainable:
         return (own, *(Rule(Fact.WEIGHTS, other, 1) for other in facts.follows))
-    if program.num_replicas > 1:
-        return (own, Rule(Fact.REDUCED_GRAD, stage))
+    if stage in program.reduced_stages:
+        copies = program.copies_of[stage]
+        return (own, *(Rule(Fact.REDUCED_GRAD, copy) for copy in copies))
     return (own, Rule(Fact.WEIGHT_GRAD, stage, every=True))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from hocket.core.dataflow import Fact, Value, is_given, makes, needs, reads
+from hocket.core.dataflow import Fact, Value, is_given, is_sent, makes, needs, reads
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
@@ -74,7 +74,8 @@ class OpPlan:
         op: the op.
         waits: values whose event the lane waits for: other lanes of the device make
             them, or an op that only starts in the lane and ends later (R). A value is
-            listed at the first op of the lane that needs it.
+            listed at the first op of the lane that needs it. What a collective brings
+            from other devices is not listed: it has come when the device's own R ends.
         receives: messages that must have arrived, each at the first op of the lane
             that needs its value.
         records: values that `op` makes and whose event other ops wait for.
@@ -177,14 +178,14 @@ def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
             tuple(
                 facts.message(v, lane.device)
                 for v in needed
-                if facts.made[v].device != lane.device
+                if is_sent(v, lane.device, program)
             ),
             tuple(v for v in made if _is_recorded(v, lane.device, schedule, facts)),
             tuple(
                 facts.message(v, device)
                 for v in made
                 for device in range(program.num_devices)
-                if device != lane.device and (v, device) in facts.flows
+                if (v, device) in facts.flows and is_sent(v, device, program)
             ),
             tuple(
                 Release(v, len(facts.reading_lanes[v, lane.device]))

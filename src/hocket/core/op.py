@@ -21,7 +21,7 @@ class Kind(Enum):
 
     # once per step
     LOSS = "L"  # a loss over the whole batch
-    REDUCE = "R"  # sum the stage's gradients over its replicas
+    REDUCE = "R"  # sum the stage's gradients over replicas and copies
     UPDATE = "U"  # the optimizer's step, or a teacher's momentum update
 
     # messages, added by a pass
@@ -41,9 +41,10 @@ WHOLE_OR_HALF_BACKWARD: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT}
 SENDS: Final = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECEIVES: Final = frozenset({Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD})
 MESSAGES: Final = SENDS | RECEIVES
+COLLECTIVES: Final = frozenset({Kind.REDUCE})
 
 # Ops that only start something: the lane goes on at once, others wait for the result.
-ASYNCHRONOUS: Final = MESSAGES | {Kind.REDUCE}
+ASYNCHRONOUS: Final = MESSAGES | COLLECTIVES
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,9 @@ class Program:
         num_steps: updates of every stage, numbered from 0.
         num_replicas: copies of the whole pipeline, on other devices, that train on
             other parts of the batch.
+        copies: groups of stages that are copies of one another: the same part of the
+            same model, on different devices, trained on other microbatches. Their
+            gradients are summed (op R), as over replicas.
 
     Raises:
         PlanError: the facts contradict each other; the message lists all that do.
@@ -86,10 +89,12 @@ class Program:
     flows: tuple[tuple[int, int], ...]
     num_steps: int = 1
     num_replicas: int = 1
+    copies: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse facts that contradict each other."""
         faults = [*_number_faults(self), *_stage_faults(self), *_flow_faults(self)]
+        faults += [] if faults else _copy_faults(self)
         if faults:
             raise PlanError("this program is not possible:\n  " + "\n  ".join(faults))
 
@@ -99,9 +104,8 @@ class Program:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(
-            (self.nets, self.stages, self.flows, self.num_steps, self.num_replicas)
-        )
+        sizes = self.num_steps, self.num_replicas
+        return hash((self.nets, self.stages, self.flows, *sizes, self.copies))
 
     @classmethod
     def chain(
@@ -197,6 +201,25 @@ class Program:
         )
 
     @cached_property
+    def copies_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage, all copies of it, itself among them."""
+        groups = {stage: group for group in self.copies for stage in group}
+        return tuple(groups.get(stage, (stage,)) for stage in range(self.num_stages))
+
+    @cached_property
+    def reduced_stages(self) -> frozenset[int]:
+        """The stages whose gradients are summed over replicas or copies."""
+        return frozenset(
+            number
+            for number, stage in enumerate(self.stages)
+            if stage.trainable and self.num_members(number) > 1
+        )
+
+    def num_members(self, stage: int) -> int:
+        """How many stages add up their gradients with this one's, itself among them."""
+        return self.num_replicas * len(self.copies_of[stage])
+
+    @cached_property
     def loss_stages(self) -> frozenset[int]:
         """The stages whose outputs a whole-batch loss reads, and sends gradients to.
 
@@ -269,6 +292,47 @@ def _follow_faults(program: Program, number: int) -> Iterator[str]:
                 f"{where}, but they are on devices {stage.device} and "
                 f"{program.stages[other].device}: put both on one device"
             )
+
+
+def _copy_faults(program: Program) -> list[str]:
+    listed = [stage for group in program.copies for stage in group]
+    faults = [
+        f"stage {stage} is listed as a copy, but does not exist"
+        for stage in sorted(set(listed).difference(range(program.num_stages)))
+    ]
+    faults += [
+        f"stage {stage} is listed as a copy more than once"
+        for stage in sorted(set(listed))
+        if listed.count(stage) > 1
+    ]
+    if faults:
+        return faults
+    return [
+        f"copies {' '.join(map(str, group))}: {rule}"
+        for group in program.copies
+        for rule in _rules_broken(program, group)
+    ]
+
+
+def _rules_broken(program: Program, group: tuple[int, ...]) -> Iterator[str]:
+    stages = [program.stages[stage] for stage in group]
+    if len(group) == 1:
+        yield "a group has at least two stages"
+    if len({stage.device for stage in stages}) < len(group):
+        yield "put each on a device of its own"
+    if not all(stage.trainable for stage in stages):
+        yield "all must be trainable, since their gradients are summed"
+    if len({stage.delay for stage in stages}) > 1:
+        yield "give all the same delay, since the sum is of gradients at equal weights"
+    if len({_place_in_net(program, stage) for stage in group}) > 1:
+        yield "each must be the same part of a net with equally many stages"
+
+
+def _place_in_net(program: Program, number: int) -> tuple[int, int]:
+    """Which stage of its net it is, of how many."""
+    net = program.stages[number].net
+    own = [s for s, stage in enumerate(program.stages) if stage.net == net]
+    return own.index(number), len(own)
 
 
 def _flow_faults(program: Program) -> list[str]:

@@ -13,7 +13,8 @@ The model:
   before an op for each that it reads (the first lane to be listed that needs it). It is
   a part of no op. A RECV itself takes no time.
 - R begins when it is reached and the device's last reduction has ended; its lane goes
-  on at once. All replicas run in lockstep: one is simulated.
+  on at once. All replicas run in lockstep: one is simulated. Where stages are copies
+  of one another, U waits for the R of each.
 - With `costs.jitter`, an op takes longer or shorter than the mean, at random but the
   same at every call; the ops of one kind and stage take the mean together.
 - While `n` lanes of a device work, each is `min(1, lane_capacity / n)` as fast.

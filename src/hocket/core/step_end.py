@@ -54,7 +54,7 @@ def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
     step = ops[0].step if ops else 0
     for i, op in enumerate(ops):
         yield op
-        if program.num_replicas > 1 and last.get(op.stage) == i:
+        if op.stage in program.reduced_stages and last.get(op.stage) == i:
             yield Op(Kind.REDUCE, op.stage, None, step)
     moving = [s for s in program.stages_on[device] if program.stages[s].moves]
     # A stage that follows others is updated after them, whose new weights it reads.

@@ -13,6 +13,7 @@ Where the lanes alone do not tell the program, lines before them do:
     stage 0 net=teacher device=0 delay=1 trainable=no follows=1
     stage 1 net=student device=0
     flow 0>1
+    copies 0 3                        stages that are copies of one another
     repeats 3                         how often the body stands there, if not once
 
 `#` begins a comment. Printing and parsing are each other's inverse.
@@ -92,7 +93,8 @@ def _header(program: Program) -> list[str]:
         if stage.follows:
             words.append(f"follows={','.join(map(str, stage.follows))}")
         lines.append(" ".join(words))
-    return lines + [f"flow {a}>{b}" for a, b in program.flows]
+    lines += [f"flow {a}>{b}" for a, b in program.flows]
+    return lines + [f"copies {' '.join(map(str, group))}" for group in program.copies]
 
 
 @dataclass
@@ -104,6 +106,7 @@ class _Draft:
     nets: list[Net] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     flows: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, ...]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
     def read(self, words: list[str]) -> None:
@@ -118,6 +121,8 @@ class _Draft:
                 self.nets.append(Net(name, number, batch_loss))
             case ["stage", number_text, *pairs]:
                 self._read_stage(_number(number_text), pairs)
+            case ["copies", *numbers]:
+                self.copies.append(tuple(map(_number, numbers)))
             case ["flow", flow]:
                 match = _FLOW.fullmatch(flow)
                 if match is None:
@@ -127,8 +132,9 @@ class _Draft:
                 self._read_lane(label, ops)
             case _:
                 raise ParseError(
-                    f"expected a lane (d0 0F0 0B0 ...) or a line that begins with "
-                    f"steps, replicas, repeats, net, stage or flow; got {words[0]!r}"
+                    "expected a lane (d0 0F0 0B0 ...) or a line that begins with "
+                    f"steps, replicas, repeats, net, stage, flow or copies; "
+                    f"got {words[0]!r}"
                 )
 
     def _read_stage(self, number: int, pairs: list[str]) -> None:
@@ -191,6 +197,7 @@ class _Draft:
             )
         header = [*self.counts.keys() - {"repeats"}]
         header += ["net"] * bool(self.nets) + ["flow"] * bool(self.flows)
+        header += ["copies"] * bool(self.copies)
         if header and not self.stages:
             raise ParseError(
                 f"{path}: a line that begins with {min(header)}, but none with stage: "
@@ -204,6 +211,7 @@ class _Draft:
             tuple(self.flows),
             self.counts.get("steps", 1),
             self.counts.get("replicas", 1),
+            tuple(self.copies),
         )
 
 

@@ -117,6 +117,7 @@ def _is_plain_chain(program: Program) -> bool:
     first, *others = program.nets
     return (
         not others
+        and not program.copies
         and not first.batch_loss
         and program.flows == tuple((s, s + 1) for s in range(program.num_stages - 1))
         and not any(stage.delay or stage.follows for stage in program.stages)

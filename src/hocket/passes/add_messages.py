@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from hocket.core.costs import Costs, StageCost
-from hocket.core.dataflow import Fact, Value, makes, needs
+from hocket.core.dataflow import Fact, Value, is_sent, makes, needs
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
@@ -148,7 +148,7 @@ def _messages(schedule: Schedule) -> Iterator[_Message]:
     for i, lane in enumerate(schedule.lanes):
         for j, op in enumerate(lane.ops):
             for value in needs(op, program):
-                if program.stages[value.stage].device != lane.device:
+                if is_sent(value, lane.device, program):
                     yield _Message(value, op.stage, makers[value], _Place(i, j))
 
 

@@ -4,9 +4,9 @@
       down    0 ─▶ 1 ─▶ 2 ─▶ 3        half of the microbatches
         up    7 ◀─ 6 ◀─ 5 ◀─ 4        the other half
 
-No op adds up the copies' gradients, so the order is not run, and no candidate. A plan
-prices it in a sentence, beside the pipeline that it takes: on the same devices, with as
-many microbatches, and the sum as a ring of two.
+The order is not run, and no candidate. A plan prices it in a sentence, beside the
+pipeline that it takes: on the same devices, with as many microbatches. The copies'
+gradients are summed as a ring of two, or of all copies in all replicas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size, counted, seconds, short
 from hocket.errors import ShapeError
 from hocket.planner.candidate import Candidate, Outcome
-from hocket.planner.predict import Predictor, reduced_alone
+from hocket.planner.predict import Predictor
 from hocket.schedules import make_schedule
 
 _NAME: Final = "chimera"
@@ -68,7 +68,10 @@ def chimera_step(predictor: Predictor, like: Candidate) -> tuple[float, int]:
     )
     costs = predictor.costs(replace(like, stages_per_device=1))
     link = predictor.cluster.inside
-    one = tuple(reduced_alone(stage, link, 2) for stage in costs.stages)
-    timeline = simulate(schedule, replace(costs, stages=one * 2))
+    if like.num_replicas > 1:
+        link = costs.reduce_link
+    timeline = simulate(
+        schedule, replace(costs, stages=costs.stages * 2, reduce_link=link)
+    )
     peaks = map(timeline.peak_bytes, range(like.num_devices))
     return timeline.makespan_s, round(max(peaks))

@@ -43,12 +43,13 @@ def chimera(shape: Shape) -> Schedule:
     stage 3 net=up device=0
     flow 0>1
     flow 2>3
-    d0  0F0 3F0 3B0 0B0 3U 0U
-    d1  2F0 1F0 1B0 2B0 1U 2U
+    copies 0 2
+    copies 1 3
+    d0  0F0 3F0 3B0 3R 0B0 0R 3U 0U
+    d1  2F0 1F0 1B0 1R 2B0 2R 1U 2U
 
-    The gradients of the two copies must be added up before their updates, from device
-    to mirrored device. No op here does that: this order is for planning and for
-    simulation, and the runtime refuses it.
+    R adds up the gradients of the two copies of a stage, from device to mirrored
+    device, as soon as they are complete.
 
     Source: Li and Hoefler, "Chimera", arXiv:2107.06925 (SC'21); several rounds follow
     each other by its "direct concatenation".
@@ -96,6 +97,7 @@ def _program(shape: Shape) -> Program:
         flows=tuple((s, s + 1) for s in range(2 * num_down - 1) if s != num_down - 1),
         num_steps=shape.num_steps,
         num_replicas=shape.num_replicas,
+        copies=tuple((stage, num_down + stage) for stage in range(num_down)),
     )
 
 

@@ -77,7 +77,7 @@ def _repeating(
     most = max(num_warmup(device) for device in range(program.num_devices))
     num_filled = -(-most // num_forwards)  # steps that the warm-up reaches into
     # An update may stand among the next step's ops, or even the one's after it.
-    num_late = (program.num_replicas > 1) + late
+    num_late = bool(program.reduced_stages) + late
     some = replace(program, num_steps=num_filled + 2 + num_late)
     lanes = _lanes(some, num_warmup, late=late)
     bodies = []
@@ -142,7 +142,7 @@ def _with_updates(
         if op.microbatch == program.num_microbatches_of(op.stage) - 1:
             update = Op(Kind.UPDATE, op.stage, None, op.step)
             waiting[update] = wave if late else 0
-            if program.num_replicas > 1:
+            if op.stage in program.reduced_stages:
                 yield Op(Kind.REDUCE, op.stage, None, op.step)
                 waiting[update] = math.inf
         yield from _taken(waiting, [u for u, left in waiting.items() if left <= 0])

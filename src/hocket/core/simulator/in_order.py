@@ -1,8 +1,9 @@
 """The fast clock: lane by lane, each as far as it comes, without a queue of events.
 
 It needs no queue because here the order on each lane decides all other orders: a
-device has one lane, so nobody slows it; and a link carries messages of one device
-alone, which enter it as that device's lane sends them.
+device has one lane, so nobody slows it; a link carries messages of one device alone,
+which enter it as that device's lane sends them; and no lane waits for another device's
+reduction.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def is_decided_by_lanes(work: Work) -> bool:
     devices = [lane.device for lane in work.schedule.lanes]
     return (
         len(set(devices)) == len(devices)
+        and not work.schedule.program.copies
         and not work.messages.is_explicit
         and _senders_are_alone(work.messages)
     )

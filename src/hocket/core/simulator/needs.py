@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from hocket.core.arrays import Ints
-from hocket.core.dataflow import is_given, make_rules, need_rules
+from hocket.core.dataflow import NEVER_SENT, is_given, make_rules, need_rules
 from hocket.core.program import Program
 from hocket.core.simulator.columns import HINT, Columns
 from hocket.core.simulator.values import FACTS, ValueNumbers, fill
@@ -17,7 +17,8 @@ from hocket.errors import ScheduleError
 
 NEVER: Final = -1  # no op of the schedule makes the value
 GIVEN: Final = -2  # it exists before any work is done
-LOCAL: Final = -1  # it is made on the device that needs it
+LOCAL: Final = -1  # it is made on the device that needs it, or by a collective
+_IS_SENT: Final = np.array([fact not in NEVER_SENT for fact in FACTS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,8 +71,10 @@ class Needs:
 
         # One arrival for all needs of one value on one device that is not its own.
         device = columns.device
-        remote = np.flatnonzero((maker >= 0) & (device[maker] != device[row]))
-        fact, _ = numbers.fact_and_stage(value[remote])
+        fact, _ = numbers.fact_and_stage(value)
+        is_sent = (maker >= 0) & (device[maker] != device[row]) & _IS_SENT[fact]
+        remote = np.flatnonzero(is_sent)
+        fact = fact[remote]
         wish = maker[remote] * program.num_devices + device[row[remote]]
         _, first, which = np.unique(
             wish * len(FACTS) + fact, return_index=True, return_inverse=True

@@ -145,7 +145,7 @@ def _seconds(schedule: Schedule, columns: Columns, costs: Costs) -> Floats:
             if kind not in ASYNCHRONOUS:
                 table[code, stage] = cost.seconds(kind) + costs.op_s
         table[CODES[Kind.REDUCE], stage] = costs.reduce_link.ring_s(
-            cost.gradient_bytes, program.num_replicas
+            cost.gradient_bytes, program.num_members(stage)
         )
     seconds: Floats = table[columns.kind, columns.stage]
     return seconds * _factors(columns, costs.jitter) if costs.jitter else seconds
