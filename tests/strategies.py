@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
+from typing import Final
 
 from hypothesis import strategies as st
 
@@ -42,9 +43,16 @@ def chains(draw: st.DrawFn) -> Program:
         draw(st.integers(1, 3)),
         num_steps=draw(st.integers(1, 3)),
         num_replicas=draw(st.integers(1, 2)),
-        batch_loss=draw(st.booleans()),
+        **draw(st.sampled_from(_LOSSES)),
         delays=[draw(st.integers(0, 2)) for _ in devices],
     )
+
+
+_LOSSES: Final[tuple[dict[str, bool], ...]] = (
+    {},
+    {"batch_loss": True},
+    {"batch_loss": True, "loss_over_replicas": True},
+)
 
 
 @st.composite
@@ -64,7 +72,7 @@ def teacher_student_programs(draw: st.DrawFn) -> Program:
     inside = [(j, j + 1) for j in range(2 * count - 1) if j != count - 1]
     nets = (
         Net("teacher", draw(st.integers(1, 3))),
-        Net("student", draw(st.integers(1, 3)), batch_loss=True),
+        Net("student", draw(st.integers(1, 3)), True, draw(st.booleans())),
     )
     return Program(
         nets,

@@ -29,6 +29,7 @@ def test_finds_every_plain_chain(schedule: Schedule) -> None:
         num_steps=program.num_steps,
         num_replicas=program.num_replicas,
         batch_loss=program.nets[0].batch_loss,
+        loss_over_replicas=bool(program.gathered_stages),
     )
     assert found == plain
 

@@ -19,7 +19,7 @@ from hocket.passes.add_messages import add_messages
 from hocket.schedules import make_schedule
 from tests.strategies import lane_orders
 
-BUFFERED = (Fact.OUTPUT, Fact.INPUT_GRAD, Fact.LOSS_GRAD)
+BUFFERED = (Fact.OUTPUT, Fact.INPUT_GRAD, Fact.LOSS_GRAD, Fact.GATHERED)
 
 SPLIT = """
 d0    0F0 0I0 0U

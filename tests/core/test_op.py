@@ -54,7 +54,7 @@ def test_is_written_as_the_documents_say(text: str, op: Op) -> None:
     [
         ("", "is not an op"),
         ("F0", "is not an op"),
-        ("0X0", "with a kind among F B I W L R U"),
+        ("0X0", "with a kind among F B I W L G R U"),
         ("0F", "F needs a microbatch number"),
         ("0U3", "U takes no microbatch number"),
         ("0SEND_F1", "messages name the other stage"),

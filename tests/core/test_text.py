@@ -95,7 +95,7 @@ def test_lanes_are_aligned() -> None:
         ),
         (
             "net model microbatches=2 loss=all",
-            "expected batch or microbatch, got 'all'",
+            "expected microbatch or batch or replicas, got 'all'",
         ),
         ("net model microbatches", "expected a setting like device=0, got 'microbat"),
         ("stage 1 net=model device=0", "expected stage 0, got stage 1"),

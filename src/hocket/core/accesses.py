@@ -116,6 +116,7 @@ def access_rules(kind: Kind, stage: int, program: Program) -> tuple[AccessRule, 
             return _update(stage, program)
         case (
             Kind.LOSS
+            | Kind.GATHER
             | Kind.SEND_FORWARD
             | Kind.SEND_BACKWARD
             | Kind.RECEIVE_FORWARD

@@ -108,7 +108,8 @@ class StageCost:
             case Kind.UPDATE:
                 return self.update_s
             case (
-                Kind.REDUCE
+                Kind.GATHER
+                | Kind.REDUCE
                 | Kind.SEND_FORWARD
                 | Kind.RECEIVE_FORWARD
                 | Kind.SEND_BACKWARD
@@ -175,6 +176,14 @@ class Link:
         sent_s = self.occupied_s(num_bytes) / num_members
         return num_messages * (self.latency_s + sent_s)
 
+    def all_gather_s(self, num_bytes: int, num_members: int) -> float:
+        """How long a ring all-gather takes, of `num_bytes` from each member.
+
+        Each member sends `r - 1` messages, one after another: its own bytes and those
+        of all others but one.
+        """
+        return (num_members - 1) * (self.latency_s + self.occupied_s(num_bytes))
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -188,7 +197,7 @@ class Costs:
         link: between any two devices that `links` does not name.
         links: `(from_device, to_device, link)` for single pairs.
         reduce_link: between a device and its replicas, or the devices of copies of its
-            stages, for op R (ring all-reduce).
+            stages, for ops R (ring all-reduce) and G (ring all-gather).
         handling: what a lane itself spends on each message it sends or receives.
         op_s: what a lane spends on each op besides the work (the host's overhead).
         jitter: how much an op's seconds differ from one time to the next: their

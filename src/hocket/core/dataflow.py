@@ -13,6 +13,8 @@ One microbatch of one step on stage s, between its neighbours a (before) and b (
 and once per step: WEIGHT_GRAD s of all microbatches ──▶ R ──▶ REDUCED_GRAD s ──▶ U,
 which turns WEIGHTS s of version t into version t + 1. Version 0 is given. R is a
 collective: where stages are copies of one another, the U of each needs the R of all.
+Where a whole-batch loss is over all replicas, OUTPUT of all microbatches ──▶ G ──▶
+GATHERED, which L reads in the place of outputs.
 
 The knowledge is kept as *rules*: what an op of some kind on some stage needs, whatever
 its microbatch and step. `needs` and `makes` fill in the numbers for one op; the
@@ -38,6 +40,7 @@ class Fact(Enum):
     INPUT_GRAD = "dx"
     WEIGHT_GRAD = "dw"
     LOSS_GRAD = "dloss"
+    GATHERED = "gathered y"
     REDUCED_GRAD = "reduced dw"
     WEIGHTS = "weights"
 
@@ -94,25 +97,15 @@ def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
     weights = _weights_read(stage, program)
     match kind:
         case Kind.FORWARD:
-            read = [
-                Rule(Fact.OUTPUT, source)
-                for source in program.sources[stage]
-                if not _is_read_by_loss(source, stage, program)
-            ]
-            return (*read, *weights)
+            return (*_inputs(stage, program), *weights)
         case Kind.BACKWARD | Kind.BACKWARD_INPUT:
             return (Rule(Fact.OUTPUT, stage), *_output_grads(stage, program), *weights)
         case Kind.BACKWARD_WEIGHT:
             return (Rule(Fact.INPUT_GRAD, stage),)
         case Kind.LOSS:
-            read = [
-                Rule(Fact.OUTPUT, source, every=True)
-                for source in program.sources[stage]
-                if _is_read_by_loss(source, stage, program)
-            ]
-            return (Rule(Fact.OUTPUT, stage, every=True), *read)
-        case Kind.REDUCE:
-            return (Rule(Fact.WEIGHT_GRAD, stage, every=True),)
+            return _loss_needs(stage, program)
+        case Kind.GATHER | Kind.REDUCE:
+            return (Rule(_COLLECTED[kind], stage, every=True),)
         case Kind.UPDATE:
             return _update_needs(stage, program)
         case (
@@ -126,6 +119,7 @@ def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
             assert_never(kind)
 
 
+_COLLECTED: Final = {Kind.GATHER: Fact.OUTPUT, Kind.REDUCE: Fact.WEIGHT_GRAD}
 _SENT: Final = {
     Kind.SEND_FORWARD: (Fact.OUTPUT,),
     Kind.SEND_BACKWARD: (Fact.INPUT_GRAD,),
@@ -144,6 +138,7 @@ _MADE: Final = {
     Kind.BACKWARD_INPUT: (Fact.INPUT_GRAD,),
     Kind.BACKWARD_WEIGHT: (Fact.WEIGHT_GRAD,),
     Kind.LOSS: (Fact.LOSS_GRAD,),
+    Kind.GATHER: (Fact.GATHERED,),
     Kind.REDUCE: (Fact.REDUCED_GRAD,),
     Kind.UPDATE: (Fact.WEIGHTS,),  # of the version that comes next
     **dict.fromkeys(MESSAGES, ()),  # they move a value and make none
@@ -202,6 +197,7 @@ def maker(value: Value, program: Program) -> str:
         Fact.INPUT_GRAD: Kind.BACKWARD,
         Fact.WEIGHT_GRAD: Kind.BACKWARD,
         Fact.LOSS_GRAD: Kind.LOSS,
+        Fact.GATHERED: Kind.GATHER,
         Fact.REDUCED_GRAD: Kind.REDUCE,
         Fact.WEIGHTS: Kind.UPDATE,
     }[value.fact]
@@ -218,16 +214,22 @@ def due_ops(program: Program) -> Iterator[Op]:
     """
     for step in range(program.num_steps):
         for number, stage in enumerate(program.stages):
+            kinds = (Kind.FORWARD, Kind.BACKWARD)[: 1 + stage.trainable]
             for microbatch in range(program.num_microbatches_of(number)):
-                yield Op(Kind.FORWARD, number, microbatch, step)
-                if stage.trainable:
-                    yield Op(Kind.BACKWARD, number, microbatch, step)
-            if number in program.loss_stages:
-                yield Op(Kind.LOSS, number, None, step)
-            if number in program.reduced_stages:
-                yield Op(Kind.REDUCE, number, None, step)
-            if stage.moves:
-                yield Op(Kind.UPDATE, number, None, step)
+                yield from (Op(kind, number, microbatch, step) for kind in kinds)
+            for kind in _once_per_step(number, program):
+                yield Op(kind, number, None, step)
+
+
+def _once_per_step(stage: int, program: Program) -> Iterator[Kind]:
+    if stage in program.gathered_stages:
+        yield Kind.GATHER
+    if stage in program.loss_stages:
+        yield Kind.LOSS
+    if stage in program.reduced_stages:
+        yield Kind.REDUCE
+    if program.stages[stage].moves:
+        yield Kind.UPDATE
 
 
 def version_read(stage: int, step: int, program: Program) -> int:
@@ -254,10 +256,18 @@ def _weights_read(stage: int, program: Program) -> tuple[Rule, ...]:
     return (Rule(Fact.WEIGHTS, stage, -facts.delay),) if facts.moves else ()
 
 
-def _is_read_by_loss(source: int, stage: int, program: Program) -> bool:
-    """A whole-batch loss, and not its stage's forward, reads the other net."""
-    other_net = program.stages[source].net != program.stages[stage].net
-    return other_net and stage in program.loss_stages
+def _inputs(stage: int, program: Program) -> tuple[Rule, ...]:
+    """What the stage's forward reads, and its whole-batch loss does not."""
+    read_by_loss = program.loss_inputs(stage)
+    sources = program.sources[stage]
+    return tuple(Rule(Fact.OUTPUT, s) for s in sources if s not in read_by_loss)
+
+
+def _loss_needs(stage: int, program: Program) -> tuple[Rule, ...]:
+    inputs = program.loss_inputs(stage)
+    if program.gathers(stage):
+        return tuple(Rule(Fact.GATHERED, s) for s in inputs)
+    return tuple(Rule(Fact.OUTPUT, s, every=True) for s in inputs)
 
 
 def _output_grads(stage: int, program: Program) -> tuple[Rule, ...]:

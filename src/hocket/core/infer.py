@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hocket.core.op import Kind
+from hocket.core.op import COLLECTIVES, Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Lane
 from hocket.errors import ParseError
 
 _IN_EVALUATION = frozenset(
-    {Kind.FORWARD, Kind.LOSS, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD}
+    {Kind.FORWARD, Kind.LOSS, Kind.GATHER, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD}
 )
 
 
@@ -33,9 +33,10 @@ def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
         [devices[stage] for stage in range(_count("stage", devices, path))],
         _count("microbatch", {op.microbatch or 0 for op in ops}, path),
         num_steps=_count("step", {op.step for op in ops}, path),
-        num_replicas=2 if Kind.REDUCE in kinds else 1,
+        num_replicas=1 if kinds.isdisjoint(COLLECTIVES) else 2,
         trainable=not kinds <= _IN_EVALUATION,
         batch_loss=Kind.LOSS in kinds,
+        loss_over_replicas=Kind.GATHER in kinds,
     )
 
 

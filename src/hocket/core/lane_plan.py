@@ -27,7 +27,9 @@ from hocket.errors import PlanError
 Flow = tuple[int, int]
 
 # Values that pass from op to op in buffers. Gradients and weights belong to a stage.
-_IN_BUFFERS: Final = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.LOSS_GRAD})
+_IN_BUFFERS: Final = frozenset(
+    {Fact.OUTPUT, Fact.INPUT_GRAD, Fact.LOSS_GRAD, Fact.GATHERED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Message:
     """One value on its way from one device to another.
 
     Args:
-        value: an output, or the gradient of an input.
+        value: an output, the gradient of an input, or gathered outputs.
         from_device: the device that makes it.
         from_lane: the index of the lane, among all of the schedule, that sends it.
             `check` proves its buffers for each sending lane by itself.
@@ -57,7 +59,7 @@ class Release:
     """A lane's last read of a value.
 
     Args:
-        value: an output, the gradient of an input, or the gradient of a loss.
+        value: an output, gathered outputs, or the gradient of an input or a loss.
         num_lanes: lanes of the device that read the value. Its buffer is free when so
             many have released it.
     """
@@ -73,9 +75,9 @@ class OpPlan:
     Args:
         op: the op.
         waits: values whose event the lane waits for: other lanes of the device make
-            them, or an op that only starts in the lane and ends later (R). A value is
-            listed at the first op of the lane that needs it. What a collective brings
-            from other devices is not listed: it has come when the device's own R ends.
+            them, or an op that only starts in the lane and ends later (R, G). A value
+            is listed at the first op of the lane that needs it. What a collective
+            brings from other devices is not: it has come when the device's own R ends.
         receives: messages that must have arrived, each at the first op of the lane
             that needs its value.
         records: values that `op` makes and whose event other ops wait for.

@@ -21,6 +21,7 @@ class Kind(Enum):
 
     # once per step
     LOSS = "L"  # a loss over the whole batch
+    GATHER = "G"  # gather the stage's outputs over replicas, without gradient
     REDUCE = "R"  # sum the stage's gradients over replicas and copies
     UPDATE = "U"  # the optimizer's step, or a teacher's momentum update
 
@@ -35,13 +36,13 @@ class Kind(Enum):
     __hash__ = object.__hash__
 
 
-ONCE_PER_STEP: Final = frozenset({Kind.LOSS, Kind.REDUCE, Kind.UPDATE})
+ONCE_PER_STEP: Final = frozenset({Kind.LOSS, Kind.GATHER, Kind.REDUCE, Kind.UPDATE})
 BACKWARDS: Final = frozenset({Kind.BACKWARD, Kind.BACKWARD_INPUT})
 WHOLE_OR_HALF_BACKWARD: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT}
 SENDS: Final = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECEIVES: Final = frozenset({Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD})
 MESSAGES: Final = SENDS | RECEIVES
-COLLECTIVES: Final = frozenset({Kind.REDUCE})
+COLLECTIVES: Final = frozenset({Kind.GATHER, Kind.REDUCE})
 
 # Ops that only start something: the lane goes on at once, others wait for the result.
 ASYNCHRONOUS: Final = MESSAGES | COLLECTIVES

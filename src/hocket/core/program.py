@@ -31,11 +31,15 @@ class Net:
         num_microbatches: the parts that one step's batch is cut into.
         batch_loss: the loss is over the whole batch (op L) and not part of the
             last forward of each microbatch.
+        loss_over_replicas: the whole-batch loss is over the outputs of all replicas:
+            each gathers them (op G) and keeps the gradient of its own rows. Means
+            nothing with one replica.
     """
 
     name: str
     num_microbatches: int
     batch_loss: bool = False
+    loss_over_replicas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Program:
         num_replicas: int = 1,
         trainable: bool = True,
         batch_loss: bool = False,
+        loss_over_replicas: bool = False,
         delays: Sequence[int] | None = None,
     ) -> Program:
         """One net whose stages follow each other, the usual case.
@@ -128,6 +133,7 @@ class Program:
             num_replicas: copies of the whole pipeline.
             trainable: False for evaluation.
             batch_loss: the loss is over the whole batch.
+            loss_over_replicas: it is over the batches of all replicas.
             delays: of each stage; all 0 when not given.
 
         Raises:
@@ -143,7 +149,7 @@ class Program:
             for device, delay in zip(devices, delays, strict=True)
         )
         flows = tuple((s, s + 1) for s in range(len(stages) - 1))
-        nets = (Net("model", num_microbatches, batch_loss),)
+        nets = (Net("model", num_microbatches, batch_loss, loss_over_replicas),)
         return cls(nets, stages, flows, num_steps, num_replicas)
 
     @property
@@ -233,6 +239,29 @@ class Program:
             and not (self.gradient_targets if stage.trainable else self.targets)[number]
         )
 
+    def loss_inputs(self, stage: int) -> tuple[int, ...]:
+        """The stages whose outputs the whole-batch loss of a stage reads.
+
+        These are the stage itself, and those of other nets that flow into it.
+        """
+        net = self.stages[stage].net
+        others = [s for s in self.sources[stage] if self.stages[s].net != net]
+        return (stage, *others) if stage in self.loss_stages else ()
+
+    def gathers(self, stage: int) -> bool:
+        """Whether the whole-batch loss of a stage is over the outputs of replicas."""
+        return self.net_of(stage).loss_over_replicas and self.num_replicas > 1
+
+    @cached_property
+    def gathered_stages(self) -> frozenset[int]:
+        """The stages whose outputs are gathered over replicas."""
+        return frozenset(
+            read
+            for stage in self.loss_stages
+            if self.gathers(stage)
+            for read in self.loss_inputs(stage)
+        )
+
 
 def _number_faults(program: Program) -> list[str]:
     faults = []
@@ -245,6 +274,12 @@ def _number_faults(program: Program) -> list[str]:
     ):
         if number < 1:
             faults.append(f"{name} is {number}, and must be at least 1")
+    faults += [
+        f"net {net.name} has a loss over replicas, but none over the whole batch: set "
+        "batch_loss=True (loss=replicas in text), or loss_over_replicas=False"
+        for net in program.nets
+        if net.loss_over_replicas and not net.batch_loss
+    ]
     names = [net.name for net in program.nets]
     if len(set(names)) != len(names):
         faults.append(f"two nets share a name: {', '.join(names)}")

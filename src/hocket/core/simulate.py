@@ -12,9 +12,9 @@ The model:
 - `costs.handling` keeps a lane busy after an op for each message that it sends, and
   before an op for each that it reads (the first lane to be listed that needs it). It is
   a part of no op. A RECV itself takes no time.
-- R begins when it is reached and the device's last reduction has ended; its lane goes
-  on at once. All replicas run in lockstep: one is simulated. Where stages are copies
-  of one another, U waits for the R of each.
+- R and G begin when they are reached and the device's last collective has ended; their
+  lane goes on at once. All replicas run in lockstep: one is simulated. Where stages are
+  copies of one another, U waits for the R of each.
 - With `costs.jitter`, an op takes longer or shorter than the mean, at random but the
   same at every call; the ops of one kind and stage take the mean together.
 - While `n` lanes of a device work, each is `min(1, lane_capacity / n)` as fast.
@@ -29,9 +29,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hocket.core.arrays import Floats
+from hocket.core.arrays import Floats, Ints
 from hocket.core.costs import Costs
+from hocket.core.op import Kind
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
+from hocket.core.simulator.columns import CODES, KINDS
 from hocket.core.simulator.events import play_events
 from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
 from hocket.core.simulator.memory import Times, memory_curves
@@ -101,7 +104,7 @@ def observed(
     first_s = np.where(messages.arrival == UNREAD, sent_s, read_s[messages.arrival])
     arrived_s = np.maximum(sent_s, first_s)  # two devices' clocks may differ a little
     times = Times(start, end, sent_s, arrived_s)
-    reduced = np.flatnonzero(work.is_reduction).tolist()
+    reduced = np.flatnonzero(work.is_collective).tolist()
     reduced_s = {row: float(start[row]) for row in reduced}
     return _timeline(work, costs, times, reduced_s, origin)
 
@@ -123,6 +126,16 @@ def _timeline(
     )
 
 
+def _collective_bytes(program: Program, costs: Costs) -> Ints:
+    """What each kind of collective takes from a device, by kind and stage."""
+    sizes = np.zeros((len(KINDS), program.num_stages), np.int64)
+    for stage, cost in enumerate(costs.of(program)):
+        num_outputs = program.num_microbatches_of(stage)
+        sizes[CODES[Kind.REDUCE], stage] = cost.gradient_bytes
+        sizes[CODES[Kind.GATHER], stage] = cost.output_bytes * num_outputs
+    return sizes
+
+
 def _by_lane(column: Floats, work: Work) -> tuple[Floats, ...]:
     return tuple(np.split(column, work.columns.first[1:-1]))
 
@@ -130,19 +143,20 @@ def _by_lane(column: Floats, work: Work) -> tuple[Floats, ...]:
 def _traffic(
     work: Work, costs: Costs, times: Times, reduced_s: Mapping[int, float]
 ) -> Traffic:
-    """The messages and the reductions, in order of start."""
+    """The messages and the collectives, in order of start."""
     columns, messages = work.columns, work.messages
-    reductions = np.array(sorted(reduced_s), np.int64)
-    begin_s = np.array([reduced_s[row] for row in reductions.tolist()], float)
-    rows = np.concatenate((messages.maker, reductions))
-    sizes = np.array([c.gradient_bytes for c in costs.of(work.schedule.program)])
+    collectives = np.array(sorted(reduced_s), np.int64)
+    begin_s = np.array([reduced_s[row] for row in collectives.tolist()], float)
+    rows = np.concatenate((messages.maker, collectives))
+    table = _collective_bytes(work.schedule.program, costs)
+    sizes = table[columns.kind[collectives], columns.stage[collectives]]
     traffic = Traffic(
         columns.lane[rows],
         rows - np.array(columns.first)[columns.lane[rows]],
-        np.concatenate((messages.from_device, columns.device[reductions])),
-        np.concatenate((messages.to_device, columns.device[reductions])),
+        np.concatenate((messages.from_device, columns.device[collectives])),
+        np.concatenate((messages.to_device, columns.device[collectives])),
         np.concatenate((times.sent_s, begin_s)),
-        np.concatenate((times.arrived_s, times.end_s[reductions])),
-        np.concatenate((messages.num_bytes, sizes[columns.stage[reductions]])),
+        np.concatenate((times.arrived_s, times.end_s[collectives])),
+        np.concatenate((messages.num_bytes, sizes)),
     )
     return traffic.taken(np.argsort(traffic.start_s, kind="stable"))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from hocket.core.infer import infer_program
 from hocket.core.op import Op
@@ -34,6 +34,7 @@ from hocket.errors import HocketError, ParseError
 _LANE: Final = re.compile(r"d(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 _SIGNS: Final = ("|:", ":|")  # around the body
 _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
+_T = TypeVar("_T")
 _PAIR: Final = re.compile(r"([a-z]+)=(\S+)")
 _FLOW: Final = re.compile(r"(\d{1,9})>(\d{1,9})", re.ASCII)
 
@@ -83,6 +84,7 @@ def _header(program: Program) -> list[str]:
     lines = [f"steps {program.num_steps}", f"replicas {program.num_replicas}"]
     for net in program.nets:
         loss = " loss=batch" if net.batch_loss else ""
+        loss = " loss=replicas" if net.loss_over_replicas else loss
         lines.append(f"net {net.name} microbatches={net.num_microbatches}{loss}")
     for number, stage in enumerate(program.stages):
         words = [f"stage {number} net={stage.net} device={stage.device}"]
@@ -116,9 +118,9 @@ class _Draft:
                 self.counts[name] = _number(count)
             case ["net", name, *pairs]:
                 options = _options(pairs, required={"microbatches"}, known={"loss"})
-                batch_loss = _choice(options.get("loss", "microbatch"), _LOSSES)
+                loss = _choice(options.get("loss", "microbatch"), _LOSSES)
                 number = _number(options["microbatches"])
-                self.nets.append(Net(name, number, batch_loss))
+                self.nets.append(Net(name, number, *loss))
             case ["stage", number_text, *pairs]:
                 self._read_stage(_number(number_text), pairs)
             case ["copies", *numbers]:
@@ -215,7 +217,12 @@ class _Draft:
         )
 
 
-_LOSSES: Final = {"batch": True, "microbatch": False}
+# The loss is over the whole batch, and over all replicas.
+_LOSSES: Final = {
+    "microbatch": (False, False),
+    "batch": (True, False),
+    "replicas": (True, True),
+}
 _YES_OR_NO: Final = {"yes": True, "no": False}
 
 
@@ -245,7 +252,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _choice(text: str, choices: dict[str, bool]) -> bool:
+def _choice(text: str, choices: dict[str, _T]) -> _T:
     if text not in choices:
         raise ParseError(f"expected {' or '.join(choices)}, got {text!r}")
     return choices[text]

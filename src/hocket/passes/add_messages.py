@@ -149,7 +149,16 @@ def _messages(schedule: Schedule) -> Iterator[_Message]:
         for j, op in enumerate(lane.ops):
             for value in needs(op, program):
                 if is_sent(value, lane.device, program):
+                    _refuse_gathered(value)
                     yield _Message(value, op.stage, makers[value], _Place(i, j))
+
+
+def _refuse_gathered(value: Value) -> None:
+    if value.fact not in _KINDS:
+        raise PlanError(
+            f"{value} goes to another device, but a message as op carries one "
+            "microbatch: leave messages implicit, or put both stages on one device"
+        )
 
 
 def _transfers(

@@ -139,12 +139,13 @@ class _Clock:
         """The next op of a lane begins; the lane goes on at once if it only starts."""
         op = lane.op
         self.start_s[op] = time
-        if self.work.is_reduction[op]:
+        if self.work.is_collective[op]:
             device = self.device[lane.number]
             self.reduced_s[op] = begin_s = max(time, device.reduced_s)
             device.reduced_s = begin_s + self.work.seconds[op]
             self._go_on(lane, time)
             self._come(op, device.reduced_s)
+            self._post(op, device.reduced_s)  # not by the lane, which has gone on
         elif self.is_message[op]:
             self._go_on(lane, self._post(op, time))
         else:

@@ -2,8 +2,8 @@
 
 It needs no queue because here the order on each lane decides all other orders: a
 device has one lane, so nobody slows it; a link carries messages of one device alone,
-which enter it as that device's lane sends them; and no lane waits for another device's
-reduction.
+which enter it as that device's lane sends them (a collective sends when it has ended);
+and no lane waits for another device's reduction.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def is_decided_by_lanes(work: Work) -> bool:
         len(set(devices)) == len(devices)
         and not work.schedule.program.copies
         and not work.messages.is_explicit
+        and not any(work.is_collective[row] for row in work.messages.maker.tolist())
         and _senders_are_alone(work.messages)
     )
 
@@ -98,7 +99,7 @@ class _Clock:
                     time = item_s[item]
                 time += handling_s[wait]
             start_s[op] = time
-            if work.is_reduction[op]:
+            if work.is_collective[op]:
                 self.reduced_s[op] = begin_s = max(time, reduced)
                 item_s[op] = reduced = begin_s + work.seconds[op]
                 continue

@@ -21,6 +21,8 @@ What is counted, of each stage, and for how long:
     weight_grad_work_bytes                                 W ├─┤
     update_work_bytes                                            U ├─┤
     gradients, once more                                    R ├──┤
+    all replicas' outputs                from the start of G until L has ended, or until
+                                         they are sent
     the output, where only forward runs  from the end of F until it is sent and read
     the output, read on its own device   from the end of F until the reader's B ended
       and the gradient that comes back   from the end of B until the reader's B ended
@@ -78,6 +80,7 @@ def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, 
         *_gradients(work, costs, times),
         *_old_weights(work, program, stage_costs, times),
         *_outputs(work, stage_costs, times, released_s),
+        *_gathered(work, stage_costs, times),
         *_received(work, times, released_s),
     )
     return _curves(changes, _always(program, stage_costs))
@@ -270,6 +273,28 @@ def _outputs(
             until_s[rows],
             np.array(size, float)[columns.stage[rows]],
         )
+
+
+def _gathered(
+    work: Work, costs: Sequence[StageCost], times: Times
+) -> Iterator[_Changes]:
+    """From the start of G until the last op of the device that reads it has ended."""
+    columns, needs, program = work.columns, work.needs, work.schedule.program
+    rows = _rows(columns, Kind.GATHER)
+    until_s = times.end_s.copy()
+    is_local = (needs.arrival == LOCAL) & (needs.maker >= 0)
+    np.maximum.at(until_s, needs.maker[is_local], times.end_s[needs.row[is_local]])
+    np.maximum.at(until_s, work.messages.maker, times.arrived_s)
+    sizes = [
+        cost.output_bytes * program.num_microbatches_of(s) * program.num_replicas
+        for s, cost in enumerate(costs)
+    ]
+    yield from _held(
+        columns.device[rows],
+        times.start_s[rows],
+        until_s[rows],
+        np.array(sizes, float)[columns.stage[rows]],
+    )
 
 
 def _received(work: Work, times: Times, released_s: Floats) -> Iterator[_Changes]:

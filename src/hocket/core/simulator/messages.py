@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from hocket.core.arrays import Floats, Ints
-from hocket.core.costs import Costs, Link
+from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import Fact
 from hocket.core.op import MESSAGES, RECEIVES, SENDS, Kind
 from hocket.core.program import Program
@@ -179,12 +179,19 @@ def _routes(keys: Ints, program: Program, costs: Costs) -> list[_Route]:
         rest, target = divmod(key, program.num_devices)
         fact, stage = divmod(rest, program.num_stages)
         source, cost = program.stages[stage].device, stage_costs[stage]
-        is_output = FACTS[fact] is Fact.OUTPUT
-        num_bytes = cost.output_bytes if is_output else cost.input_grad_bytes
+        num_bytes = _num_bytes(FACTS[fact], stage, cost, program)
         handling_s = handling.latency_s + handling.occupied_s(num_bytes)
         link = costs.link_between(source, target)
         routes.append(_Route(source, target, num_bytes, link, handling_s))
     return routes
+
+
+def _num_bytes(fact: Fact, stage: int, cost: StageCost, program: Program) -> int:
+    """The size of one message: a microbatch's, or all microbatches of all replicas."""
+    if fact is Fact.GATHERED:
+        num_outputs = program.num_microbatches_of(stage) * program.num_replicas
+        return cost.output_bytes * num_outputs
+    return cost.output_bytes if fact is Fact.OUTPUT else cost.input_grad_bytes
 
 
 def _link_numbers(routes: list[_Route]) -> list[int]:

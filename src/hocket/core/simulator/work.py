@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket.core.arrays import Bools, Floats, Ints
 from hocket.core.costs import Costs
-from hocket.core.op import ASYNCHRONOUS, Kind
+from hocket.core.op import ASYNCHRONOUS, COLLECTIVES, Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import CODES, KINDS, Columns
 from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
@@ -30,8 +30,8 @@ class Work:
         needs: all that they need, also what needs no waiting for.
         messages: between them.
         num_items: ops, arrivals and the one that never comes.
-        seconds: how long each op takes; of a reduction, until its result is there.
-        is_reduction: of each op.
+        seconds: how long each op takes; of a collective, until its result is there.
+        is_collective: of each op.
         wait_from: where the waits of each op begin in the next two lists.
         wait_item: what an op waits for, in the order of its needs.
         wait_handling_s: what the lane spends on it then.
@@ -45,7 +45,7 @@ class Work:
     messages: Messages
     num_items: int
     seconds: list[float]
-    is_reduction: list[bool]
+    is_collective: list[bool]
     wait_from: list[int]
     wait_item: list[int]
     wait_handling_s: list[float]
@@ -82,7 +82,7 @@ def prepare(schedule: Schedule, costs: Costs) -> Work:
         messages=messages,
         num_items=num_items,
         seconds=to_list(_seconds(schedule, columns, costs)),
-        is_reduction=(columns.kind == CODES[Kind.REDUCE]).tolist(),
+        is_collective=columns.is_any(COLLECTIVES).tolist(),
         wait_from=_offsets(needs.row[waits], columns.num_ops),
         wait_item=items.tolist(),
         wait_handling_s=to_list(_handling_s(columns, messages, num_items, items)),
@@ -144,6 +144,9 @@ def _seconds(schedule: Schedule, columns: Columns, costs: Costs) -> Floats:
         for code, kind in enumerate(KINDS):
             if kind not in ASYNCHRONOUS:
                 table[code, stage] = cost.seconds(kind) + costs.op_s
+        table[CODES[Kind.GATHER], stage] = costs.reduce_link.all_gather_s(
+            cost.output_bytes * program.num_microbatches_of(stage), program.num_replicas
+        )
         table[CODES[Kind.REDUCE], stage] = costs.reduce_link.ring_s(
             cost.gradient_bytes, program.num_members(stage)
         )

@@ -31,7 +31,7 @@ def schedule_at(problem: Problem, start: Sequence[float]) -> Schedule:
     """
     keys = [(start[row], 0, start[row]) for row in range(len(problem.ops))]
     for before, after, _ in problem.waits:
-        if after < len(keys) and problem.work.is_reduction[after]:
+        if after < len(keys) and problem.work.is_collective[after]:
             ready = start[before]
             known = keys[after][0] if keys[after][1] else ready
             keys[after] = max(known, ready), 1, start[after]

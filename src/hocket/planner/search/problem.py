@@ -183,7 +183,7 @@ def _tasks_and_waits(
         Task(device + num_devices * reduces, *parts)
         for device, reduces, *parts in zip(
             columns.device.tolist(),
-            work.is_reduction,
+            work.is_collective,
             before_s,
             work.seconds,
             after_s,
