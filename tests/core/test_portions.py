@@ -36,12 +36,12 @@ def order(name: str, p: int, m: int, *, num_steps: int, num_replicas: int) -> Sc
     )
 
 
-def played(parts: Portions, lane: int, num_again: int) -> list[Op]:
-    """What a worker plays that goes on `num_again` times."""
-    ops = list(parts.opening[lane])
-    for r in range(num_again):
-        ops += [replace(op, step=op.step + r) for op in parts.again[lane]]
-    return ops + [replace(op, step=op.step + num_again) for op in parts.closing[lane]]
+def played(parts: Portions, lane: int, num_bodies: int) -> list[Op]:
+    """What a worker plays that goes on `num_bodies` times."""
+    ops = list(parts.prologue[lane])
+    for r in range(num_bodies):
+        ops += [replace(op, step=op.step + r) for op in parts.body[lane]]
+    return ops + [replace(op, step=op.step + num_bodies) for op in parts.epilogue[lane]]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -49,13 +49,13 @@ def played(parts: Portions, lane: int, num_again: int) -> list[Op]:
 def test_together_they_are_the_order(
     name: str, p: int, m: int, num_replicas: int
 ) -> None:
-    """Opening, as many repetitions as there are batches, closing."""
+    """Prologue, as many bodies as there are further batches, epilogue."""
     parts = portions(order(name, p, m, num_steps=9, num_replicas=num_replicas))
-    for num_again in (0, 1, 4):
-        num_steps = parts.num_steps + num_again
+    for num_bodies in (0, 1, 4):
+        num_steps = parts.num_steps + num_bodies
         whole = order(name, p, m, num_steps=num_steps, num_replicas=num_replicas)
         for i, lane in enumerate(whole.lanes):
-            assert played(parts, i, num_again) == list(lane.ops)
+            assert played(parts, i, num_bodies) == list(lane.ops)
 
 
 @pytest.mark.parametrize(("name", "p", "m"), SHAPES)
@@ -65,8 +65,8 @@ def test_a_step_has_ended_where_no_lane_has_more_of_it(
     """And the one behind it has not; each repetition ends one more."""
     parts = portions(order(name, p, m, num_steps=9, num_replicas=1))
     for r in range(3):
-        rest = [op.step + r for ops in parts.again for op in ops]
-        rest += [op.step + r for ops in parts.closing for op in ops]
+        rest = [op.step + r for ops in parts.body for op in ops]
+        rest += [op.step + r for ops in parts.epilogue for op in ops]
         assert min(rest) == parts.num_ended + r
     assert parts.num_ended >= 1
 
@@ -75,10 +75,10 @@ def test_a_step_has_ended_where_no_lane_has_more_of_it(
 def test_a_repetition_begins_with_the_next_batch_only(
     name: str, p: int, m: int
 ) -> None:
-    """The opening takes no more batches than it says, each repetition one."""
+    """The prologue takes no more batches than it says, each repetition one."""
     parts = portions(order(name, p, m, num_steps=9, num_replicas=1))
-    assert max(op.step for ops in parts.opening for op in ops) < parts.num_steps
-    assert max(op.step for ops in parts.again for op in ops) <= parts.num_steps
+    assert max(op.step for ops in parts.prologue for op in ops) < parts.num_steps
+    assert max(op.step for ops in parts.body for op in ops) <= parts.num_steps
 
 
 @pytest.mark.parametrize(("name", "p", "m"), SHAPES)
@@ -88,11 +88,11 @@ def test_no_lane_needs_what_another_plays_in_a_later_portion(
     """So workers may wait for each other where a portion ends."""
     whole = order(name, p, m, num_steps=9, num_replicas=1)
     parts = portions(whole)
-    num_again = whole.program.num_steps - parts.num_steps
+    num_bodies = whole.program.num_steps - parts.num_steps
     made: dict[Value, int] = {}
     needed: list[tuple[Value, int]] = []
     for i in range(p):
-        sizes = [len(parts.opening[i]), *[len(parts.again[i])] * num_again]
+        sizes = [len(parts.prologue[i]), *[len(parts.body[i])] * num_bodies]
         portion_of = [r for r, size in enumerate(sizes) for _ in range(size)]
         for place, op in enumerate(whole.lanes[i].ops):
             portion = portion_of[place] if place < len(portion_of) else len(sizes)
@@ -101,7 +101,7 @@ def test_no_lane_needs_what_another_plays_in_a_later_portion(
     assert all(made.get(value, 0) <= portion for value, portion in needed)
 
 
-def test_an_order_with_flushes_has_none() -> None:
+def test_an_order_without_a_body_has_none() -> None:
     """Each of its steps is played alone."""
     with pytest.raises(PlanError, match="no portions"):
         portions(make_schedule("1f1b", num_devices=2, num_microbatches=2))

@@ -1,14 +1,15 @@
-"""An order without flushes, cut into what is played when the next batch is there.
+"""A flush-free order, cut into portions that are played as batches come.
 
 Nobody knows beforehand how many batches will come. So the order is played in portions,
 each of all lanes, of which the middle one is repeated as long as there are batches:
 
-              opening               │ again          │ again          │ closing
+              prologue              │ body           │ body           │ epilogue
     d0        F0 F0@1 F0@2 B0 U     │ F0@3 B0@1 U@1  │ F0@4 B0@2 U@2  │ B0@3 U@3 ...
     begins    0, 1, 2               │ 3              │ 4              │
     ends      0                     │ 1              │ 2              │ 3, 4
 
-The opening is the prologue with the body once; the closing is the epilogue.
+A portion's prologue is the schedule's, with its body once, since the first body begins
+with batches that the prologue has read.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ class Portions:
     """What each lane plays, portion by portion.
 
     Args:
-        opening: of each lane, the prologue and the body once; steps count from 0.
-        again: the body once more, as it stands behind the opening. Behind another
-            `again`, all steps are one later.
-        closing: the epilogue, as it stands behind the opening; likewise.
-        num_steps: that opening and closing have together: so many batches it takes.
-        num_ended: steps that are over in all lanes when the opening is.
+        prologue: of each lane, the schedule's prologue and its body once; steps count
+            from 0.
+        body: of each lane, the body once more, as it stands behind the prologue. In the
+            next repetition all steps are one later.
+        epilogue: of each lane, the epilogue as it stands behind the prologue. Behind a
+            repetition of the body all its steps are one later.
+        num_steps: the steps of prologue and epilogue: the fewest batches it takes.
+        num_ended: steps that are over in all lanes when the prologue is.
     """
 
-    opening: tuple[Ops, ...]
-    again: tuple[Ops, ...]
-    closing: tuple[Ops, ...]
+    prologue: tuple[Ops, ...]
+    body: tuple[Ops, ...]
+    epilogue: tuple[Ops, ...]
     num_steps: int
     num_ended: int
 
@@ -55,17 +58,17 @@ def portions(schedule: Schedule) -> Portions:
         )
     num_steps = schedule.program.num_steps - schedule.num_repeats + 1
     twice = schedule.with_num_steps(num_steps + 1)
-    opening, again, closing = [], [], []
+    prologue, body, epilogue = [], [], []
     for lane, (begin, end) in zip(twice.lanes, twice.body, strict=True):
         middle = begin + (end - begin) // 2
-        opening.append(lane.ops[:middle])
-        again.append(lane.ops[middle:end])
-        closing.append(tuple(replace(op, step=op.step - 1) for op in lane.ops[end:]))
-    left = [op.step for ops in (*again, *closing) for op in ops]
+        prologue.append(lane.ops[:middle])
+        body.append(lane.ops[middle:end])
+        epilogue.append(tuple(replace(op, step=op.step - 1) for op in lane.ops[end:]))
+    left = [op.step for ops in (*body, *epilogue) for op in ops]
     return Portions(
-        tuple(opening),
-        tuple(again),
-        tuple(closing),
+        tuple(prologue),
+        tuple(body),
+        tuple(epilogue),
         num_steps,
         num_ended=min(left, default=num_steps),
     )

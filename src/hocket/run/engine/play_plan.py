@@ -109,8 +109,8 @@ def plan_to_play(schedule: Schedule) -> PlayPlan:
     cut = portions(schedule)
     plans = plan_lanes(schedule.with_num_steps(cut.num_steps + 1))
     ends = [
-        (len(first), len(first) + len(again))
-        for first, again in zip(cut.opening, cut.again, strict=True)
+        (len(first), len(first) + len(body))
+        for first, body in zip(cut.prologue, cut.body, strict=True)
     ]
     lanes = [*zip(plans, ends, strict=True)]
     parts |= {
