@@ -1,4 +1,6 @@
-"""What `hocket.core.check` is made of; begin with `faults`.
+"""What `hocket.core.check` is made of, in the order in which it proves things.
 
-faults: the ops are those that the program wants    play: every lane comes to its end
+faults: the right ops, each once      play: every lane comes to its end
+happens_before, shared: paths of events between ops, and what ops use in common
+conflicts, collectives: what must have one order has one      alive: versions, gradients
 """
