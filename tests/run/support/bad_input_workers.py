@@ -22,7 +22,6 @@ from hocket import env
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import HocketError
-from hocket.passes.add_messages import add_messages
 from hocket.run.cluster.world import World, join_world
 from hocket.schedules import make_schedule
 from tests.run.support.failing_workers import (
@@ -67,7 +66,6 @@ def bad_settings(folder: str) -> dict[str, Told]:
         "microbatches": made(num_microbatches=0),
         "name of the schedule": made(schedule="1f2b"),
         "schedule for others": made(schedule=_one_f_one_b(3)),
-        "messages": made(schedule=add_messages(_one_f_one_b(2))),
         "delays": made(schedule=_delayed()),
         "forward only": made(schedule="forward-only"),
         **_without_flushes(made),
@@ -96,10 +94,9 @@ def _without_flushes(made: Callable[..., Told]) -> dict[str, Told]:
     return {
         "accumulate and wpipe": made(schedule="wpipe", accumulate=2),
         "float16 and wpipe": made(schedule="wpipe", precision="float16"),
-        "compile and wpipe": made(schedule="wpipe", compile=True),
         "correction and 1f1b": made(schedule="1f1b", correction="error-feedback"),
         "max_delay and 1f1b": made(schedule="1f1b", max_delay=1),
-        "clip and two stages": made(
+        "clip and an early update": made(
             schedule=replace(v, program=one_delay), clip_norm=1.0
         ),
         "tied and a late one": made(

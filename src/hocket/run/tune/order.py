@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from hocket.core.check import check
 from hocket.core.given import is_path, read_schedule, refuse_other_sizes
-from hocket.core.op import Kind
+from hocket.core.op import MESSAGES, Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import ScheduleError
+from hocket.passes.drop_messages import drop_messages
 from hocket.passes.merge_backward import merge_where_nobody_waits
 from hocket.passes.updates_last import updates_last
 from hocket.run.cluster.layout import Layout
@@ -106,6 +108,9 @@ def _given(
 ) -> Schedule:
     if not isinstance(schedule, Schedule):
         schedule = read_schedule(Path(schedule), num_replicas=layout.num_replicas)
+    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
+        check(schedule)
+        schedule = drop_messages(schedule)  # the engine derives its own
     refuse_other_sizes(
         schedule.program,
         num_devices=layout.num_devices,
@@ -127,7 +132,7 @@ def _faults(order: Schedule) -> Iterator[str]:
         letters = ", ".join(sorted(kind.value for kind in kinds))
         yield (
             f"ops {letters}: the pipeline runs F, B, I, W, R and U; L needs a loss "
-            "over the whole batch, and messages go without saying"
+            "over the whole batch"
         )
 
 

@@ -1,0 +1,36 @@
+"""Overlapping steps and several lanes train to the emulator's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from tests.run.support.forked import answers_of
+
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "halves": {"schedule": "wpipe", "splits": True},
+    "halves, one delay": {"schedule": "pipedream-2bw", "splits": True},
+    "overlapped halves": {"schedule": "wpipe-overlapped", "splits": True},
+    "clipping": {"schedule": "wpipe", "clip_norm": 0.1},
+    "compiled": {"schedule": "pipedream-2bw", "compile": True},
+    "compiled halves": {"schedule": "wpipe", "splits": True, "compile": True},
+    "a lane for W": {"schedule": "1f1b", "splits": True, "aside": True},
+    "two stages, a lane for W": {
+        "schedule": "interleaved-1f1b",
+        "splits": True,
+        "aside": True,
+    },
+}
+
+
+def test_equals_the_emulator(tmp_path: Path) -> None:
+    """Weights and losses, on both of two workers; compiled code rounds differently."""
+    for answer in answers_of(
+        "tests.run.support.overlapping_workers:train_all",
+        CASES,
+        num_workers=2,
+        folder=tmp_path / "job",
+    ):
+        assert list(answer) == list(CASES)
+        for name, difference in answer.items():
+            assert difference <= (1e-12 if "compiled" in name else 0.0), name

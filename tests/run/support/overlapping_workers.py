@@ -1,0 +1,116 @@
+"""Workers that train with overlapping steps or several lanes, beside the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.core.op import Kind
+from hocket.core.schedule import Lane, Schedule
+from hocket.passes.split_backward import split_backward
+from hocket.run.cluster.world import join_world
+
+NUM_STEPS = 7
+NUM_MICROBATCHES = 4
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make an optimizer that is sensitive to small differences."""
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def make_model() -> nn.Sequential:
+    """Make seven layers in float64, the same on every worker."""
+    torch.manual_seed(0)
+    middle = [x for _ in range(5) for x in (nn.Tanh(), nn.Linear(16, 16))]
+    return nn.Sequential(nn.Linear(8, 16), *middle, nn.Linear(16, 4)).double()
+
+
+def make_batches() -> list[tuple[Tensor, Tensor]]:
+    """Make one batch per step."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(8, 8, generator=generator, dtype=torch.float64),
+            torch.randn(8, 4, generator=generator, dtype=torch.float64),
+        )
+        for _ in range(NUM_STEPS)
+    ]
+
+
+def weight_gradients_aside(schedule: Schedule) -> Schedule:
+    """Move each device's weight gradients into a lane of their own."""
+    lanes = []
+    for lane in schedule.lanes:
+        aside = [op for op in lane.ops if op.kind is Kind.BACKWARD_WEIGHT]
+        others = [op for op in lane.ops if op.kind is not Kind.BACKWARD_WEIGHT]
+        lanes.append(replace(lane, ops=tuple(others)))
+        lanes.append(Lane(lane.device, 1, tuple(aside)))
+    return Schedule(schedule.program, tuple(lanes))
+
+
+def order_of(name: str, *, splits: bool, aside: bool) -> Schedule:
+    """Make an order on two devices."""
+    overlaps = name.startswith(("wpipe", "pipedream"))
+    order = hocket.make_schedule(
+        name,
+        num_devices=2,
+        num_microbatches=NUM_MICROBATCHES,
+        num_steps=6 if overlaps else 1,
+    )
+    if splits:
+        order = split_backward(order)
+    return weight_gradients_aside(order) if aside else order
+
+
+def train_all(cases: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Train each case; the largest difference of any weight to the emulator's."""
+    torch.set_num_threads(1)
+    with closing(join_world()) as world:
+        return {name: _difference(world, **case) for name, case in cases.items()}
+
+
+def _difference(
+    world: Any,
+    schedule: str,
+    *,
+    splits: bool = False,
+    aside: bool = False,
+    **settings: Any,
+) -> float:
+    order, batches = order_of(schedule, splits=splits, aside=aside), make_batches()
+    with hocket.Pipeline(
+        make_model(),
+        nn.functional.mse_loss,
+        optimizer=adamw,
+        example=batches[0],
+        schedule=order,
+        num_microbatches=NUM_MICROBATCHES,
+        world=world,
+        **settings,
+    ) as pipeline:
+        losses = [result.loss for result in pipeline.train(batches)]
+        state = pipeline.state_dict()
+        cut = pipeline.plan.stage_names[1:]
+        pipeline.measured()
+    model = make_model()
+    emulated = hocket.emulate(
+        order.program,
+        model,
+        nn.functional.mse_loss,
+        adamw,
+        batches,
+        cut_at=cut,
+        clip_norm=settings.get("clip_norm"),
+    )
+    for loss, each in zip(losses, emulated, strict=True):
+        assert abs(loss - each["loss"]) <= 1e-12 * abs(loss)
+    return max(
+        float((state[name] - x).abs().max()) for name, x in model.state_dict().items()
+    )
