@@ -16,12 +16,12 @@ import torch
 from bench.measure import alternate, paired_ratio, spread
 from bench.split.run import CASES, CPU, Given, given, loss, measure_cases
 from hocket.run.cluster.world import join_world
-from hocket.run.stage.compiled.capture import Needs
+from hocket.run.stage.compiled.capture import RequiredGraphs
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.lower import settings
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
-from hocket.run.tune.compile_stages import CompiledWork, compile_stage
+from hocket.run.tune.compile_stages import CompileConfig, compile_stage
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = ("transformer", "small transformer", "resnet")
@@ -67,10 +67,10 @@ def worker(cases: list[str], num_rounds: int) -> list[dict[str, Any]]:
 
 def _compile(work: Given) -> None:
     modules = [work.stage, work.stage]  # the first stands for what is not compiled
-    needs = Needs(whole=True, apart=True)
+    needs = RequiredGraphs(whole=True, split=True)
     with settings():
         compile_stage(
-            CompiledWork(modules, loss, CPU, Precision.FLOAT32), 1, needs, [work.part]
+            CompileConfig(modules, loss, CPU, Precision.FLOAT32), 1, needs, [work.part]
         )
     assert isinstance(work.stage.training_code.function, CompiledFunction)
 

@@ -35,9 +35,9 @@ from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
 from hocket.planner.search.bound import bound_s
-from hocket.planner.search.found import Found, gap
 from hocket.planner.search.optimum import search
-from hocket.planner.work import Work
+from hocket.planner.search.result import SearchResult, gap
+from hocket.planner.work import ModelCosts
 from hocket.recipes.gpt import NUM_BYTE_VALUES, Gpt
 from hocket.recipes.transformer import Blocks
 from hocket.run.stage.split.by_layers import ByLayers
@@ -72,11 +72,11 @@ class Bounds:
     """What was proved, once for each program and memory."""
 
     time_limit_s: float
-    known: dict[tuple[Program, int, str], Found] = field(default_factory=dict)
+    known: dict[tuple[Program, int, str], SearchResult] = field(default_factory=dict)
 
     def of(
         self, schedule: Schedule, costs: Costs, memory_bytes: int, times: str
-    ) -> Found:
+    ) -> SearchResult:
         """The best order with no more memory, or how good one might be."""
         key = schedule.program, memory_bytes, times
         if key not in self.known:
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _orders(
-    p: int, m: int, work: Work | None, times: str
+    p: int, m: int, work: ModelCosts | None, times: str
 ) -> Iterator[tuple[str, Schedule, Costs]]:
     """Every schedule that takes the numbers; those with a limit also at 1F1B's."""
     for name, entry in SCHEDULES.items():
@@ -152,7 +152,7 @@ def _is_chain(program: Program, num_stages: int) -> bool:
     )
 
 
-def _costs(work: Work | None, name: str, p: int, m: int, v: int) -> Costs:
+def _costs(work: ModelCosts | None, name: str, p: int, m: int, v: int) -> Costs:
     """Of the measured model, cut into as many stages."""
     assert work is not None
     link = load_catalogue().link("shared-memory")
@@ -209,7 +209,7 @@ def _medians(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _measured() -> Work:
+def _measured() -> ModelCosts:
     """A GPT's layers, as they take here: an embedding, equal blocks, a head."""
     model = Gpt(window_bytes=WINDOW, blocks=BLOCKS)
     batch = torch.randint(0, NUM_BYTE_VALUES, (SAMPLES, WINDOW))

@@ -23,7 +23,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.profile.work import counted_work
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
-from hocket.planner.work import Work
+from hocket.planner.work import ModelCosts
 from hocket.recipes.gpt import Gpt
 from hocket.recipes.transformer import Blocks
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _measure(
-    work: Work, cluster: Cluster, batch_size: int, is_exhaustive: bool
+    work: ModelCosts, cluster: Cluster, batch_size: int, is_exhaustive: bool
 ) -> dict[str, Any]:
     begin, begin_cpu = perf_counter(), process_time()
     ranking = rank(work, cluster, batch_size, Search(is_exhaustive=is_exhaustive))

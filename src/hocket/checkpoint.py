@@ -41,7 +41,7 @@ def export(
     return exporting.export(
         checkpoint,
         target,
-        exporting.Format(format),
+        exporting.WeightFormat(format),
         step=step,
         averaged=averaged,
         max_file_bytes=max_file_bytes,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.run.cluster.doctor.room import Space
+from hocket.run.cluster.doctor.space import DiskSpace
 from tests.cli.shell import hocket
 from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 
@@ -63,7 +63,7 @@ def test_what_must_be_mended_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) ->
     """4, so that scripts can stop before they start."""
     monkeypatch.setattr(
         "hocket.run.cluster.doctor.examine.probe_disk",
-        lambda _: Space("/full", 2**40, 0, 0),
+        lambda _: DiskSpace("/full", 2**40, 0, 0),
     )
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == ExitCode.UNFIT

@@ -11,7 +11,7 @@ import typer
 from hocket.cli.check import check_command
 from hocket.cli.draw import draw_command
 from hocket.cli.main import COMMANDS, LazyCommand
-from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.options import UniformCosts, with_options
 from hocket.cli.planning import Sizes
 from hocket.cli.search import search_command
 from hocket.cli.simulate import simulate_command
@@ -56,10 +56,10 @@ def test_the_shell_sees_them(name: str) -> None:
 
 def test_values_arrive_where_they_belong() -> None:
     """What the shell gives becomes sizes and costs, and the rest stays what it is."""
-    told: list[tuple[Sizes, CostsGiven, int]] = []
+    told: list[tuple[Sizes, UniformCosts, int]] = []
 
     @with_options
-    def command(sizes: Sizes, costs: CostsGiven, other: int = 5) -> None:
+    def command(sizes: Sizes, costs: UniformCosts, other: int = 5) -> None:
         """A command."""
         told.append((sizes, costs, other))
 
@@ -70,5 +70,5 @@ def test_values_arrive_where_they_belong() -> None:
 
     ((sizes, costs, other),) = told
     assert sizes == Sizes(devices=4, steps=2)
-    assert costs == CostsGiven(1.0, 1.0, 1.0, 0.5, 0.0, 0, 0)
+    assert costs == UniformCosts(1.0, 1.0, 1.0, 0.5, 0.0, 0, 0)
     assert other == 7

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.run.checkpoint.format.folder import newest
-from hocket.run.diagnostics.flight_recorder import read_ring
+from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from tests.cli.shell import hocket
 from tests.run.support.processes import eventually
 
@@ -50,8 +50,8 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 
 def pid_of(run_dir: Path, rank: int) -> int:
     """The process of a worker that has begun."""
-    [ring] = run_dir.rglob(f"rank-{rank}.ring")
-    found = read_ring(ring)
+    [recorder] = run_dir.rglob(f"rank-{rank}.ring")
+    found = read_flight_recorder(recorder)
     assert found is not None
     return found.pid
 

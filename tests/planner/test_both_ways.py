@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hocket.core.costs import StageCost
-from hocket.planner.both_ways import both_ways, chimera_step
 from hocket.planner.candidate import Candidate
+from hocket.planner.chimera import chimera_sentence, chimera_step
 from hocket.planner.predict import Predictor
 from hocket.schedules import SCHEDULES, Shape
 from tests.planner.toys import MIB, cluster, work
@@ -46,8 +46,8 @@ def test_a_plan_prices_it_and_says_that_it_is_not_run() -> None:
     alone = replace(gpipe, candidate=replace(gpipe.candidate, schedule="ddp"))
     odd = Predictor(work(12), cluster(3), 12)
 
-    text = both_ways(predictor, [gpipe])
+    text = chimera_sentence(predictor, [gpipe])
     assert "not run here" in text
     assert "times that of gpipe" in text
-    assert both_ways(odd, [odd.outcome(Candidate("gpipe", 3, 1, 1, 4))]) == ""
-    assert both_ways(predictor, [alone]) == ""
+    assert chimera_sentence(odd, [odd.outcome(Candidate("gpipe", 3, 1, 1, 4))]) == ""
+    assert chimera_sentence(predictor, [alone]) == ""

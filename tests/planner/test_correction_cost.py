@@ -10,21 +10,23 @@ import pytest
 from hocket.core.costs import Costs, StageCost
 from hocket.core.simulate import simulate
 from hocket.planner.candidate import DDP, Candidate, Outcome
-from hocket.planner.correction_cost import CorrectionCost, guesses_alive
+from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.report import to_html
-from hocket.planner.work import Measured
+from hocket.planner.work import MeasuredCosts
 from hocket.schedules import make_schedule
 from tests.planner.toys import MIB, cluster, work
 
 FEEDBACK: Final = CorrectionCost("error-feedback", kept_per_delay=1, at_work=1)
-PREDICTION: Final = CorrectionCost("weight-prediction", kept=1, at_work=1, guesses=True)
+PREDICTION: Final = CorrectionCost(
+    "weight-prediction", kept=1, at_work=1, predicts_weights=True
+)
 LAYER: Final = 8 * MIB  # of weights; a device has two of them
 
 
-def with_correction(correction: CorrectionCost) -> Measured:
+def with_correction(correction: CorrectionCost) -> MeasuredCosts:
     """Eight equal layers."""
     return replace(work(8), correction=correction)
 
@@ -55,7 +57,7 @@ def test_guesses_are_as_many_as_the_simulator_has(name: str, p: int) -> None:
     timeline = simulate(order, costs)
     counted = [
         num if stage.delay else 0
-        for num, stage in zip(guesses_alive(order), stages, strict=True)
+        for num, stage in zip(predicted_versions_alive(order), stages, strict=True)
     ]
     for device in range(p):  # of its stages, at most one is delayed
         own = [counted[stage] for stage in order.program.stages_on[device]]

@@ -10,7 +10,7 @@ from hocket.core.costs import Costs, Link, StageCost
 from hocket.planner.candidate import DDP, FSDP, ZERO_1, Candidate
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
-from hocket.planner.trial import Played, Trial, nearest
+from hocket.planner.trial import MeasuredTrials, Trial, nearest
 from tests.planner.toys import MIB, cluster, work
 
 SLOWER = 1.25  # than the sum of layers that were measured alone
@@ -36,7 +36,7 @@ def predictor(*cuts: Trial, ddp_s: float | None = None) -> Predictor:
         work(8, update_s_per_byte=1e-9),
         cluster(2, bytes_per_s=2**30),
         8,
-        Played(cuts, ddp_s),
+        MeasuredTrials(cuts, ddp_s),
     )
 
 
@@ -52,8 +52,8 @@ def test_the_size_of_a_microbatch_counts_most_then_the_devices() -> None:
 def test_a_cut_that_was_played_takes_what_it_took() -> None:
     """Its seconds and its messages' come from there, its bytes from the layers."""
     candidate = Candidate("1f1b", 2, 1, 1, 4)
-    plain, played = predictor().costs(candidate), predictor(trial(2, 2, 2))
-    costs = played.costs(candidate)
+    plain, trials = predictor().costs(candidate), predictor(trial(2, 2, 2))
+    costs = trials.costs(candidate)
     assert [cost.forward_s for cost in costs.stages] == [SLOWER * 0.08] * 2
     assert [cost.update_s for cost in costs.stages] == [0.5] * 2
     assert (costs.op_s, costs.link.latency_s) == (1e-3, 2e-3)

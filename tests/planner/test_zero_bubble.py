@@ -12,7 +12,7 @@ from hocket.planner.candidate import Candidate
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.stages import stage_costs
-from hocket.planner.work import HeldBytes, Measured
+from hocket.planner.work import HeldBytes, MeasuredCosts
 from tests.planner.toys import MIB, cluster, layers, work
 
 NAMES: Final = ("1f1b", "zb-h1", "zb-h2", "zb-auto")
@@ -75,14 +75,14 @@ def test_the_assumption_is_named_where_it_counts() -> None:
 
 def test_what_was_measured_of_halves_is_counted() -> None:
     """And then nothing is assumed."""
-    apart = HeldBytes(3 * MIB, MIB, 2 * MIB, MIB)
-    known = tuple(replace(layer, apart=apart) for layer in layers(2))
+    split = HeldBytes(3 * MIB, MIB, 2 * MIB, MIB)
+    known = tuple(replace(layer, split=split) for layer in layers(2))
     (cost,) = stage_costs(known, (), recomputes=False, update_s_per_byte=0.0)
     assert cost.weight_grad_held_bytes == 7 * MIB
     assert cost.weight_grad_work_bytes == MIB
 
-    measured = Measured("Toy", (1, 1), (known * 4, known * 4), 0.0, "a toy")
-    assert measured.layers(3)[0].apart == HeldBytes(9 * MIB, 3 * MIB, 6 * MIB, 3 * MIB)
+    measured = MeasuredCosts("Toy", (1, 1), (known * 4, known * 4), 0.0, "a toy")
+    assert measured.layers(3)[0].split == HeldBytes(9 * MIB, 3 * MIB, 6 * MIB, 3 * MIB)
     assert "assumed to hold" not in str(rank(measured, cluster(4), 8, SEARCH))
 
 
@@ -103,10 +103,10 @@ def test_only_orders_that_split_hold_more() -> None:
     assert {op.stage for op in whole} == {0}  # whose I nobody waits for
 
 
-def costly(split_s: float) -> Measured:
+def costly(split_s: float) -> MeasuredCosts:
     """Eight layers whose halves take so much longer than their whole backward."""
     slow = tuple(replace(layer, split_s=split_s) for layer in layers(8))
-    return Measured("Toy", (1, 1), (slow, slow), 0.0, "a toy")
+    return MeasuredCosts("Toy", (1, 1), (slow, slow), 0.0, "a toy")
 
 
 def test_where_halves_take_much_longer_whole_backwards_win() -> None:
@@ -137,7 +137,7 @@ def test_halves_take_as_much_longer_at_any_size() -> None:
     sizes = [
         tuple(replace(x, split_s=s) for x in of) for of, s in ((one, 2.0), (four, 5.0))
     ]
-    measured = Measured("Toy", (1, 4), (sizes[0], sizes[1]), 0.0, "a toy")
+    measured = MeasuredCosts("Toy", (1, 4), (sizes[0], sizes[1]), 0.0, "a toy")
     assert measured.layers(2)[0].split_s == pytest.approx(3.0)
     for split_s, expected in ((-1.0, 0.0), (0.5, 1.0)):
         noisy = [replace(x, split_s=split_s) for x in one]

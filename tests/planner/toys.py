@@ -9,7 +9,7 @@ from hocket.core.hardware import LinkKind
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking
-from hocket.planner.work import LayerCost, Measured, Weights
+from hocket.planner.work import LayerCost, MeasuredCosts, Weights
 
 MIB: Final = 2**20
 
@@ -50,7 +50,7 @@ def work(
     activation_bytes: int = 4 * MIB,
     message_bytes: int = MIB,
     update_s_per_byte: float = 0.0,
-) -> Measured:
+) -> MeasuredCosts:
     """A model that was measured with one sample, and grows in proportion."""
     one = layers(
         num_layers,
@@ -59,7 +59,7 @@ def work(
         activation_bytes=activation_bytes,
         message_bytes=message_bytes,
     )
-    return Measured("Toy", (1, 1), (one, one), update_s_per_byte, "a toy")
+    return MeasuredCosts("Toy", (1, 1), (one, one), update_s_per_byte, "a toy")
 
 
 def cluster(
@@ -87,6 +87,8 @@ def cluster(
 
 
 @cache
-def ranked(job: Measured, devices: Cluster, batch_size: int, search: Search) -> Ranking:
+def ranked(
+    job: MeasuredCosts, devices: Cluster, batch_size: int, search: Search
+) -> Ranking:
     """As `rank`; of tests that ask the same, the first one has it worked out."""
     return rank(job, devices, batch_size, search)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.recipes.digits import BLANK, load_digits, shift, split_rows
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 
 def test_the_split_is_fixed_and_complete() -> None:
@@ -44,7 +44,7 @@ def test_each_class_is_split_by_the_fraction(
 def test_shifts_move_whole_images_by_a_pixel() -> None:
     """Each result is the image moved by -1, 0 or 1 in each direction, blank around."""
     images = torch.rand(200, 2, 5, 5)
-    moved = shift(images, 1.0, Draw(0, 0).uniform(torch.arange(200), 3))
+    moved = shift(images, 1.0, EpochRandom(0, 0).uniform(torch.arange(200), 3))
 
     padded = torch.full((200, 2, 7, 7), BLANK)
     padded[:, :, 1:-1, 1:-1] = images
@@ -57,7 +57,7 @@ def test_shifts_move_whole_images_by_a_pixel() -> None:
 def test_the_probability_decides_who_moves() -> None:
     """None at 0; at one half about half of them, of which a ninth stays in place."""
     images = torch.rand(2000, 1, 4, 4)
-    uniform = Draw(0, 0).uniform(torch.arange(2000), 3)
+    uniform = EpochRandom(0, 0).uniform(torch.arange(2000), 3)
 
     assert torch.equal(shift(images, 0.0, uniform), images)
     moved = (shift(images, 0.5, uniform) != images).flatten(1).any(1)
@@ -68,7 +68,7 @@ def test_only_training_images_move() -> None:
     """Evaluation sees the data as they are."""
     train, test = load_digits(0.25, 1.0)
     rows = torch.arange(50)
-    draw = Draw(seed=0, epoch=0)
+    draw = EpochRandom(seed=0, epoch=0)
 
     assert not torch.equal(train.inputs(rows, draw), train.inputs(rows, None))
     assert torch.equal(train.targets(rows, draw), train.targets(rows, None))

@@ -16,7 +16,7 @@ from hocket.recipes.resolve import resolve
 from hocket.recipes.run_folder import claim_folder
 from hocket.recipes.task import make_task
 from hocket.recipes.train import train_recipe
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 from tests.recipes.own import write_own
 
 
@@ -259,7 +259,7 @@ def test_datasets_are_put_together_as_torch_does_it() -> None:
     ]
     samples = DatasetSamples(data)
     rows = torch.tensor([4, 1])
-    first, second = samples.inputs(rows, Draw(0, 0))
+    first, second = samples.inputs(rows, EpochRandom(0, 0))
 
     assert samples.num_samples == 5
     assert first.tolist() == [4, 1]

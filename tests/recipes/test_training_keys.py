@@ -112,7 +112,7 @@ def test_nobody_waits_for_the_norm_of_the_newest_step(
         @property
         def grad_norm(self) -> float:
             asked.append((self.step, come[-1]))
-            return self.judgement.verdict.norm
+            return self.gradient_status.status.norm
 
     monkeypatch.setattr("hocket.run.engine.driver.StepResult", Seen)
     runs("optimizer.learning_rate=0.4", "pipeline.schedule=wpipe")

@@ -117,10 +117,10 @@ def _verify(folder: Path, step: str) -> None:
 def _export(
     folder: Path, target: Path, step: str, to: Target, *, averaged: bool
 ) -> None:
-    from hocket.run.checkpoint.exchange.export import Format, export
+    from hocket.run.checkpoint.exchange.export import WeightFormat, export
 
     files = export(
-        folder, target, Format(to.value), step=_step(step), averaged=averaged
+        folder, target, WeightFormat(to.value), step=_step(step), averaged=averaged
     )
     for path in files:
         typer.echo(f"wrote {path}")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import typer
 
-from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.options import UniformCosts, with_options
 from hocket.cli.planning import Sizes, load_timeline
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Style, Titled
 
 
-class Format(Enum):
+class PictureFormat(Enum):
     """What to draw. The value is its name on the command line."""
 
     TEXT = "text"
@@ -28,7 +28,7 @@ class Format(Enum):
     PERFETTO = "perfetto"
 
 
-class Ground(Enum):
+class Background(Enum):
     """What a picture stands on."""
 
     LIGHT = "light"
@@ -36,11 +36,11 @@ class Ground(Enum):
 
 
 _SUFFIXES: Final = {
-    ".txt": Format.TEXT,
-    ".svg": Format.SVG,
-    ".png": Format.PNG,
-    ".html": Format.HTML,
-    ".json": Format.PERFETTO,
+    ".txt": PictureFormat.TEXT,
+    ".svg": PictureFormat.SVG,
+    ".png": PictureFormat.PNG,
+    ".html": PictureFormat.HTML,
+    ".json": PictureFormat.PERFETTO,
 }
 
 SourcesArgument = Annotated[
@@ -66,10 +66,11 @@ OutOption = Annotated[
 def draw_command(
     sources: SourcesArgument,
     sizes: Sizes,
-    costs: CostsGiven,
+    costs: UniformCosts,
     out: OutOption = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Where --out does not tell it.")
+        PictureFormat | None,
+        typer.Option("--format", help="Where --out does not tell it."),
     ] = None,
     width: Annotated[
         int | None,
@@ -78,7 +79,7 @@ def draw_command(
         ),
     ] = None,
     ground: Annotated[
-        Ground | None,
+        Background | None,
         typer.Option(
             "--theme",
             help="Of SVG and PNG, by default light (an SVG follows its reader); of "
@@ -98,48 +99,50 @@ def draw_command(
     A schedule is simulated first, with equal devices that take the seconds given.
     """
     format_ = form or _format_of(out)
-    if format_ is Format.PNG and out is None:
+    if format_ is PictureFormat.PNG and out is None:
         raise typer.BadParameter("a PNG needs a file: -o picture.png")
-    if format_ is Format.PERFETTO and len(sources) > 1:
+    if format_ is PictureFormat.PERFETTO and len(sources) > 1:
         raise typer.BadParameter("a trace holds one timeline: give one schedule")
     timelines = [
         (_name(source), load_timeline(source, sizes, costs.make()))
         for source in sources
     ]
-    wish = _Wish(width, ground, title, messages, memory)
+    wish = _PictureOptions(width, ground, title, messages, memory)
     if out is not None:
         _write(out, wish.contents(format_, timelines))
-    elif format_ is Format.TEXT:
+    elif format_ is PictureFormat.TEXT:
         typer.echo(wish.text(timelines, get_terminal_size((100, 24)).columns, ground))
     else:
         typer.echo(wish.contents(format_, timelines))
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _PictureOptions:
     """How the picture should look."""
 
     width: int | None
-    ground: Ground | None
+    ground: Background | None
     title: str | None
     shows_messages: bool
     shows_memory: bool
 
-    def contents(self, format_: Format, timelines: Sequence[Titled]) -> str | bytes:
+    def contents(
+        self, format_: PictureFormat, timelines: Sequence[Titled]
+    ) -> str | bytes:
         """What a file of this format holds."""
         match format_:
-            case Format.TEXT:
+            case PictureFormat.TEXT:
                 return self.text(timelines, 100, None) + "\n"
-            case Format.SVG:
+            case PictureFormat.SVG:
                 return self._svg(timelines)
-            case Format.PNG:
+            case PictureFormat.PNG:
                 return self._png(timelines)
-            case Format.HTML:
+            case PictureFormat.HTML:
                 from hocket.draw.html import to_html
 
                 names = ", ".join(name for name, _ in timelines)
                 return to_html(timelines, self.title or names)
-            case Format.PERFETTO:
+            case PictureFormat.PERFETTO:
                 from hocket.draw.perfetto import to_perfetto
 
                 return to_perfetto(timelines[0][1])
@@ -147,7 +150,7 @@ class _Wish:
                 assert_never(format_)
 
     def text(
-        self, timelines: Sequence[Titled], width: int, ground: Ground | None
+        self, timelines: Sequence[Titled], width: int, ground: Background | None
     ) -> str:
         """One picture after the other, with names where there are several."""
         from hocket.draw.palette import Theme
@@ -189,10 +192,10 @@ class _Wish:
         )
 
 
-def _format_of(out: Path | None) -> Format:
+def _format_of(out: Path | None) -> PictureFormat:
     """The format that a file's suffix tells; text for the terminal."""
     if out is None:
-        return Format.TEXT
+        return PictureFormat.TEXT
     if out.suffix not in _SUFFIXES:
         raise typer.BadParameter(
             f"{out}: the suffix tells no format; use {' '.join(_SUFFIXES)} or --format"

@@ -1,10 +1,10 @@
 """The options that several commands take, each list of them in one place.
 
-    def draw_command(sources, sizes: Sizes, costs: CostsGiven, out)
+    def draw_command(sources, sizes: Sizes, costs: UniformCosts, out)
                                   ▲             ▲
     on the command line:  --devices --steps    --forward --message ...
 
-A command says `sizes: Sizes` and `costs: CostsGiven`; `with_options` shows typer the
+A command says `sizes: Sizes` and `costs: UniformCosts`; `with_options` shows typer the
 options in their place, and hands the command what they make.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CostsGiven:
+class UniformCosts:
     """Equal devices: one microbatch through a device's whole share of the model."""
 
     forward_s: float
@@ -85,8 +85,8 @@ def _costs(
     message: MessageOption = 0.0,
     message_bytes: MessageBytesOption = 0,
     activation_bytes: ActivationBytesOption = 0,
-) -> CostsGiven:
-    return CostsGiven(
+) -> UniformCosts:
+    return UniformCosts(
         forward,
         input_grad,
         weight_grad,

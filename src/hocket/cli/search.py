@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.options import UniformCosts, with_options
 from hocket.cli.planning import Sizes, load_schedule
 from hocket.cli.table import aligned
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hocket.core.costs import Costs
     from hocket.core.schedule import Schedule
     from hocket.core.timeline import Timeline
-    from hocket.planner.search.found import Found, Progress
+    from hocket.planner.search.result import SearchProgress, SearchResult
 
 SourceArgument = Annotated[
     str,
@@ -34,7 +34,7 @@ SourceArgument = Annotated[
 def search_command(
     source: SourceArgument,
     sizes: Sizes,
-    costs: CostsGiven,
+    costs: UniformCosts,
     memory_bytes: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="Of each device; no limit by default."),
@@ -83,7 +83,7 @@ def search_command(
         typer.echo("\n".join(_report(source, given, prices, found)))
 
 
-def _show(progress: Progress) -> None:
+def _show(progress: SearchProgress) -> None:
     """One line per step ahead."""
     from hocket.draw.quantity import percent, seconds
 
@@ -98,7 +98,7 @@ def _show(progress: Progress) -> None:
 
 
 def _document(
-    source: str, given: Schedule, costs: Costs, found: Found
+    source: str, given: Schedule, costs: Costs, found: SearchResult
 ) -> dict[str, Any]:
     timeline = _timeline(given, costs)
     best = _timeline(found.schedule, costs)
@@ -112,7 +112,7 @@ def _document(
 
 
 def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
-    from hocket.planner.search.found import gap
+    from hocket.planner.search.result import gap
 
     return {
         "makespan_s": timeline.makespan_s,
@@ -123,9 +123,11 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
     }
 
 
-def _report(source: str, given: Schedule, costs: Costs, found: Found) -> Iterator[str]:
+def _report(
+    source: str, given: Schedule, costs: Costs, found: SearchResult
+) -> Iterator[str]:
     from hocket.draw.quantity import percent, seconds, short
-    from hocket.planner.search.found import gap
+    from hocket.planner.search.result import gap
 
     rows = [("", "makespan", "gap", "bubble", "peak activations")]
     for name, schedule in ((source, given), ("found", found.schedule)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.options import CostsGiven, with_options
+from hocket.cli.options import UniformCosts, with_options
 from hocket.cli.planning import Sizes, load_timeline
 from hocket.cli.table import aligned
 
@@ -29,7 +29,7 @@ SourceArgument = Annotated[
 def simulate_command(
     source: SourceArgument,
     sizes: Sizes,
-    costs: CostsGiven,
+    costs: UniformCosts,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON.")
     ] = False,

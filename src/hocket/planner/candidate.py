@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.planner.search.found import gap
+from hocket.planner.search.result import gap
 
 ONE_DEVICE: Final = "one-device"
 DDP: Final = "ddp"

@@ -27,14 +27,14 @@ class CorrectionCost:
         kept_per_delay: copies of the trained weights for each update of the delay.
         kept: copies beside those.
         at_work: copies more while an update runs.
-        guesses: whether forwards read a version of its own in place of the newest.
+        predicts_weights: whether forwards read a version of its own in place of the newest.
     """
 
     name: str = "none"
     kept_per_delay: int = 0
     kept: int = 0
     at_work: int = 0
-    guesses: bool = False
+    predicts_weights: bool = False
 
     def kept_bytes(self, stage: StageCost, delay: int) -> int:
         """What a stage keeps from update to update.
@@ -60,14 +60,14 @@ class CorrectionCost:
             stage,
             optimizer_bytes=stage.optimizer_bytes + self.kept_bytes(stage, delay),
             update_work_bytes=stage.update_work_bytes + self.at_work * trained_bytes,
-            guess_bytes=trained_bytes if self.guesses else 0,
+            guess_bytes=trained_bytes if self.predicts_weights else 0,
         )
 
 
 NO_CORRECTION: Final = CorrectionCost()
 
 
-def guesses_alive(schedule: Schedule) -> tuple[int, ...]:
+def predicted_versions_alive(schedule: Schedule) -> tuple[int, ...]:
     """Of each stage, the most versions alive at once beside the one that it updates.
 
     Where forwards read guesses: one lives from the first op that reads it, or the

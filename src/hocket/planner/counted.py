@@ -84,7 +84,7 @@ class LayerOps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counted:
+class CountedCosts:
     """Costs from FLOPs and bytes, for a device that need not be there.
 
     Args:

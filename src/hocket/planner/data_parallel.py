@@ -138,7 +138,7 @@ def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
         schedule,
         link,
         predictor.cluster.shares_cores,
-        predictor.played.ddp_s if is_alike else None,
+        predictor.trials.ddp_s if is_alike else None,
     )
 
 

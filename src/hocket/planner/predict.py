@@ -28,14 +28,14 @@ from hocket.planner.quick_bound import Placement, StageSums
 from hocket.planner.search.bound import bound_s
 from hocket.planner.stages import stage_costs
 from hocket.planner.trial import (
-    NOTHING_PLAYED,
-    Played,
-    Stretch,
+    NO_TRIALS,
+    MeasuredTrials,
+    StageSlowdown,
     Trial,
-    as_played,
+    as_measured,
     nearest,
 )
-from hocket.planner.work import LayerCost, Work
+from hocket.planner.work import LayerCost, ModelCosts
 from hocket.schedules import SCHEDULES, make_schedule, options_of
 
 _FULL_STEPS: Final = 3
@@ -49,17 +49,17 @@ class Predictor:
         work: what is to be computed.
         cluster: on what.
         batch_size: samples per step, over all replicas.
-        played: what was tried out on these devices.
+        trials: what was tried out on these devices.
         clips: whether updates without a flush have to know all gradients of their
             group.
     """
 
     def __init__(
         self,
-        work: Work,
+        work: ModelCosts,
         cluster: Cluster,
         batch_size: int,
-        played: Played = NOTHING_PLAYED,
+        trials: MeasuredTrials = NO_TRIALS,
         *,
         clips: bool = False,
     ) -> None:
@@ -67,7 +67,7 @@ class Predictor:
         self.work = work
         self.cluster = cluster
         self.batch_size = batch_size
-        self.played = played
+        self.trials = trials
         self.clips = clips
         self._layers: dict[int, tuple[LayerCost, ...]] = {}
         self._balancers: dict[int, Balancer] = {}
@@ -79,7 +79,7 @@ class Predictor:
     def with_batch(self, batch_size: int) -> Predictor:
         """The same for other batches; keeps all that does not depend on them."""
         other = Predictor(
-            self.work, self.cluster, batch_size, self.played, clips=self.clips
+            self.work, self.cluster, batch_size, self.trials, clips=self.clips
         )
         other._layers, other._balancers = self._layers, self._balancers
         other._stages, other._placements = self._stages, self._placements
@@ -230,10 +230,10 @@ class Predictor:
             return stages
         if trial.is_of(num_samples, num_devices, boundaries):
             pairs = zip(stages, trial.costs.stages, strict=True)
-            return tuple(as_played(cost, played) for cost, played in pairs)
+            return tuple(as_measured(cost, trials) for cost, trials in pairs)
         same = self._added(trial.num_samples, trial.boundaries, recomputes=False)
-        stretch = Stretch.of(trial, same)
-        return tuple(stretch.stretched(cost) for cost in stages)
+        stretch = StageSlowdown.of(trial, same)
+        return tuple(stretch.slowed(cost) for cost in stages)
 
     def _added(
         self, num_samples: int, boundaries: tuple[int, ...], *, recomputes: bool
@@ -247,7 +247,7 @@ class Predictor:
         )
 
     def _nearest(self, *cut: int) -> Trial | None:
-        return nearest(self.played.cuts, *cut)
+        return nearest(self.trials.cuts, *cut)
 
     def _in_place(self, candidate: Candidate) -> Costs:
         """What everything takes besides the work of its stages."""

@@ -22,7 +22,7 @@ from hocket.core.check import check
 from hocket.core.costs import StageCost
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
-from hocket.planner.correction_cost import CorrectionCost, guesses_alive
+from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class Placement:
         splits: whether it splits any backward.
         num_versions: of each stage's weights.
         delays: by how many updates each stage's weights are behind.
-        num_guesses: of each stage's weights, where such are read in their place.
+        num_predicted: of each stage's weights, where such are read in their place.
     """
 
     devices: tuple[int, ...]
     splits: bool
     num_versions: tuple[int, ...]
     delays: tuple[int, ...]
-    num_guesses: tuple[int, ...]
+    num_predicted: tuple[int, ...]
 
     @property
     def delay(self) -> int:
@@ -58,14 +58,19 @@ class Placement:
         if not any(delays):
             return cls(devices, splits, (1,) * len(devices), delays, delays)
         versions = check(schedule).num_versions
-        return cls(devices, splits, versions, delays, guesses_alive(schedule))
+        return cls(
+            devices, splits, versions, delays, predicted_versions_alive(schedule)
+        )
 
     def versions_with(self, correction: CorrectionCost) -> tuple[int, ...]:
         """Of each stage's weights, guesses among them where a correction makes such."""
-        if not correction.guesses:
+        if not correction.predicts_weights:
             return self.num_versions
-        stages = zip(self.num_versions, self.delays, self.num_guesses, strict=True)
-        return tuple(1 + guesses if delay else num for num, delay, guesses in stages)
+        stages = zip(self.num_versions, self.delays, self.num_predicted, strict=True)
+        return tuple(
+            1 + predicts_weights if delay else num
+            for num, delay, predicts_weights in stages
+        )
 
 
 class StageSums:

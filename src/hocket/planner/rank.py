@@ -16,7 +16,6 @@ from typing import Final
 from hocket.core.costs import StageCost
 from hocket.core.op import Kind
 from hocket.errors import PlanError, ShapeError
-from hocket.planner.both_ways import both_ways
 from hocket.planner.candidate import (
     DATA_PARALLEL,
     DDP,
@@ -26,12 +25,13 @@ from hocket.planner.candidate import (
     Candidate,
     Outcome,
 )
+from hocket.planner.chimera import chimera_sentence
 from hocket.planner.cluster import Cluster
 from hocket.planner.data_parallel import data_parallel_outcome, data_parallel_timeline
 from hocket.planner.predict import Predictor
 from hocket.planner.ranking import Ranking
-from hocket.planner.trial import NOTHING_PLAYED, Played
-from hocket.planner.work import Work
+from hocket.planner.trial import NO_TRIALS, MeasuredTrials
+from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES
 from hocket.schedules.v_min import repeating_bubble
 
@@ -75,11 +75,11 @@ class Search:
 
 
 def rank(
-    work: Work,
+    work: ModelCosts,
     cluster: Cluster,
     batch_size: int,
     search: Search | None = None,
-    played: Played = NOTHING_PLAYED,
+    trials: MeasuredTrials = NO_TRIALS,
 ) -> Ranking:
     """Predict every way to train, the best first.
 
@@ -88,16 +88,16 @@ def rank(
         cluster: the devices.
         batch_size: samples per step, over all replicas.
         search: which candidates are looked at.
-        played: what was tried out on these devices.
+        trials: what was tried out on these devices.
 
     Raises:
         PlanError: nothing can be tried: fewer samples than one per replica, or a name
             that is no schedule.
     """
     search = Search() if search is None else search
-    predictor = Predictor(work, cluster, batch_size, played, clips=search.clips)
+    predictor = Predictor(work, cluster, batch_size, trials, clips=search.clips)
     _check_names(search)
-    found = _Found(search.num_best)
+    found = _RankedSoFar(search.num_best)
     most_delay = search.max_delay if search.schedules is None else inf
     bounds = sorted(_bounds(predictor, _candidates(predictor, search), most_delay))
     for bound_s, candidate in bounds:
@@ -131,7 +131,7 @@ def rank(
     return ranking.with_timeline(draw(predictor, best.candidate))
 
 
-def _why_nothing(predictor: Predictor, search: Search, found: _Found) -> str:
+def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> str:
     """What the first schedule that refuses its numbers says to them."""
     refused = () if found.num_too_long else _candidates(predictor, search)
     for candidate in refused:
@@ -143,7 +143,7 @@ def _why_nothing(predictor: Predictor, search: Search, found: _Found) -> str:
 
 
 @dataclass(slots=True)
-class _Found:
+class _RankedSoFar:
     """What has been simulated so far.
 
     Args:
@@ -185,7 +185,7 @@ class _Found:
 def _notes(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
     """What is assumed of the orders in the table."""
     pipelines = (x.candidate for x in outcomes if not x.candidate.is_data_parallel)
-    unknown = any(layer.apart is None for layer in predictor.layers(1))
+    unknown = any(layer.split is None for layer in predictor.layers(1))
     if unknown and any(predictor.splits(candidate) for candidate in pipelines):
         yield (
             "Where backwards are split into I and W, a microbatch is assumed to hold "
@@ -200,7 +200,7 @@ def _notes(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
             "process exactly as they do."
         )
     yield from _repeating(predictor, outcomes)
-    text = both_ways(predictor, outcomes)
+    text = chimera_sentence(predictor, outcomes)
     if text:
         yield text
 
@@ -245,7 +245,9 @@ def _order(outcome: Outcome) -> tuple[float | Candidate, ...]:
 _SIMPLICITY: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 
-def _try(predictor: Predictor, candidate: Candidate, found: _Found) -> Outcome | None:
+def _try(
+    predictor: Predictor, candidate: Candidate, found: _RankedSoFar
+) -> Outcome | None:
     if candidate.is_data_parallel:
         return data_parallel_outcome(predictor, candidate)
     num_ops = 2 * candidate.num_stages * candidate.num_microbatches

@@ -17,8 +17,8 @@ from hocket.planner.table import (
     choice,
     columns,
     head,
-    late,
-    late_columns,
+    stale_cells,
+    stale_columns,
 )
 
 _MOST_ROWS: Final = 200
@@ -51,24 +51,24 @@ def to_html(ranking: Ranking) -> str:
         tables=(
             _memory_table(best),
             Table(f"The best {len(rows)} that fit", columns(ranking), rows),
-            *_late_tables(ranking),
+            *_stale_tables(ranking),
         ),
         facts=(Facts("What this rests on", text="\n".join(head(ranking))),),
     )
 
 
-def _late_tables(ranking: Ranking) -> Iterator[Table]:
+def _stale_tables(ranking: Ranking) -> Iterator[Table]:
     """Orders without a flush, if there are any."""
     names = columns(ranking)
     rows = tuple(
-        (*[*cells(outcome, ranking)][:5], *late(outcome, ranking))
+        (*[*cells(outcome, ranking)][:5], *stale_cells(outcome, ranking))
         for outcome in islice(ranking.fitting, _MOST_ROWS)
         if outcome.delay
     )
     if rows:
         yield Table(
             "Of these, the ones with old weights (*)",
-            (*names[:5], *late_columns(ranking)),
+            (*names[:5], *stale_columns(ranking)),
             rows,
         )
 

@@ -91,7 +91,7 @@ def show(
     behind = [outcome for outcome in (*shown, *misfits) if outcome.delay]
     if behind:
         console.print()
-        console.print(_late_table(behind, ranking))
+        console.print(_stale_table(behind, ranking))
     console.print()
     for line in choice(ranking):
         console.print(line, highlight=False, markup=False)
@@ -184,19 +184,21 @@ def _unit(ranking: Ranking) -> Unit:
     return byte_unit(ranking.outcomes[0].peak_bytes)
 
 
-def _late_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
+def _stale_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
     """Orders without a flush: the age of their weights, and what keeping them takes."""
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    names = "* old weights", *columns(ranking)[1:5], *late_columns(ranking)
+    names = "* old weights", *columns(ranking)[1:5], *stale_columns(ranking)
     for number, name in enumerate(names):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for outcome in outcomes:
         row = [*cells(outcome, ranking)]
-        table.add_row(outcome.candidate.schedule, *row[1:5], *late(outcome, ranking))
+        table.add_row(
+            outcome.candidate.schedule, *row[1:5], *stale_cells(outcome, ranking)
+        )
     return table
 
 
-def late_columns(ranking: Ranking) -> tuple[str, ...]:
+def stale_columns(ranking: Ranking) -> tuple[str, ...]:
     """The names of what is told of orders with old weights, with the unit of memory."""
     unit = _unit(ranking).name
     is_corrected = ranking.correction != "none"
@@ -210,8 +212,8 @@ def late_columns(ranking: Ranking) -> tuple[str, ...]:
     )
 
 
-def late(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
-    """A text per name of `late_columns`, of the device that holds the most."""
+def stale_cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
+    """A text per name of `stale_columns`, of the device that holds the most."""
     split, unit = outcome.fullest, _unit(ranking)
     yield str(outcome.delay)
     yield _runs(outcome.num_versions)

@@ -48,7 +48,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class MeasuredTrials:
     """All that was tried out on the devices before planning for them.
 
     Args:
@@ -61,11 +61,11 @@ class Played:
     ddp_s: float | None = None
 
 
-NOTHING_PLAYED: Final = Played()
+NO_TRIALS: Final = MeasuredTrials()
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StageSlowdown:
     """How much longer ops take than the sum of their layers.
 
     Args:
@@ -79,7 +79,7 @@ class Stretch:
     update: float = 1.0
 
     @classmethod
-    def of(cls, trial: Trial, stages: Iterable[StageCost]) -> Stretch:
+    def of(cls, trial: Trial, stages: Iterable[StageCost]) -> StageSlowdown:
         """From what was played to what the same stages add up to.
 
         Args:
@@ -91,7 +91,7 @@ class Stretch:
             *(a / b if a and b else 1.0 for a, b in zip(played, added, strict=True))
         )
 
-    def stretched(self, cost: StageCost) -> StageCost:
+    def slowed(self, cost: StageCost) -> StageCost:
         """The stage's cost, in place."""
         return replace(
             cost,
@@ -121,7 +121,7 @@ def nearest(
     return min(trials, key=distance, default=None)
 
 
-def as_played(cost: StageCost, played: StageCost) -> StageCost:
+def as_measured(cost: StageCost, played: StageCost) -> StageCost:
     """A stage's cost, with the seconds of the same stage when it was played."""
     return replace(
         cost,

@@ -65,7 +65,7 @@ class LayerCost:
         forward_work_bytes: the most at once in a forward that keeps nothing.
         backward_work_bytes: the most at once in a backward, beyond what was kept.
         weights: the parameters and buffers that it uses.
-        apart: what it takes where its backward is taken apart; None where that is not
+        split: what it takes where its backward is taken apart; None where that is not
             known: then all that the forward kept is taken to be held.
         split_s: by which it takes longer with its backward taken apart; below 0 where
             that is lost in the noise.
@@ -82,30 +82,30 @@ class LayerCost:
     forward_work_bytes: int = 0
     backward_work_bytes: int = 0
     weights: tuple[Weights, ...] = ()
-    apart: HeldBytes | None = None
+    split: HeldBytes | None = None
     split_s: float = 0.0
 
     @property
     def weight_grad_held_bytes(self) -> int:
         """From I until W, of what it made."""
-        apart = self.apart
-        return apart.weight_grad_held_bytes if apart else self.activation_bytes
+        split = self.split
+        return split.weight_grad_held_bytes if split else self.activation_bytes
 
     @property
     def held_input_bytes(self) -> int:
         """From I until W, of what it received."""
-        return self.apart.held_input_bytes if self.apart else self.kept_input_bytes
+        return self.split.held_input_bytes if self.split else self.kept_input_bytes
 
     @property
     def input_grad_work_bytes(self) -> int:
         """The most at once in I, beyond what there was."""
-        apart = self.apart
-        return apart.input_grad_work_bytes if apart else self.backward_work_bytes
+        split = self.split
+        return split.input_grad_work_bytes if split else self.backward_work_bytes
 
     @property
     def weight_grad_work_bytes(self) -> int:
         """Likewise in W; nothing where it is not known."""
-        return self.apart.weight_grad_work_bytes if self.apart else 0
+        return self.split.weight_grad_work_bytes if self.split else 0
 
     @property
     def backward_s(self) -> float:
@@ -113,7 +113,7 @@ class LayerCost:
         return self.input_grad_s + self.weight_grad_s
 
 
-class Work(Protocol):
+class ModelCosts(Protocol):
     """What is to be computed, and what that takes."""
 
     @property
@@ -161,7 +161,7 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class MeasuredCosts:
     """Costs as measured, at one or two sizes of a microbatch.
 
     Args:
@@ -170,7 +170,7 @@ class Measured:
         profiles: the layers at each.
         update_s_per_byte: measured.
         device_name: where.
-        only_samples: as in `Work`.
+        only_samples: as in `ModelCosts`.
         correction: likewise.
     """
 
@@ -224,7 +224,7 @@ class Measured:
             num_bytes("forward_work_bytes"),
             num_bytes("backward_work_bytes"),
             a.weights,
-            HeldBytes(*map(num_bytes, _APART)) if a.apart and b.apart else None,
+            HeldBytes(*map(num_bytes, _APART)) if a.split and b.split else None,
             seconds("split_s"),
         )
 

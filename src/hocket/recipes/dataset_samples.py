@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from hocket.errors import DataError
 from hocket.run.data.batch import digest
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 
 class Dataset(Protocol):
@@ -51,12 +51,12 @@ class DatasetSamples:
         ends = (self._pair(0), self._pair(self.num_samples - 1))
         return zlib.crc32(repr((self.num_samples, *map(digest, ends))).encode())
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Any:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """What the model takes, of several samples."""
         del draw
         return self._together(rows, 0)
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Any:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """What the loss takes, of the same."""
         del draw
         return self._together(rows, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 NUM_CLASSES: Final = 10
 NUM_CHANNELS: Final = 1
@@ -52,14 +52,14 @@ class Digits:
         of_labels = zlib.crc32(self.labels.numpy().tobytes())
         return zlib.crc32(self.images.numpy().tobytes(), of_labels)
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 1, 8, 8), float32; some of them moved by the draw."""
         images = self.images[rows]
         if draw is None:
             return images
         return shift(images, self.shift_probability, draw.uniform(rows, 3))
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B,), int64."""
         del draw
         return self.labels[rows]

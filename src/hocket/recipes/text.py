@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hocket.errors import DataError
 from hocket.run.data.batch import digest
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class TextWindows:
         """N."""
         return len(self.windows)
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, window_bytes), int64; text is not varied."""
         del draw
         return self.windows[rows, :-1].long()
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """Likewise, each byte's next one."""
         del draw
         return self.windows[rows, 1:].long()

@@ -27,32 +27,32 @@ from torch.utils import _pytree as pytree
 from hocket.core.schedule import Schedule
 from hocket.model.stages.outline import Outline
 from hocket.planner.recompute import RecomputeName
-from hocket.run.checkpoint.keeper import Checkpoints
+from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.freed_memory import give_back_freed_memory
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transport import NUM_BUFFERS, Transport
-from hocket.run.comm.transports import TransportName, buffers_of, make_transport
+from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
 from hocket.run.data.batch import call_arguments, split_batch
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.open import open_device
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
-from hocket.run.engine.worker_context import Place
-from hocket.run.tune.build import Request, build_plan
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.tune.build import PlanConfig, build_plan
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.order import make_order
 from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
 from hocket.run.tune.timed_order import is_timed, timed_order
-from hocket.run.weights.settings import Settings
+from hocket.run.weights.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PipelineConfig:
     """What the user wants; `hocket.Pipeline` says what each is.
 
     Args:
@@ -61,7 +61,7 @@ class Wishes:
 
     model: nn.Module
     loss: LossFunction
-    settings: Settings
+    settings: TrainingSettings
     example: Any
     schedule: str | Path | Schedule
     max_delay: int
@@ -81,10 +81,10 @@ class Wishes:
         """Microbatches of a batch, over all replicas."""
         return self.num_microbatches * self.num_replicas
 
-    def request(self) -> Request:
+    def plan_config(self) -> PlanConfig:
         """What the plan is made from."""
         parts = split_batch(self.example, self.num_parts)
-        return Request(
+        return PlanConfig(
             self.model,
             self.loss,
             self.settings,
@@ -101,7 +101,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PipelineParts:
     """What a pipeline is made of.
 
     Args:
@@ -117,32 +117,32 @@ class Parts:
     plan: Plan
     outline: Outline
     executor: Executor
-    checkpoints: Checkpoints
+    checkpoints: CheckpointManager
     evaluator: Evaluator
 
 
 def assemble(
-    wishes: Wishes,
+    config: PipelineConfig,
     world: World,
-    ring: Ring,
+    recorder: FlightRecorder,
     stack: contextlib.ExitStack,
     timeout_s: float,
-) -> Parts:
+) -> PipelineParts:
     """Decide all that can be decided before the first step, and make what plays it.
 
     Every worker must call this.
 
     Args:
-        wishes: the same on every worker.
+        config: the same on every worker.
         world: the job.
-        ring: told of every op and wait.
+        recorder: told of every op and wait.
         stack: what must be closed at the end is left there.
         timeout_s: after which a wait for another worker ends.
 
     Raises:
         HocketError: as `hocket.Pipeline`.
     """
-    parts = _assembled(wishes, world, ring, stack, timeout_s)
+    parts = _assembled(config, world, recorder, stack, timeout_s)
     # What captured and profiled the model refers in circles to itself and to the
     # weights of all stages. Python looks for circles when many objects have been made;
     # that tensors are large does not count.
@@ -152,80 +152,80 @@ def assemble(
 
 
 def _assembled(
-    wishes: Wishes,
+    config: PipelineConfig,
     world: World,
-    ring: Ring,
+    recorder: FlightRecorder,
     stack: contextlib.ExitStack,
     timeout_s: float,
-) -> Parts:
-    layout = make_layout(world, wishes.num_replicas)
-    request, schedule = wishes.request(), wishes.schedule
-    stages_per_device, m = wishes.stages_per_device, wishes.num_microbatches
+) -> PipelineParts:
+    layout = make_layout(world, config.num_replicas)
+    plan_config, schedule = config.plan_config(), config.schedule
+    stages_per_device, m = config.stages_per_device, config.num_microbatches
     if schedule == "auto":
-        request, schedule, stages_per_device = choose_order(
-            request, world, layout, m, stages_per_device
+        plan_config, schedule, stages_per_device = choose_order(
+            plan_config, world, layout, m, stages_per_device
         )
     store = _own_store(world)
-    clips = wishes.settings.clip_norm is not None
-    if is_timed(schedule, request, stages_per_device):
+    clips = config.settings.clip_norm is not None
+    if is_timed(schedule, plan_config, stages_per_device):
         apart = dist.PrefixStore("before the order", store)
-        with closing(_transport(wishes, world, apart, ring, timeout_s)) as carrier:
-            place = Place(world, layout, ring, carrier, apart, timeout_s)
-            request, order = timed_order(
-                str(schedule), request, place, m, stages_per_device
+        with closing(_transport(config, world, apart, recorder, timeout_s)) as carrier:
+            context = WorkerContext(world, layout, recorder, carrier, apart, timeout_s)
+            plan_config, order = timed_order(
+                str(schedule), plan_config, context, m, stages_per_device
             )
     else:
         order = make_order(schedule, layout, m, stages_per_device, clips=clips)
-    if wishes.schedule != "auto":  # which may choose one without old weights
-        refuse_without_effect(wishes.settings, order, wishes.max_delay)
-    refuse_settings(wishes.settings, order)
-    num_buffers = buffers_of(order, clips=clips)
-    carrier = _transport(wishes, world, store, ring, timeout_s, num_buffers)
+    if config.schedule != "auto":  # which may choose one without old weights
+        refuse_without_effect(config.settings, order, config.max_delay)
+    refuse_settings(config.settings, order)
+    num_buffers = buffers_needed(order, clips=clips)
+    carrier = _transport(config, world, store, recorder, timeout_s, num_buffers)
     stack.callback(carrier.close)
     name = "" if isinstance(schedule, Schedule) else str(schedule)
-    place = Place(world, layout, ring, carrier, store, timeout_s)
+    context = WorkerContext(world, layout, recorder, carrier, store, timeout_s)
     num_lanes = len(order.lanes_of(layout.device))
     if num_lanes > 1:
         lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
         stack.callback(lanes.close)
-        place = replace(place, lanes=lanes)
-    plan, play_plan, modules, channels = build_plan(request, name, order, place)
+        context = replace(context, lanes=lanes)
+    plan, play_plan, modules, channels = build_plan(plan_config, name, order, context)
     if world.rank == 0:
-        warn_of_repeating_bubble(wishes.schedule, plan)
+        warn_of_repeating_bubble(config.schedule, plan)
     executor = make_executor(
         plan,
         play_plan,
-        wishes.model,
+        config.model,
         modules,
-        wishes.loss,
-        wishes.settings,
-        place,
+        config.loss,
+        config.settings,
+        context,
         channels,
-        seed=wishes.seed,
+        seed=config.seed,
     )
     stack.callback(executor.sync.give_up)
-    outline = Outline.of(wishes.model)
-    checkpoints = Checkpoints(
-        outline, executor, plan, layout, world, ring, timeout_s=timeout_s
+    outline = Outline.of(config.model)
+    checkpoints = CheckpointManager(
+        outline, executor, plan, layout, world, recorder, timeout_s=timeout_s
     )
     stack.callback(checkpoints.release)
-    evaluator = Evaluator(executor, world, layout, ring, plan, timeout_s=timeout_s)
-    return Parts(layout, plan, outline, executor, checkpoints, evaluator)
+    evaluator = Evaluator(executor, world, layout, recorder, plan, timeout_s=timeout_s)
+    return PipelineParts(layout, plan, outline, executor, checkpoints, evaluator)
 
 
 def _transport(
-    wishes: Wishes,
+    config: PipelineConfig,
     world: World,
     store: dist.Store,
-    ring: Ring,
+    recorder: FlightRecorder,
     timeout_s: float,
     num_buffers: int = NUM_BUFFERS,
 ) -> Transport:
     return make_transport(
-        wishes.transport,
+        config.transport,
         world,
         store,
-        ring,
+        recorder,
         num_buffers=num_buffers,
         timeout_s=timeout_s,
     )

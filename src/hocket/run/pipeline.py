@@ -14,15 +14,15 @@ from hocket.core.schedule import Schedule
 from hocket.core.timeline import Timeline
 from hocket.errors import CheckpointError, RunError
 from hocket.planner.recompute import RecomputeName
-from hocket.run.assembly import Wishes, assemble
+from hocket.run.assembly import PipelineConfig, assemble
 from hocket.run.cluster.freed_memory import give_back_freed_memory
-from hocket.run.cluster.reporting import ring_of
+from hocket.run.cluster.reporting import open_flight_recorder
 from hocket.run.cluster.world import World, join_world
 from hocket.run.comm.transports import TransportName
-from hocket.run.data.loader import check_last_batch, check_same_length, noted
+from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import Metrics, check_metrics
-from hocket.run.data.step_batch import Work, grouped, make_works
+from hocket.run.data.step_batch import StepBatch, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult
@@ -37,7 +37,7 @@ from hocket.run.weights.settings import (
     OptimizerFactory,
     PrecisionName,
     SchedulerFactory,
-    Settings,
+    TrainingSettings,
     precision_of,
 )
 
@@ -152,7 +152,7 @@ class Pipeline:
         transport: TransportName = "auto",
         world: World | None = None,
     ) -> None:
-        self._settings = Settings(
+        self._settings = TrainingSettings(
             optimizer,
             scheduler,
             clip_norm,
@@ -168,12 +168,12 @@ class Pipeline:
             self._stack.callback(world.close)
         self.world = world
         self._stack.callback(give_back_freed_memory)
-        self._ring = self._stack.enter_context(ring_of(world, run_dir))
+        self._recorder = self._stack.enter_context(open_flight_recorder(world, run_dir))
         timeout_s = world.timeout_s if timeout_s is None else timeout_s
         self._why_ended = ""
         self._step = 0  # of the next batch
         with self._reported():
-            wishes = Wishes(
+            config = PipelineConfig(
                 model=model,
                 loss=loss,
                 settings=self._settings,
@@ -191,13 +191,13 @@ class Pipeline:
                 seed=seed,
                 transport=transport,
             )
-            parts = assemble(wishes, world, self._ring, self._stack, timeout_s)
+            parts = assemble(config, world, self._recorder, self._stack, timeout_s)
         self.plan: Plan = parts.plan
-        self._num_parts = wishes.num_parts
+        self._num_parts = config.num_parts
         self._layout = parts.layout
         self._outline = parts.outline
         self._executor = parts.executor
-        self._driver = Driver(parts.executor, self._ring, self._playing)
+        self._driver = Driver(parts.executor, self._recorder, self._playing)
         self._checkpoints = parts.checkpoints
         self._evaluator = parts.evaluator
 
@@ -247,9 +247,9 @@ class Pipeline:
         self._check_loader(loader)
         check_last_batch(loader, self._num_parts)
         size = self._settings.accumulate
-        batches = noted(
+        batches = recorded_batches(
             self._worker_loader(loader),
-            self._ring,
+            self._recorder,
             self._step,
             "next batch",
             per_step=size,
@@ -435,13 +435,13 @@ class Pipeline:
             self.__exit__(type(error), error, error.__traceback__)
             raise
 
-    def _works_of(self, batches: Sequence[Any]) -> list[Work]:
+    def _works_of(self, batches: Sequence[Any]) -> list[StepBatch]:
         """The next step's."""
-        works = make_works(
+        step_batches = make_step_batches(
             batches, self._step, self._layout, self._num_parts, self.plan.example
         )
         self._step += 1
-        return works
+        return step_batches
 
     @contextlib.contextmanager
     def _playing(self) -> Iterator[None]:

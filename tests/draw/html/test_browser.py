@@ -63,7 +63,7 @@ def opened(browser: Page, page: str, folder: Path, *, dark: bool = False) -> Pag
     return browser
 
 
-def place_of(page: Page, panel: int, lane: int, op: int) -> tuple[float, float]:
+def source_line_of(page: Page, panel: int, lane: int, op: int) -> tuple[float, float]:
     """The middle of an op in the window, found from the page's own numbers."""
     x, y = page.evaluate(
         f"""(() => {{
@@ -119,7 +119,7 @@ def test_dark_readers_get_a_dark_page(browser: Page, tmp_path: Path) -> None:
 
 def test_pointing_at_an_op_tells_it(report: Page) -> None:
     """Its name, lane, start and duration, its messages, and the other timeline's."""
-    x, y = place_of(report, 1, lane=1, op=0)
+    x, y = source_line_of(report, 1, lane=1, op=0)
     report.mouse("mouseMoved", x, y)
     words = report.evaluate("document.getElementById('tip').innerText").split("\n")
 
@@ -132,8 +132,8 @@ def test_pointing_at_an_op_tells_it(report: Page) -> None:
 
 def test_pointing_at_the_bubble_tells_how_long_and_why(report: Page) -> None:
     """Lane d3 waits for the first microbatch."""
-    x, y = place_of(report, 0, lane=3, op=0)
-    left, _ = place_of(report, 0, lane=0, op=0)
+    x, y = source_line_of(report, 0, lane=3, op=0)
+    left, _ = source_line_of(report, 0, lane=0, op=0)
     report.mouse("mouseMoved", (x + left) / 2, y)
     words = report.evaluate("document.getElementById('tip').innerText").split("\n")
 
@@ -143,7 +143,7 @@ def test_pointing_at_the_bubble_tells_how_long_and_why(report: Page) -> None:
 
 def test_the_wheel_zooms_where_the_pointer_is(report: Page) -> None:
     """What is under the pointer stays there; turned back, all is shown again."""
-    x, y = place_of(report, 0, lane=0, op=3)
+    x, y = source_line_of(report, 0, lane=0, op=3)
     whole = view_of(report)
     report.mouse("mouseMoved", x - 3, y)
     report.mouse("mouseMoved", x, y)
@@ -151,15 +151,15 @@ def test_the_wheel_zooms_where_the_pointer_is(report: Page) -> None:
     zoomed = view_of(report)
 
     assert zoomed[1] - zoomed[0] < (whole[1] - whole[0]) / 2
-    assert place_of(report, 0, lane=0, op=3)[0] == pytest.approx(x, abs=1.5)
+    assert source_line_of(report, 0, lane=0, op=3)[0] == pytest.approx(x, abs=1.5)
     report.mouse("mouseWheel", x, y, deltaX=0, deltaY=4000)
     assert view_of(report) == whole
 
 
 def test_dragging_zooms_to_the_range(report: Page) -> None:
     """From where it was pressed to where it was let go; a double click shows all."""
-    first, y = place_of(report, 0, lane=0, op=1)
-    last, _ = place_of(report, 0, lane=0, op=6)
+    first, y = source_line_of(report, 0, lane=0, op=1)
+    last, _ = source_line_of(report, 0, lane=0, op=6)
     report.mouse("mouseMoved", first, y)
     report.mouse("mousePressed", first, y, button="left", clickCount=1)
     report.mouse("mouseMoved", last, y, button="left")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hocket.core.hardware import load_catalogue
-from hocket.planner.counted import Counted
+from hocket.planner.counted import CountedCosts
 from hocket.planner.experiments.networks import (
     Layer,
     bert,
@@ -58,7 +58,7 @@ def test_a_dense_layer_takes_as_long_thrice() -> None:
     """F, I and W are the same product, and a large one is bound by its FLOPs."""
     device = load_catalogue().device("v100-16g")
     (layer,) = dense(1, 4096)
-    (cost,) = Counted("dense", (layer.ops(),), device, "float32").layers(1024)
+    (cost,) = CountedCosts("dense", (layer.ops(),), device, "float32").layers(1024)
     product_s = 2 * 1024 * 4096**2 / device.reached_flops("float32")
     assert cost.weight_grad_s == pytest.approx(product_s, rel=0.01)
     assert cost.forward_s == pytest.approx(product_s, rel=0.1)

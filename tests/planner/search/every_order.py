@@ -12,7 +12,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import DeadlockError
-from hocket.planner.search.problem import halves
+from hocket.planner.search.problem import split_backward_ops
 
 _PLACE = {
     Kind.FORWARD: 0,
@@ -64,7 +64,7 @@ def _lane_orders(
     """All orders of a device's ops in which each microbatch goes F, I, W."""
     ops = [op for op in due_ops(program) if op.stage == device]
     if split_backward:
-        ops = [half for op in ops for half in halves(op)]
+        ops = [half for op in ops for half in split_backward_ops(op)]
     ends = tuple(op for op in ops if op.microbatch is None)
     for order in permutations(op for op in ops if op.microbatch is not None):
         seen = [0] * program.num_microbatches_of(device)

@@ -14,8 +14,8 @@ from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.program import Net, Program, Stage
 from hocket.core.simulate import simulate
 from hocket.errors import FitError, MissingPackageError
-from hocket.planner.search.found import Found, Progress
 from hocket.planner.search.optimum import search
+from hocket.planner.search.result import SearchProgress, SearchResult
 from tests.planner.search.every_order import least_makespan_s
 
 pytest.importorskip("ortools")
@@ -45,7 +45,7 @@ def unequal(seed: int, num_stages: int) -> Costs:
     return Costs(stages, link=link, handling=handling)
 
 
-def peak_of(found: Found, costs: Costs) -> float:
+def peak_of(found: SearchResult, costs: Costs) -> float:
     """The most bytes on any device."""
     timeline = simulate(found.schedule, costs)
     return max(map(timeline.peak_bytes, range(found.schedule.program.num_devices)))
@@ -228,7 +228,7 @@ def test_times_that_are_no_simple_ratios_are_proved_too() -> None:
 
 def test_tells_how_far_it_has_come() -> None:
     """Orders get faster and bounds higher; the last word is the result."""
-    told: list[Progress] = []
+    told: list[SearchProgress] = []
     costs = unequal(3, 3)
     found = search(
         Program.chain([0, 1, 2], 4), costs, time_limit_s=20, progress=told.append

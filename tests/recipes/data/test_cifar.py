@@ -12,7 +12,7 @@ import torch
 
 from hocket.errors import DataError
 from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 from tests.recipes.data import cifar_folder as folders
 from tests.recipes.data.real import real
 from tests.recipes.data.test_unpickle import Runs
@@ -60,11 +60,11 @@ def test_training_images_vary_by_row_and_epoch(tmp_path: Path) -> None:
     """And test images do not, nor does a row differ with who asks for it."""
     training, test = load_cifar10(folders.cifar10(tmp_path))
     rows = torch.arange(20)
-    first, second = (training.inputs(rows, Draw(0, epoch)) for epoch in range(2))
+    first, second = (training.inputs(rows, EpochRandom(0, epoch)) for epoch in range(2))
     assert not torch.equal(first, second)
-    assert torch.equal(first[3:5], training.inputs(rows[3:5], Draw(0, 0)))
+    assert torch.equal(first[3:5], training.inputs(rows[3:5], EpochRandom(0, 0)))
     plain, _ = load_cifar10(tmp_path, shift_pixels=0, flip=False)
-    assert torch.equal(plain.inputs(rows, Draw(0, 0)), plain.inputs(rows, None))
+    assert torch.equal(plain.inputs(rows, EpochRandom(0, 0)), plain.inputs(rows, None))
     assert torch.equal(test.inputs(rows[:4], None), test.inputs(rows[:4], None))
 
 
@@ -76,8 +76,8 @@ def test_images_may_be_scaled_for_larger_models(tmp_path: Path) -> None:
     rows = torch.arange(3)
 
     assert large.inputs(rows, None).shape == (3, 3, 96, 96)
-    centres = large.inputs(rows, Draw(0, 0))[:, :, 1::3, 1::3]
-    assert torch.allclose(centres, plain.inputs(rows, Draw(0, 0)), atol=1e-5)
+    centres = large.inputs(rows, EpochRandom(0, 0))[:, :, 1::3, 1::3]
+    assert torch.allclose(centres, plain.inputs(rows, EpochRandom(0, 0)), atol=1e-5)
 
 
 def test_a_copy_keeps_no_images(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from hocket.errors import DataError
 from hocket.recipes.data.flowers import load_flowers
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 from tests.recipes.data.flowers_folder import flowers, write_labels
 
 pytest.importorskip("PIL.Image")
@@ -25,7 +25,7 @@ def test_reads_the_official_form(tmp_path: Path) -> None:
     assert training.num_classes == test.num_classes == 102
     assert test.paths[0].name == "image_00012.jpg"
     assert test.targets(torch.arange(4), None).tolist() == [99, 90, 81, 72]
-    for draw in (None, Draw(0, 0)):
+    for draw in (None, EpochRandom(0, 0)):
         assert training.inputs(torch.arange(8), draw).shape == (8, 3, 8, 8)
 
 

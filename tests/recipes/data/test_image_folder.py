@@ -11,7 +11,7 @@ import torch
 
 from hocket.errors import DataError
 from hocket.recipes.data.image_folder import ImageFolder, load_image_folder
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -47,8 +47,8 @@ def test_classes_are_folders_in_the_alphabet(folder: Path) -> None:
     assert (training.num_samples, training.num_classes) == (3, 2)
 
 
-@pytest.mark.parametrize("draw", [None, Draw(0, 0)])
-def test_images_keep_their_colours(folder: Path, draw: Draw | None) -> None:
+@pytest.mark.parametrize("draw", [None, EpochRandom(0, 0)])
+def test_images_keep_their_colours(folder: Path, draw: EpochRandom | None) -> None:
     """Scaled and cut to one size, normalised with ImageNet's colours."""
     training, _ = load_image_folder(folder, side=8)
     images = training.inputs(torch.arange(3), draw)
@@ -67,7 +67,7 @@ def gradient(path: Path) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def pixels_of(samples: ImageFolder, draw: Draw | None) -> torch.Tensor:
+def pixels_of(samples: ImageFolder, draw: EpochRandom | None) -> torch.Tensor:
     """The first image, from 0 to 255."""
     mean, std = (
         torch.tensor(each).view(3, 1, 1)
@@ -95,7 +95,7 @@ def test_training_takes_any_part_and_mirrors_some(tmp_path: Path) -> None:
     training, _ = load_image_folder(tmp_path, side=16)
     mirrored, widths = 0, []
     for epoch in range(60):
-        image = pixels_of(training, Draw(0, epoch))
+        image = pixels_of(training, EpochRandom(0, epoch))
         across = (image[0, :, -1] - image[0, :, 0]).mean().item() / 3
         down = (image[1, -1] - image[1, 0]).mean().item() / 6
         assert down > 0  # never upside down
@@ -105,8 +105,8 @@ def test_training_takes_any_part_and_mirrors_some(tmp_path: Path) -> None:
     assert min(widths) > 0.08 * 80 * 0.5
     assert max(widths) > 50
     assert torch.equal(
-        training.inputs(torch.tensor([0]), Draw(0, 3)),
-        training.inputs(torch.tensor([0]), Draw(0, 3)),
+        training.inputs(torch.tensor([0]), EpochRandom(0, 3)),
+        training.inputs(torch.tensor([0]), EpochRandom(0, 3)),
     )
 
 

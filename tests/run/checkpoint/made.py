@@ -10,22 +10,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.run.checkpoint.collect import Share
-from hocket.run.checkpoint.commit import Order, commit
+from hocket.run.checkpoint.collect import WorkerShare
+from hocket.run.checkpoint.commit import SaveJob, commit
 from hocket.run.checkpoint.exchange.export import open_one
-from hocket.run.checkpoint.format.manifest import Group, Run, Section, Updates
+from hocket.run.checkpoint.format.manifest import (
+    ParameterGroup,
+    RunRecord,
+    Section,
+    UpdateRecord,
+)
 from hocket.run.checkpoint.format.read import read_tensors
-from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.cluster.store_exchange import StoreExchange
 
 TIMEOUT_S: Final = 20.0
 
 
-def alone() -> Exchange:
+def alone() -> StoreExchange:
     """What one worker without others exchanges facts through."""
-    return Exchange(dist.HashStore(), 0, 1, TIMEOUT_S)
+    return StoreExchange(dist.HashStore(), 0, 1, TIMEOUT_S)
 
 
-def share_of(step: int, rank: int = 0) -> Share:
+def share_of(step: int, rank: int = 0) -> WorkerShare:
     """What a worker writes: all its tensors are full of the step's number."""
     value = float(step)
     name = f"layers.{rank}.weight"
@@ -39,15 +44,17 @@ def share_of(step: int, rank: int = 0) -> Share:
     }
     old = {f"{name}/{age}": torch.full((5, 3), value) for age in (1, 2)}
     state = {"step": {"#tensor": f"{name}/step", "host": True}}
-    updates = Updates("AdamW", (Group({"lr": 0.1}, (name,)),), {name: state})
+    updates = UpdateRecord(
+        "AdamW", (ParameterGroup({"lr": 0.1}, (name,)),), {name: state}
+    )
     tensors = {Section.WEIGHTS: weights, Section.OPTIMIZER: kept, Section.OLD: old}
-    return Share(rank, 0, tensors, (updates,), {})
+    return WorkerShare(rank, 0, tensors, (updates,), {})
 
 
 def save(folder: Path, step: int, keep: int | None = 3) -> Path:
     """A checkpoint of one worker."""
     folder.mkdir(exist_ok=True)
-    order = Order(folder, run_of(step), keep)
+    order = SaveJob(folder, run_of(step), keep)
     return commit(order, lambda: share_of(step), alone())
 
 
@@ -55,10 +62,10 @@ def save_by_two(folder: Path, step: int) -> Path:
     """A checkpoint of two workers, in threads."""
     folder.mkdir(exist_ok=True)
     store = dist.HashStore()
-    order = Order(folder, run_of(step), 3)
+    order = SaveJob(folder, run_of(step), 3)
 
     def work(rank: int) -> Path:
-        exchange = Exchange(store, rank, 2, TIMEOUT_S)
+        exchange = StoreExchange(store, rank, 2, TIMEOUT_S)
         return commit(order, lambda: share_of(step, rank), exchange)
 
     other = threading.Thread(target=work, args=(1,))
@@ -68,20 +75,20 @@ def save_by_two(folder: Path, step: int) -> Path:
     return path
 
 
-def run_of(step: int) -> Run:
+def run_of(step: int) -> RunRecord:
     """What a checkpoint of that step is of."""
-    return Run(step=step, data={"step": step})
+    return RunRecord(step=step, data={"step": step})
 
 
 def numbers_in(path: Path) -> set[float]:
     """Every number in a checkpoint, each read and compared with its hash."""
     opened = open_one(path)
-    places = {
+    locations = {
         (section, name): place
         for section in Section
-        for name, place in opened.places(section).items()
+        for name, place in opened.locations(section).items()
     }
-    found: dict[Any, Tensor] = read_tensors(places)
+    found: dict[Any, Tensor] = read_tensors(locations)
     numbers = {x for tensor in found.values() for x in tensor.flatten().tolist()}
     return numbers | {float(opened.manifest.run.data["step"])}
 

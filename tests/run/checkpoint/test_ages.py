@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DamagedError
-from hocket.run.checkpoint.commit import Order, commit
+from hocket.run.checkpoint.commit import SaveJob, commit
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.read import read_tensors
@@ -50,9 +50,9 @@ def test_what_is_taken_is_read_by_name(tmp_path: Path) -> None:
     save_by_two(tmp_path, 4)
     opened = open_one(tmp_path)
     names = {"layers.0.weight": "layers.0.weight", "layers.0.bias": "layers.0.bias"}
-    places = old_places(opened, names, {"layers.0.weight": 1, "layers.0.bias": 1})
-    assert list(places) == ["layers.0.weight/1"]
-    [tensor] = read_tensors(places).values()
+    locations = old_places(opened, names, {"layers.0.weight": 1, "layers.0.bias": 1})
+    assert list(locations) == ["layers.0.weight/1"]
+    [tensor] = read_tensors(locations).values()
     assert torch.equal(tensor, torch.full((5, 3), 4.0))
 
 
@@ -60,7 +60,9 @@ def test_an_old_weight_of_another_form_is_damage(tmp_path: Path) -> None:
     """Found while nothing has been changed yet."""
     share = share_of(1)
     share.tensors[Section.OLD]["layers.0.weight/1"] = torch.zeros(7)
-    opened = open_one(commit(Order(tmp_path, run_of(1), None), lambda: share, alone()))
+    opened = open_one(
+        commit(SaveJob(tmp_path, run_of(1), None), lambda: share, alone())
+    )
     names = {"layers.0.weight": "layers.0.weight"}
     with pytest.raises(DamagedError, match=r"layers\.0\.weight/1 has another shape"):
         old_places(opened, names, {"layers.0.weight": 2})

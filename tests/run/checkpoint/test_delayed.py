@@ -54,7 +54,7 @@ def data() -> list[Any]:
 
 def tensors(path: Path, section: Section) -> dict[str, Tensor]:
     """What a checkpoint holds of one kind, by name."""
-    return read_tensors(open_one(path).places(section))
+    return read_tensors(open_one(path).locations(section))
 
 
 def old_of(pipeline: hocket.Pipeline) -> dict[str, list[Tensor]]:

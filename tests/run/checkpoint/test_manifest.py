@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.format.manifest import (
-    Group,
     Manifest,
-    Part,
+    ParameterGroup,
     PartRecord,
-    Run,
+    RunRecord,
     Section,
     TensorFile,
     TensorRecord,
-    Updates,
+    UpdateRecord,
+    WorkerPart,
     from_json,
     to_json,
 )
@@ -43,25 +43,27 @@ json_values = st.recursive(
 @given(data=json_values, seed=st.integers(-(2**63), 2**63))
 def test_a_manifest_comes_back(data: Any, seed: int) -> None:
     """Every number of the user's data as it was, bit for bit."""
-    run = Run(3, seed, 2, ties={"a": ("b", "c")}, data=data, scaler={"scale": 0.1})
+    run = RunRecord(
+        3, seed, 2, ties={"a": ("b", "c")}, data=data, scaler={"scale": 0.1}
+    )
     manifest = Manifest(1, "now", "0.1.0", run, (PartRecord("part-0.json", HASH),))
     found = from_json(Manifest, to_json(manifest), "m")
     assert found == manifest
     assert repr(found.run.data) == repr(data)
 
 
-def part() -> Part:
+def part() -> WorkerPart:
     """With everything in it."""
     tensors = {"w": TensorRecord("F32", (2, 3), HASH)}
     file = TensorFile(Section.WEIGHTS, "weights-0.safetensors", 80, HASH, tensors)
-    group = Group({"lr": 1e-3, "betas": {"#tuple": [0.9, 0.999]}}, ("w",))
-    updates = Updates("AdamW", (group,), {"w": {"step": 3}}, "StepLR", {"step": 1})
-    return Part(0, 0, (file,), (updates,), {"torch": "AAAA"})
+    group = ParameterGroup({"lr": 1e-3, "betas": {"#tuple": [0.9, 0.999]}}, ("w",))
+    updates = UpdateRecord("AdamW", (group,), {"w": {"step": 3}}, "StepLR", {"step": 1})
+    return WorkerPart(0, 0, (file,), (updates,), {"torch": "AAAA"})
 
 
 def test_a_part_comes_back() -> None:
     """With its files, groups and states."""
-    assert from_json(Part, to_json(part()), "p") == part()
+    assert from_json(WorkerPart, to_json(part()), "p") == part()
     assert part().files[0].num_bytes == 80 + 24
 
 
@@ -91,7 +93,7 @@ def test_hostile_values_are_refused(where: list[Any], value: Any) -> None:
         inner = inner[key]
     inner[where[-1]] = value
     with pytest.raises(DamagedError, match="is no part of a checkpoint"):
-        from_json(Part, json.dumps(content).encode(), "p")
+        from_json(WorkerPart, json.dumps(content).encode(), "p")
 
 
 @given(
@@ -103,7 +105,7 @@ def test_any_other_content_is_refused(content: bytes | str) -> None:
     with pytest.raises(DamagedError):
         from_json(Manifest, raw, "m")
     with pytest.raises(DamagedError):
-        from_json(Part, raw, "m")
+        from_json(WorkerPart, raw, "m")
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -8,24 +8,28 @@ import pytest
 import torch
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.format.manifest import Group, Part, Updates
+from hocket.run.checkpoint.format.manifest import (
+    ParameterGroup,
+    UpdateRecord,
+    WorkerPart,
+)
 from hocket.run.checkpoint.format.values import encode
-from hocket.run.checkpoint.regroup import Saved
+from hocket.run.checkpoint.regroup import SavedUpdates
 
 NAMES = {name: name for name in "abcd"}
 
 
-def updates(*groups: tuple[str, float], scheduler: Any = None) -> Updates:
+def updates(*groups: tuple[str, float], scheduler: Any = None) -> UpdateRecord:
     """A stage with groups of parameters (a letter each) and their learning rates."""
     states = {name: {"seen": name} for letters, _ in groups for name in letters}
-    made = tuple(Group({"lr": lr}, tuple(letters)) for letters, lr in groups)
-    return Updates("SGD", made, states, "S", scheduler)
+    made = tuple(ParameterGroup({"lr": lr}, tuple(letters)) for letters, lr in groups)
+    return UpdateRecord("SGD", made, states, "S", scheduler)
 
 
-def saved(*stages: Updates) -> Saved:
+def saved(*stages: UpdateRecord) -> SavedUpdates:
     """A checkpoint of such stages."""
-    parts = [Part(rank, 0, (), (stage,)) for rank, stage in enumerate(stages)]
-    return Saved(parts, NAMES)
+    parts = [WorkerPart(rank, 0, (), (stage,)) for rank, stage in enumerate(stages)]
+    return SavedUpdates(parts, NAMES)
 
 
 def test_groups_are_made_of_what_their_parameters_had() -> None:

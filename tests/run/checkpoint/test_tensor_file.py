@@ -14,14 +14,14 @@ from torch import Tensor
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.format.dtypes import BY_NAME
 from hocket.run.checkpoint.format.manifest import ITEM_BYTES, Section, TensorFile
-from hocket.run.checkpoint.format.opened import Place
+from hocket.run.checkpoint.format.opened import TensorLocation
 from hocket.run.checkpoint.format.read import read_tensors
-from hocket.run.checkpoint.format.tensor_file import Source, write_tensors
+from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 
 
 def written(path: Path, tensors: dict[str, Tensor]) -> TensorFile:
     """A file of these."""
-    sources = {name: Source.of(name, x) for name, x in tensors.items()}
+    sources = {name: TensorSource.of(name, x) for name, x in tensors.items()}
     return write_tensors(path, Section.WEIGHTS, sources, {"a": "b"})
 
 
@@ -64,13 +64,15 @@ def test_records_say_what_is_where(tmp_path: Path) -> None:
     header = content[: file.header_bytes]
     assert hashlib.sha256(header).hexdigest() == file.header_sha256
     at = file.header_bytes
-    for _, record, begin in file.places():
+    for _, record, begin in file.locations():
         assert begin == at
         at += record.num_bytes
         assert hashlib.sha256(content[begin:at]).hexdigest() == record.sha256
     assert at == len(content)
-    places = {name: Place(path, begin, x) for name, x, begin in file.places()}
-    for name, found in read_tensors(places).items():
+    locations = {
+        name: TensorLocation(path, begin, x) for name, x, begin in file.locations()
+    }
+    for name, found in read_tensors(locations).items():
         assert found.dtype == tensors[name].dtype
         assert found.shape == tensors[name].shape
 
@@ -83,6 +85,6 @@ def test_sizes_are_those_of_torch() -> None:
 def test_what_the_format_cannot_hold_is_refused() -> None:
     """By name, before anything is written."""
     with pytest.raises(CheckpointError, match=r"w is of type torch\.complex128"):
-        Source.of("w", torch.zeros(2, dtype=torch.complex128))
+        TensorSource.of("w", torch.zeros(2, dtype=torch.complex128))
     with pytest.raises(CheckpointError, match="w is a sparse"):
-        Source.of("w", torch.eye(3).to_sparse())
+        TensorSource.of("w", torch.eye(3).to_sparse())

@@ -49,7 +49,7 @@ def everything(folder: Path) -> dict[tuple[Section, str], Tensor]:
         {
             (section, name): place
             for section in sections
-            for name, place in opened.places(section).items()
+            for name, place in opened.locations(section).items()
         }
     )
 

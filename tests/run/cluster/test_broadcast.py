@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import PlanError
-from hocket.run.cluster.broadcast import told_by_first
-from hocket.run.cluster.store_exchange import Exchange
-from hocket.run.cluster.world import World, world_of_one
+from hocket.run.cluster.broadcast import decide_on_rank_0
+from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.world import World, single_process_world
 
 TIMEOUT_S: Final = 0.05
 LONG_S: Final = 0.5
@@ -23,14 +23,14 @@ LONG_S: Final = 0.5
 def two_workers() -> tuple[World, World]:
     """Of one job, in which nobody waits long."""
     store = dist.HashStore()
-    alone = world_of_one(torch.device("cpu"), TIMEOUT_S)
+    alone = single_process_world(torch.device("cpu"), TIMEOUT_S)
     first, second = (
         replace(
             alone,
             rank=rank,
             world_size=2,
             store=store,
-            exchange=Exchange(store, rank, 2, TIMEOUT_S),
+            exchange=StoreExchange(store, rank, 2, TIMEOUT_S),
         )
         for rank in range(2)
     )
@@ -53,8 +53,8 @@ def test_a_decision_may_take_longer_than_any_other_wait() -> None:
     """The others wait for it all the same."""
     first, second = two_workers()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(told_by_first, second, never, "order")
-        assert told_by_first(first, slowly, "order") == 5
+        other = pool.submit(decide_on_rank_0, second, never, "order")
+        assert decide_on_rank_0(first, slowly, "order") == 5
         assert other.result() == 5
 
 
@@ -62,6 +62,6 @@ def test_nobody_waits_for_a_decision_that_failed() -> None:
     """Worker 0 raises its own error; the others are told of it."""
     first, second = two_workers()
     with pytest.raises(AssertionError):
-        told_by_first(first, never, "order")
+        decide_on_rank_0(first, never, "order")
     with pytest.raises(PlanError, match=r"worker 0 failed at the order .Ass"):
-        told_by_first(second, never, "order")
+        decide_on_rank_0(second, never, "order")

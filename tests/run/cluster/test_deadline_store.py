@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hocket.errors import WaitError
 from hocket.run.cluster.deadline_store import DeadlineStore
-from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.cluster.store_exchange import StoreExchange
 
 SILENT_S = 0.3
 
@@ -53,7 +53,7 @@ def test_it_answers_like_the_store_behind_it() -> None:
     assert behind.get("job/a") == b"word"
     assert (store.add("n", 2), store.add("n", 3)) == (2, 5)
     assert (store.check(["a"]), store.check(["b"])) == (True, False)
-    exchange = Exchange(store, 0, 1, 1.0)
+    exchange = StoreExchange(store, 0, 1, 1.0)
     assert exchange.gather("all", {"a": 1}) == [{"a": 1}]
 
 
@@ -75,7 +75,7 @@ def test_an_exchange_ends_with_its_store(silent: Silent) -> None:
     """Long before its own timeout, which counts what the others take."""
     store = DeadlineStore(silent, "node-a:29500", SILENT_S)
     with pytest.raises(WaitError, match="did not answer"):
-        Exchange(dist.PrefixStore("job", store), 0, 2, 60.0).barrier("end")
+        StoreExchange(dist.PrefixStore("job", store), 0, 2, 60.0).barrier("end")
 
 
 def test_signals_get_through(silent: Silent) -> None:

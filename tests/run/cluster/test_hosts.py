@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from hocket.run.diagnostics.failure import Cause, Report, read_report
+from hocket.run.diagnostics.failure import FailureCause, FailureReport, read_report
 from tests.run.support import host_workers
 from tests.run.support.host_workers import NUM_MICROBATCHES, plain_loop
 from tests.run.support.network import (
@@ -101,7 +101,7 @@ def test_two_hosts_train_as_one_process(
         assert abs(told["offset_s"]) < 0.1  # one machine has one clock
 
 
-def reports(folder: Path) -> dict[int, Report]:
+def reports(folder: Path) -> dict[int, FailureReport]:
     """What the workers left, by rank."""
     found = {}
     for path in folder.rglob("rank-*.json"):
@@ -111,7 +111,7 @@ def reports(folder: Path) -> dict[int, Report]:
     return found
 
 
-def check_in_time(found: dict[int, Report], since_s: float) -> None:
+def check_in_time(found: dict[int, FailureReport], since_s: float) -> None:
     """Every worker has given up soon enough, whoever was to hear of it."""
     late_s = {rank: report.time_s - since_s for rank, report in found.items()}
     assert max(late_s.values()) < TIMEOUT_S + LATE_S, late_s
@@ -148,7 +148,7 @@ def test_a_kill_on_one_host_ends_the_other(
     assert re.search(r"rank [01] failed at step [12] (in|after) ", told), told
     assert "is gone" in told
     found = reports(tmp_path)
-    assert any(found[rank].cause is Cause.WAITED for rank in others)
+    assert any(found[rank].cause is FailureCause.WAITED for rank in others)
     assert set(found) >= set(others)
     check_in_time(found, since_s=(tmp_path / "fault").stat().st_mtime)
 
@@ -167,7 +167,7 @@ def test_a_cable_taken_out_ends_both(hosts: Hosts, tmp_path: Path) -> None:
     found = reports(tmp_path)
     check_in_time(found, since_s=cut_s)
     for rank in range(2):
-        assert found[rank].cause is Cause.WAITED
+        assert found[rank].cause is FailureCause.WAITED
         told = (tmp_path / f"err-{rank}.txt").read_text()
         assert re.search(rf"rank {rank} failed at step \d+ in ", told), told
 
@@ -188,7 +188,7 @@ def test_a_stopped_launcher_stops_both(hosts: Hosts, tmp_path: Path) -> None:
     assert codes[1] != 0
     found = reports(tmp_path)
     check_in_time(found, since_s=asked_s)
-    assert found[1].cause is Cause.STOPPED
-    assert found[0].cause is Cause.WAITED
+    assert found[1].cause is FailureCause.STOPPED
+    assert found[0].cause is FailureCause.WAITED
     told = (tmp_path / "err-1.txt").read_text()
     assert re.search(r"rank 1 was stopped at step \d+", told), told

@@ -11,18 +11,18 @@ import pytest
 import torch.distributed as dist
 
 from hocket.errors import WaitError
-from hocket.run.cluster.rendezvous import Meeting, meet
+from hocket.run.cluster.rendezvous import Rendezvous, join_rendezvous
 from tests.run.support.processes import eventually
 
 PATIENT_S = 20.0
 
 
-def meet_all(store: dist.Store, restarts: Sequence[int]) -> list[Meeting]:
+def meet_all(store: dist.Store, restarts: Sequence[int]) -> list[Rendezvous]:
     """One attempt in which every worker comes; `restarts` as each host counts."""
     size = len(restarts)
     with ThreadPoolExecutor(size) as pool:
         coming = [
-            pool.submit(meet, store, rank, size, restarts[rank], PATIENT_S)
+            pool.submit(join_rendezvous, store, rank, size, restarts[rank], PATIENT_S)
             for rank in range(size)
         ]
         return [one.result() for one in coming]
@@ -50,11 +50,11 @@ def test_who_comes_before_rank_0_waits_for_its_attempt() -> None:
     store = dist.HashStore()
     [old, _] = meet_all(store, [0, 0])
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(meet, store, 1, 2, 1, PATIENT_S)
+        early = pool.submit(join_rendezvous, store, 1, 2, 1, PATIENT_S)
         # It has put itself on the old list, where only the earlier rank 1 was.
         eventually(lambda: _restarts_at(store, old.name) == 1, 5.0)
         assert not early.done()
-        new = meet(store, 0, 2, 0, PATIENT_S)
+        new = join_rendezvous(store, 0, 2, 0, PATIENT_S)
         assert early.result() == new
     assert (old.attempt, new.attempt) == (0, 1)
 
@@ -68,12 +68,13 @@ def test_an_attempt_that_died_while_meeting_is_forgotten() -> None:
     """Rank 0 was killed before all had come: those left meet its successor."""
     store = dist.HashStore()
     with pytest.raises(WaitError, match="ranks 1, 2 of 3 did not come"):
-        meet(store, 0, 3, 0, 0.05)
+        join_rendezvous(store, 0, 3, 0, 0.05)
     with ThreadPoolExecutor(2) as pool:
-        waiting: list[Future[Meeting]] = [
-            pool.submit(meet, store, rank, 3, 0, PATIENT_S) for rank in (1, 2)
+        waiting: list[Future[Rendezvous]] = [
+            pool.submit(join_rendezvous, store, rank, 3, 0, PATIENT_S)
+            for rank in (1, 2)
         ]
-        new = meet(store, 0, 3, 1, PATIENT_S)
+        new = join_rendezvous(store, 0, 3, 1, PATIENT_S)
         assert [one.result() for one in waiting] == [new, new]
 
 
@@ -81,10 +82,10 @@ def test_who_waits_in_vain_says_for_whom() -> None:
     """For rank 0, or for the others, whom only rank 0 can name."""
     store = dist.HashStore()
     with pytest.raises(WaitError, match=r"^rank 1 reached the store, but rank 0 did"):
-        meet(store, 1, 3, 0, 0.05)
+        join_rendezvous(store, 1, 3, 0, 0.05)
     with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(meet, store, 1, 3, 0, 0.5)
-        first = pool.submit(meet, store, 0, 3, 0, 0.3)
+        other = pool.submit(join_rendezvous, store, 1, 3, 0, 0.5)
+        first = pool.submit(join_rendezvous, store, 0, 3, 0, 0.3)
     with pytest.raises(WaitError, match=r"^rank 2 of 3 did not come"):
         first.result()
     with pytest.raises(WaitError, match=r"^rank 1 .* but all workers did not come"):
@@ -95,5 +96,5 @@ def test_in_a_file_too(tmp_path: Path) -> None:
     """Any store will do."""
     first, second = (dist.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(meet, first, 1, 2, 0, PATIENT_S)
-        assert meet(second, 0, 2, 0, PATIENT_S) == other.result()
+        other = pool.submit(join_rendezvous, first, 1, 2, 0, PATIENT_S)
+        assert join_rendezvous(second, 0, 2, 0, PATIENT_S) == other.result()

@@ -10,15 +10,17 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import RunError, SchemaError, WaitError
-from hocket.run.cluster.reporting import reporting
-from hocket.run.cluster.store_exchange import MAX_BYTES, Exchange
+from hocket.run.cluster.reporting import report_failures
+from hocket.run.cluster.store_exchange import MAX_BYTES, StoreExchange
 from hocket.run.cluster.world import join_world
 
 
-def exchanges(world_size: int, timeout_s: float) -> list[Exchange]:
+def exchanges(world_size: int, timeout_s: float) -> list[StoreExchange]:
     """The ends of all workers, in one process."""
     store = dist.HashStore()
-    return [Exchange(store, rank, world_size, timeout_s) for rank in range(world_size)]
+    return [
+        StoreExchange(store, rank, world_size, timeout_s) for rank in range(world_size)
+    ]
 
 
 def test_alone_without_a_job() -> None:
@@ -63,7 +65,7 @@ def test_everyone_hears_everyone() -> None:
     """In as many rounds as they like, mixed with broadcasts and barriers."""
     with ThreadPoolExecutor(3) as pool:
 
-        def talk(own: Exchange) -> list[object]:
+        def talk(own: StoreExchange) -> list[object]:
             heard: list[object] = []
             for turn in range(3):
                 heard += own.gather("gather", [own.rank, turn])
@@ -108,7 +110,7 @@ def test_who_holds_the_store_leaves_a_barrier_last() -> None:
     """Else the others would look for their keys in a store that is gone."""
     store = dist.HashStore()
     first, second = (
-        Exchange(store, rank, 2, 0.2, rank_0_holds_store=True) for rank in range(2)
+        StoreExchange(store, rank, 2, 0.2, rank_0_holds_store=True) for rank in range(2)
     )
     store.set("exchange/0/end/1", "")  # rank 1 has come, and has not looked yet
     with pytest.raises(WaitError, match=r"^rank 0 waited 0\.2 s at 'end' for rank 1$"):
@@ -129,9 +131,9 @@ def test_exchanges_are_small() -> None:
 
 def test_a_good_end_leaves_nothing(tmp_path: Path) -> None:
     """No ring, no report, no folder."""
-    with reporting(join_world(), tmp_path) as ring:
-        ring.begin("0F0", 0)
-        ring.end()
+    with report_failures(join_world(), tmp_path) as recorder:
+        recorder.begin("0F0", 0)
+        recorder.end()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,10 +141,10 @@ def test_an_exception_goes_on_with_its_last_ops(tmp_path: Path) -> None:
     """What prints the traceback prints them too; the report is in the folder."""
 
     def fail() -> None:
-        with reporting(join_world(), tmp_path) as ring:
-            ring.begin("0F0", 3)
-            ring.end()
-            ring.begin("0B0", 3)
+        with report_failures(join_world(), tmp_path) as recorder:
+            recorder.begin("0F0", 3)
+            recorder.end()
+            recorder.begin("0B0", 3)
             int("no")
 
     with pytest.raises(ValueError, match="no") as caught:

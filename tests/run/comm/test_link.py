@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.run.comm.shm.link import Link, Listener, connect
+from hocket.run.comm.shm.link import Listener, SocketLink, connect
 from hocket.run.comm.shm.packets import (
     MAX_PACKET_BYTES,
-    Announcement,
-    Complaint,
-    Message,
+    CreditPacket,
+    ErrorPacket,
+    MessagePacket,
     Packet,
-    Taken,
+    SchemaPacket,
     pack,
     unpack,
 )
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.timeout(60)
 
 digests = st.integers(0, 2**32 - 1)
 packets = st.one_of(
-    st.builds(Message, st.integers(0, 2**128 - 1), digests),
-    st.builds(Announcement, digests, st.integers(0, 2**40), st.text(max_size=100)),
-    st.builds(Taken, digests),
-    st.builds(Complaint, st.text(max_size=100)),
+    st.builds(MessagePacket, st.integers(0, 2**128 - 1), digests),
+    st.builds(SchemaPacket, digests, st.integers(0, 2**40), st.text(max_size=100)),
+    st.builds(CreditPacket, digests),
+    st.builds(ErrorPacket, st.text(max_size=100)),
 )
 
 
@@ -41,15 +41,15 @@ def test_packets_arrive_as_they_were(packet: Packet) -> None:
 @given(st.text(alphabet="aé€🙂", min_size=400, max_size=3000))
 def test_long_texts_are_cut(text: str) -> None:
     """A packet is never longer than what the other end reads, nor is half a letter."""
-    data = pack(Complaint(text))
+    data = pack(ErrorPacket(text))
     assert len(data) <= MAX_PACKET_BYTES
     cut = unpack(data)
-    assert isinstance(cut, Complaint)
+    assert isinstance(cut, ErrorPacket)
     assert text.startswith(cut.text)
     assert len(cut.text) >= 400
 
 
-def two_ends() -> tuple[Link, Link]:
+def two_ends() -> tuple[SocketLink, SocketLink]:
     """A connection with both ends in this process."""
     listener = Listener()
     a = connect(listener.name)
@@ -68,7 +68,7 @@ def test_packets_keep_their_order_and_their_limits() -> None:
     fetched = [b.fetch() for _ in range(11)]
 
     assert fetched == [(bytes([n]) * (n + 1), None) for n in range(10)] + [None]
-    assert not b.gone
+    assert not b.peer_gone
     a.close()
     b.close()
 
@@ -103,9 +103,9 @@ def test_what_was_posted_before_the_end_is_still_fetched() -> None:
 
     assert b.fetch() == (b"1", None)
     assert b.fetch() == (b"2", None)
-    assert not b.gone
+    assert not b.peer_gone
     assert b.fetch() is None
-    assert b.gone
+    assert b.peer_gone
     b.close()
 
 
@@ -121,7 +121,7 @@ def test_a_wait_ends_by_the_deadline() -> None:
     a.close()
     b.wait(30.0)
     assert b.fetch() is None
-    assert b.gone
+    assert b.peer_gone
     assert time.monotonic() - begin_s < 10.0
     b.close()
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from hocket.run.comm.schema import Schema, message_tag, schema_of
-from hocket.run.comm.shm.link import Link
-from hocket.run.comm.shm.transport import SharedMemoryTransport, place
+from hocket.run.comm.shm.link import SocketLink
+from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
 from tests.run.support.transport_pair import (
     BACK,
     SCHEMA,
@@ -227,14 +227,14 @@ def test_there_may_be_more_slots_than_the_kernel_queues_packets(
 def where(worker: Worker) -> str:
     """This worker's place."""
     assert worker.transport is not None
-    return place()
+    return memory_domain()
 
 
 def test_processes_of_one_host_are_in_one_place(tmp_path: Path) -> None:
     """That is how workers find out whether they can share memory."""
     here, there = run_both(tmp_path, Settings(SHARED), where)
 
-    assert here == there == place()
+    assert here == there == memory_domain()
     assert str(os.getuid()) in here
 
 
@@ -242,16 +242,16 @@ def send_some(num: int, worker: Worker) -> int:
     """Send until all are on their way; how many packets came back meanwhile."""
     sender, _ = worker.ends
     told = 0
-    fetch = Link.fetch
+    fetch = SocketLink.fetch
 
-    def counting(link: Link) -> Any:
+    def counting(link: SocketLink) -> Any:
         nonlocal told
         fetched = fetch(link)
         told += fetched is not None
         return fetched
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Link, "fetch", counting)
+        patch.setattr(SocketLink, "fetch", counting)
         for number, tag in enumerate(tags_of(SCHEMA, num)):
             sender.send(tag, content(0, number), SCHEMA)
         worker.meet("received")

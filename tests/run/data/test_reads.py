@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from hocket.errors import DataError
 from hocket.run.data.batch import count_samples, digest, split_batch
-from hocket.run.data.reads import PartBatch, Reads, begin_of, parts_of
+from hocket.run.data.reads import PartBatch, ReadSpec, begin_of, parts_of
 
 sizes = st.integers(1, 60)
 few = st.integers(1, 6)
 
 
-def reads_of(replica: int, num_microbatches: int, num_replicas: int) -> Reads:
+def reads_of(replica: int, num_microbatches: int, num_replicas: int) -> ReadSpec:
     """Of a worker that needs both sides."""
-    return Reads(
+    return ReadSpec(
         inputs=True,
         targets=True,
         num_microbatches=num_microbatches,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError, RunError
-from hocket.run.data.reads import PartBatch, Reads
+from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 from tests.run.support.numbered_samples import Numbered
 
 pytestmark = pytest.mark.filterwarnings(
@@ -30,10 +30,10 @@ def rows_of(inputs: Tensor) -> list[int]:
     return [int(row) for row in inputs[:, 0]]
 
 
-def reads_of(replica: int, num_replicas: int = 2, **sides: bool) -> Reads:
+def reads_of(replica: int, num_replicas: int = 2, **sides: bool) -> ReadSpec:
     """Of a worker of one replica, two microbatches each."""
     both = {"inputs": True, "targets": True, **sides}
-    return Reads(
+    return ReadSpec(
         inputs=both["inputs"],
         targets=both["targets"],
         num_microbatches=2,
@@ -150,7 +150,7 @@ def test_a_replica_without_rows_reads_nothing() -> None:
 def test_the_digest_tells_what_differs() -> None:
     """Rows, variations and data: each is noticed; who reads which part is not."""
 
-    def first(loader: SampleLoader, reads: Reads) -> int:
+    def first(loader: SampleLoader, reads: ReadSpec) -> int:
         return next(iter(loader.parts(reads))).digest
 
     here = first(SampleLoader(Numbered(9), 4), reads_of(0))
@@ -207,7 +207,7 @@ def test_settings_without_a_batch_are_refused() -> None:
 class Killing(Numbered):
     """Samples whose row 1 is the end of whoever reads it."""
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """As the kernel ends a process when memory is short."""
         if 1 in rows.tolist():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -227,7 +227,7 @@ def test_the_end_of_a_reading_process_is_told() -> None:
 class Broken(Numbered):
     """Samples of which one cannot be read."""
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """All but row 5."""
         if 5 in rows.tolist():
             raise DataError("image 5 cannot be decoded")

@@ -43,7 +43,7 @@ def test_an_epoch_has_each_sample_once(
     assume(not drop or size <= n)
     sampler = ResumableSampler(n, size, seed=seed, drop_last=drop, shuffle=shuffle)
     for epoch in range(2):
-        assert sampler.place.epoch == epoch
+        assert sampler.current.epoch == epoch
         num_batches = len(sampler)
         batches = list(passed(sampler))
         rows = [row for batch in batches for row in batch]
@@ -93,13 +93,13 @@ def test_another_batch_size_repeats_and_loses_nothing(
 def test_what_was_fetched_ahead_does_not_count(n: int, seed: int) -> None:
     """Iterating alone moves nothing: only a batch that training takes does."""
     sampler = ResumableSampler(n, 1, seed=seed)
-    ahead = iter(sampler)
-    fetched = [next(ahead) for _ in range(n)]
-    assert sampler.place.position == 0
+    upcoming = iter(sampler)
+    fetched = [next(upcoming) for _ in range(n)]
+    assert sampler.current.position == 0
 
     taken = next(passed(sampler))
     assert taken == fetched[0]
-    assert sampler.place.position == 1
+    assert sampler.current.position == 1
     assert list(passed(sampler)) == fetched[1:]
 
 

@@ -10,7 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.run.data.samples import _STEP, Draw, FirstSamples, _mixed, first_samples
+from hocket.run.data.samples import (
+    _STEP,
+    EpochRandom,
+    FirstSamples,
+    _mixed,
+    first_samples,
+)
 from tests.run.support.numbered_samples import Numbered
 
 seeds = st.integers(0, 2**32 - 1)
@@ -22,7 +28,7 @@ def test_a_row_has_its_numbers_whoever_asks(
     seed: int, epoch: int, rows: list[int]
 ) -> None:
     """Alone, among others, in another order: so that a batch can be read in parts."""
-    draw = Draw(seed, epoch)
+    draw = EpochRandom(seed, epoch)
     together = draw.uniform(torch.tensor(rows), 3)
 
     assert together.shape == (len(rows), 3)
@@ -38,7 +44,7 @@ def test_numbers_are_spread_evenly_and_differ() -> None:
     Of n uniform numbers the mean is within 5 standard errors of 1/2.
     """
     rows = torch.arange(5000)
-    draws = [Draw(seed, epoch) for seed in range(3) for epoch in range(3)]
+    draws = [EpochRandom(seed, epoch) for seed in range(3) for epoch in range(3)]
     numbers = torch.stack([draw.uniform(rows, 4) for draw in draws])
 
     assert len(numbers.unique()) == numbers.numel()

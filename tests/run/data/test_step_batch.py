@@ -9,14 +9,14 @@ import torch
 
 from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
-from hocket.run.data.step_batch import Work, grouped, make_works
+from hocket.run.data.step_batch import StepBatch, grouped, make_step_batches
 
 
-def works_of(sizes: list[int], rank: int) -> list[Work]:
+def works_of(sizes: list[int], rank: int) -> list[StepBatch]:
     """Batches of these sizes, for two replicas with two microbatches each."""
     batches = [(torch.arange(n), torch.arange(n)) for n in sizes]
     example = Example.of((torch.arange(4),), {})
-    return make_works(batches, 7, Layout(rank, 1, 2), 4, example)
+    return make_step_batches(batches, 7, Layout(rank, 1, 2), 4, example)
 
 
 def test_shares_add_up_to_one_over_all_batches_and_replicas() -> None:

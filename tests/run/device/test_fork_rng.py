@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.errors import WaitError
 from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.interleave import Draw, Interleaver, LaneScheduler
+from hocket.run.device.interleave import Interleaver, LaneScheduler, ScheduleChoice
 
 NUM_LANES = 3
 NUM_OPS = 8
@@ -50,7 +50,9 @@ def masks_at_once(scheduler: LaneScheduler | None) -> dict[int, Tensor]:
 @pytest.mark.parametrize("seed", [None, *range(5)])
 def test_lanes_draw_what_they_draw_alone(seed: int | None) -> None:
     """Freely running, and in interleavings that switch lanes between two draws."""
-    scheduler = None if seed is None else Interleaver(seed, NUM_LANES, Draw.UNIFORM)
+    scheduler = (
+        None if seed is None else Interleaver(seed, NUM_LANES, ScheduleChoice.UNIFORM)
+    )
     masks = masks_at_once(scheduler)
 
     assert len(masks) == NUM_LANES * NUM_OPS

@@ -10,13 +10,15 @@ import pytest
 from hocket.errors import WaitError
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.device import Event
-from hocket.run.device.interleave import Draw, Interleaver
+from hocket.run.device.interleave import Interleaver, ScheduleChoice
 
 NUM_LANES = 3
 OPS_PER_LANE = 4
 
 
-def order_of_ops(seed: int, draw: Draw) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def order_of_ops(
+    seed: int, draw: ScheduleChoice
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The labels of some ops as they ran, and the lanes that were picked."""
     scheduler = Interleaver(seed, NUM_LANES, draw)
     ran: list[str] = []
@@ -37,15 +39,15 @@ def order_of_ops(seed: int, draw: Draw) -> tuple[tuple[str, ...], tuple[int, ...
     return tuple(ran), tuple(scheduler.picked)
 
 
-@pytest.mark.parametrize("draw", Draw)
-def test_a_seed_replays_its_interleaving(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", ScheduleChoice)
+def test_a_seed_replays_its_interleaving(draw: ScheduleChoice) -> None:
     """Op by op, and choice by choice."""
     for seed in range(20):
         assert order_of_ops(seed, draw) == order_of_ops(seed, draw)
 
 
-@pytest.mark.parametrize("draw", Draw)
-def test_seeds_give_many_legal_interleavings(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", ScheduleChoice)
+def test_seeds_give_many_legal_interleavings(draw: ScheduleChoice) -> None:
     """Each keeps the lanes' own orders and the event; 200 seeds give more than 30."""
     begin_s = time.monotonic()
     orders = {order_of_ops(seed, draw)[0] for seed in range(200)}
@@ -59,7 +61,7 @@ def test_seeds_give_many_legal_interleavings(draw: Draw) -> None:
     assert time.monotonic() - begin_s < 30.0
 
 
-def last_value(seed: int, draw: Draw) -> int:
+def last_value(seed: int, draw: ScheduleChoice) -> int:
     """What two lanes leave in a counter that both read and then write."""
     counter = 0
     with CpuDevice(
@@ -78,8 +80,8 @@ def last_value(seed: int, draw: Draw) -> int:
     return counter
 
 
-@pytest.mark.parametrize("draw", Draw)
-def test_a_lost_update_is_found_by_some_seed(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", ScheduleChoice)
+def test_a_lost_update_is_found_by_some_seed(draw: ScheduleChoice) -> None:
     """A switch of lanes within both ops loses one; else both count."""
     values = [last_value(seed, draw) for seed in range(60)]
     assert set(values) == {1, 2}

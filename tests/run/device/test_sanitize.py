@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.errors import RaceError
 from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.interleave import Draw, Interleaver
+from hocket.run.device.interleave import Interleaver, ScheduleChoice
 from hocket.run.device.sanitize import Sanitizer
 from tests.run.device.support.lane_plans import (
     PlannedOp,
@@ -24,7 +24,9 @@ from tests.run.device.support.lane_plans import (
 NUM_LANES = 3
 
 
-def played(plan: list[PlannedOp], seed: int, draw: Draw) -> tuple[str, str] | None:
+def played(
+    plan: list[PlannedOp], seed: int, draw: ScheduleChoice
+) -> tuple[str, str] | None:
     """The two ops of the race that is found in one interleaving, if any."""
     sanitizer = Sanitizer(NUM_LANES)
     scheduler = Interleaver(seed, NUM_LANES, draw)
@@ -53,7 +55,7 @@ def test_races_are_those_that_no_path_of_events_orders(
     of a plan without one finds anything.
     """
     racing = racing_pairs(plan)
-    for draw in Draw:
+    for draw in ScheduleChoice:
         for i in range(3):
             found = played(plan, seed + i, draw)
             if racing:
@@ -74,8 +76,8 @@ SPLIT_BACKWARD = [
 def test_an_order_with_all_its_waits_never_raises() -> None:
     """In two hundred interleavings."""
     for seed in range(100):
-        assert played(SPLIT_BACKWARD, seed, Draw.PCT) is None
-        assert played(SPLIT_BACKWARD, seed, Draw.UNIFORM) is None
+        assert played(SPLIT_BACKWARD, seed, ScheduleChoice.PCT) is None
+        assert played(SPLIT_BACKWARD, seed, ScheduleChoice.UNIFORM) is None
 
 
 @pytest.mark.parametrize(
@@ -88,8 +90,8 @@ def test_a_forgotten_wait_is_found_in_each_interleaving(
     plan = [*SPLIT_BACKWARD]
     plan[op] = replace(plan[op], waits=frozenset())
     for seed in range(50):
-        assert set(played(plan, seed, Draw.PCT) or ()) == race
-        assert set(played(plan, seed, Draw.UNIFORM) or ()) == race
+        assert set(played(plan, seed, ScheduleChoice.PCT) or ()) == race
+        assert set(played(plan, seed, ScheduleChoice.UNIFORM) or ()) == race
 
 
 def test_the_error_names_ops_lanes_and_resource() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
-from hocket.run.diagnostics.flight_recorder import State, read_ring
+from hocket.run.diagnostics.flight_recorder import OpState, read_flight_recorder
 from tests.run.support.processes import (
     START_S,
     WORKERS,
@@ -117,17 +117,19 @@ def test_a_busy_worker_is_named_too(tmp_path: Path) -> None:
 def start_script(folder: Path) -> subprocess.Popen[str]:
     """A user's script whose rank 1 sits in 1B0 of step 3, in a call below Python."""
     process = start([WORKERS, folder, "sleep", "3"], folder)
-    there = [(3, "0B0", State.WAITING), (3, "1B0", State.BEGUN)]
+    there = [(3, "0B0", OpState.WAITING), (3, "1B0", OpState.BEGUN)]
     if not eventually(lambda: positions(folder) == there, START_S):
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail((folder / "err.txt").read_text())
     return process
 
 
-def positions(folder: Path) -> list[tuple[int, str, State]]:
+def positions(folder: Path) -> list[tuple[int, str, OpState]]:
     """Step, op and state of each worker, by rank."""
-    rings = [read_ring(path) for path in sorted(folder.rglob("rank-*.ring"))]
-    newest = [ring.entries[-1] for ring in rings if ring and ring.entries]
+    rings = [read_flight_recorder(path) for path in sorted(folder.rglob("rank-*.ring"))]
+    newest = [
+        recorder.entries[-1] for recorder in rings if recorder and recorder.entries
+    ]
     return [(entry.step, entry.op, entry.state) for entry in newest]
 
 
@@ -154,8 +156,8 @@ def test_a_signal_ends_all_with_one_line(
 def test_a_worker_answers_from_a_wait_below_python(tmp_path: Path) -> None:
     """Rank 0 sits in gloo for 30 s, but a signal is answered within seconds."""
     process = start_script(tmp_path)
-    [ring] = tmp_path.rglob("rank-0.ring")
-    found = read_ring(ring)
+    [recorder] = tmp_path.rglob("rank-0.ring")
+    found = read_flight_recorder(recorder)
     assert found is not None
     os.kill(found.pid, signal.SIGTERM)
     assert process.wait(END_S) == ExitCode.WORKER

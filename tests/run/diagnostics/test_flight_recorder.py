@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.run.diagnostics.flight_recorder import (
-    NOBODY,
+    NO_RANK,
     NUM_SLOTS,
-    Entry,
-    Ring,
-    State,
-    read_ring,
+    FlightRecorder,
+    OpState,
+    RecordedOp,
+    read_flight_recorder,
 )
 from tests.run.support.processes import START_S, start
 
@@ -25,7 +25,7 @@ waits = st.tuples(texts, st.booleans())
 one_op = st.tuples(begins, st.lists(waits, max_size=2), st.booleans())
 
 
-def seen(entry: Entry) -> tuple[int, str, State, str, int]:
+def seen(entry: RecordedOp) -> tuple[int, str, OpState, str, int]:
     """An entry without its times."""
     return entry.step, entry.op, entry.state, entry.waits_for, entry.from_rank
 
@@ -35,42 +35,42 @@ def test_holds_the_newest_ops(
     ops: list[tuple[tuple[str, int], list[tuple[str, bool]], bool]],
 ) -> None:
     """Up to 128 of them, oldest first, each as far as it came."""
-    ring = Ring()
+    recorder = FlightRecorder()
     expected = []
     for (op, step), what, ends in ops:
-        ring.begin(op, step)
-        state = State.BEGUN
+        recorder.begin(op, step)
+        state = OpState.BEGUN
         for text, comes in what:
-            ring.wait(text, step % 7)
-            state = State.WAITING
+            recorder.wait(text, step % 7)
+            state = OpState.WAITING
             if comes:
-                ring.resume()
-                state = State.BEGUN
+                recorder.resume()
+                state = OpState.BEGUN
         if ends:
-            ring.end()
-            state = State.ENDED
-        waited = (what[-1][0], step % 7) if what else ("", NOBODY)
+            recorder.end()
+            state = OpState.ENDED
+        waited = (what[-1][0], step % 7) if what else ("", NO_RANK)
         expected.append((step, op, state, *waited))
 
-    assert [seen(entry) for entry in ring.entries()] == expected[-NUM_SLOTS:]
+    assert [seen(entry) for entry in recorder.entries()] == expected[-NUM_SLOTS:]
 
 
 def test_times_are_those_of_the_events() -> None:
     """On the monotonic clock of the host, in order."""
     before_s = time.monotonic()
-    ring = Ring()
-    ring.begin("0F0", 0)
-    ring.end()
-    [entry] = ring.entries()
+    recorder = FlightRecorder()
+    recorder.begin("0F0", 0)
+    recorder.end()
+    [entry] = recorder.entries()
     assert before_s <= entry.begun_s <= entry.changed_s <= time.monotonic()
 
 
 def test_long_texts_are_cut_not_refused() -> None:
     """A report with half a name is better than a failure in the reporter."""
-    ring = Ring()
-    ring.begin("é" * 40, 0)
-    ring.wait("x" * 100, 3)
-    [entry] = ring.entries()
+    recorder = FlightRecorder()
+    recorder.begin("é" * 40, 0)
+    recorder.wait("x" * 100, 3)
+    [entry] = recorder.entries()
     assert entry.op.startswith("é" * 13)
     assert (entry.waits_for, entry.from_rank) == ("x" * 24, 3)
 
@@ -88,19 +88,19 @@ def test_outlives_its_writer(tmp_path: Path) -> None:
     )
     process = start(["-c", program, path], tmp_path)
     assert process.wait(START_S) == -signal.SIGKILL
-    snapshot = read_ring(path)
+    snapshot = read_flight_recorder(path)
     assert snapshot is not None
     assert snapshot.pid == process.pid
     assert [seen(entry) for entry in snapshot.entries] == [
-        (12, "1B3", State.WAITING, "y of stage 0", 0)
+        (12, "1B3", OpState.WAITING, "y of stage 0", 0)
     ]
 
 
 def test_is_emptied_when_made_again(tmp_path: Path) -> None:
     """A second run in the same place starts with nothing."""
-    Ring.create(tmp_path / "ring", 1).begin("0F0", 0)
-    Ring.create(tmp_path / "ring", 2)
-    snapshot = read_ring(tmp_path / "ring")
+    FlightRecorder.create(tmp_path / "ring", 1).begin("0F0", 0)
+    FlightRecorder.create(tmp_path / "ring", 2)
+    snapshot = read_flight_recorder(tmp_path / "ring")
     assert snapshot is not None
     assert (snapshot.pid, snapshot.entries) == (2, ())
 
@@ -108,9 +108,9 @@ def test_is_emptied_when_made_again(tmp_path: Path) -> None:
 def test_what_is_no_ring_is_not_read(tmp_path: Path) -> None:
     """Neither a missing file, nor a short one, nor another of the same size."""
     path = tmp_path / "ring"
-    assert read_ring(path) is None
+    assert read_flight_recorder(path) is None
     path.write_bytes(b"hkring01")
-    assert read_ring(path) is None
-    Ring.create(path, 1)
+    assert read_flight_recorder(path) is None
+    FlightRecorder.create(path, 1)
     path.write_bytes(bytes(path.stat().st_size))
-    assert read_ring(path) is None
+    assert read_flight_recorder(path) is None

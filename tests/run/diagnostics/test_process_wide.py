@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from hocket.run.diagnostics.process_wide import handling, waking
+from hocket.run.diagnostics.process_wide import signal_handler, signal_wakeup
 
 
 def _a(number: int, frame: FrameType | None) -> None: ...
@@ -31,8 +31,8 @@ def before() -> Iterator[object]:
 def test_handlers_are_set_back(before: object, first: str) -> None:
     """The one that is left goes on; after both, it is as it was."""
     a, b = contextlib.ExitStack(), contextlib.ExitStack()
-    a.enter_context(handling(signal.SIGTERM, _a))
-    b.enter_context(handling(signal.SIGTERM, _b))
+    a.enter_context(signal_handler(signal.SIGTERM, _a))
+    b.enter_context(signal_handler(signal.SIGTERM, _b))
     assert signal.getsignal(signal.SIGTERM) is _b
 
     (a if first == "made first" else b).close()
@@ -50,7 +50,7 @@ def test_a_closed_descriptor_is_never_set_back() -> None:
     for _, writing in ends:
         writing.setblocking(False)
         watch = contextlib.ExitStack()
-        watch.enter_context(waking(writing.fileno()))
+        watch.enter_context(signal_wakeup(writing.fileno()))
         watches.append(watch)
     for watch, (reading, writing) in zip(watches, ends, strict=True):
         watch.close()

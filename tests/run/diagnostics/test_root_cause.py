@@ -11,24 +11,37 @@ import pytest
 from hocket.env import ExitCode
 from hocket.errors import HocketError, WaitError
 from hocket.run.diagnostics.failure import (
-    Cause,
-    Report,
+    FailureCause,
+    FailureReport,
+    failure_report,
     read_report,
-    report_of,
     write_report,
 )
-from hocket.run.diagnostics.flight_recorder import NOBODY, Entry, Ring, State
-from hocket.run.diagnostics.root_cause import first_failures, headline, worker_error
+from hocket.run.diagnostics.flight_recorder import (
+    NO_RANK,
+    FlightRecorder,
+    OpState,
+    RecordedOp,
+)
+from hocket.run.diagnostics.root_cause import (
+    failure_headline,
+    first_failures,
+    worker_error,
+)
 
 
 def report(
-    rank: int, cause: Cause, time_s: float, waits_for: int = NOBODY, code: int = 7
-) -> Report:
+    rank: int,
+    cause: FailureCause,
+    time_s: float,
+    waits_for: int = NO_RANK,
+    code: int = 7,
+) -> FailureReport:
     """A worker that ended in step 12, perhaps waiting for another."""
-    state = State.BEGUN if waits_for == NOBODY else State.WAITING
-    what = "" if waits_for == NOBODY else "dx"
-    entry = Entry(12, f"{rank}B3", state, 1.0, 2.0, what, waits_for)
-    return Report(
+    state = OpState.BEGUN if waits_for == NO_RANK else OpState.WAITING
+    what = "" if waits_for == NO_RANK else "dx"
+    entry = RecordedOp(12, f"{rank}B3", state, 1.0, 2.0, what, waits_for)
+    return FailureReport(
         rank=rank,
         host="here",
         pid=1,
@@ -42,14 +55,14 @@ def report(
     )
 
 
-KILLED = report(3, Cause.KILLED, 9.0, code=-signal.SIGKILL)
-HUNG = report(2, Cause.HUNG, 9.9)
-GAVE_UP = report(1, Cause.WAITED, 5.0, waits_for=2, code=6)
-STOPPED = report(0, Cause.STOPPED, 4.0, waits_for=1, code=143)
-BUSY = report(2, Cause.STOPPED, 9.5, code=143)
+KILLED = report(3, FailureCause.KILLED, 9.0, code=-signal.SIGKILL)
+HUNG = report(2, FailureCause.HUNG, 9.9)
+GAVE_UP = report(1, FailureCause.WAITED, 5.0, waits_for=2, code=6)
+STOPPED = report(0, FailureCause.STOPPED, 4.0, waits_for=1, code=143)
+BUSY = report(2, FailureCause.STOPPED, 9.5, code=143)
 # Waited for several at once, so it cannot say for whom.
-GAVE_UP_ON_ALL = report(3, Cause.WAITED, 3.0, code=6)
-STOPPED_FOR_BUSY = report(0, Cause.STOPPED, 4.0, waits_for=2, code=143)
+GAVE_UP_ON_ALL = report(3, FailureCause.WAITED, 3.0, code=6)
+STOPPED_FOR_BUSY = report(0, FailureCause.STOPPED, 4.0, waits_for=2, code=143)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +74,16 @@ STOPPED_FOR_BUSY = report(0, Cause.STOPPED, 4.0, waits_for=2, code=143)
         ([STOPPED, GAVE_UP, BUSY], BUSY, ExitCode.HANG),
         ([STOPPED_FOR_BUSY, GAVE_UP_ON_ALL, BUSY], BUSY, ExitCode.HANG),
         ([BUSY, STOPPED], STOPPED, ExitCode.WORKER),
-        ([GAVE_UP, report(0, Cause.WAITED, 4.0, 1)], None, ExitCode.HANG),
-        ([report(0, Cause.RAISED, 8.0, code=5), KILLED], None, ExitCode.NON_FINITE),
+        ([GAVE_UP, report(0, FailureCause.WAITED, 4.0, 1)], None, ExitCode.HANG),
+        (
+            [report(0, FailureCause.RAISED, 8.0, code=5), KILLED],
+            None,
+            ExitCode.NON_FINITE,
+        ),
     ],
 )
 def test_causes_come_before_consequences(
-    reports: list[Report], first: Report | None, code: ExitCode
+    reports: list[FailureReport], first: FailureReport | None, code: ExitCode
 ) -> None:
     """Whenever each was written, and in whichever order they are read."""
     first = first or min(reports, key=lambda r: r.time_s)
@@ -94,9 +111,9 @@ def test_causes_come_before_consequences(
         ),
     ],
 )
-def test_a_headline_names_rank_step_and_op(who: Report, told: str) -> None:
+def test_a_headline_names_rank_step_and_op(who: FailureReport, told: str) -> None:
     """And for whom it waited."""
-    assert headline(who) == told
+    assert failure_headline(who) == told
 
 
 def test_sigkill_comes_with_its_usual_reason() -> None:
@@ -107,26 +124,26 @@ def test_sigkill_comes_with_its_usual_reason() -> None:
 @pytest.mark.parametrize(
     ("error", "waiting", "cause"),
     [
-        (ValueError("no"), False, Cause.RAISED),
-        (WaitError("no"), False, Cause.WAITED),
-        (HocketError("no"), True, Cause.RAISED),
-        (RuntimeError("Connection closed by peer"), False, Cause.WAITED),
-        (RuntimeError("whatever torch says"), True, Cause.WAITED),
-        (RuntimeError("whatever torch says"), False, Cause.RAISED),
-        (KeyboardInterrupt(), True, Cause.STOPPED),
-        (SystemExit(143), False, Cause.STOPPED),
-        (SystemExit("no"), False, Cause.EXITED),
+        (ValueError("no"), False, FailureCause.RAISED),
+        (WaitError("no"), False, FailureCause.WAITED),
+        (HocketError("no"), True, FailureCause.RAISED),
+        (RuntimeError("Connection closed by peer"), False, FailureCause.WAITED),
+        (RuntimeError("whatever torch says"), True, FailureCause.WAITED),
+        (RuntimeError("whatever torch says"), False, FailureCause.RAISED),
+        (KeyboardInterrupt(), True, FailureCause.STOPPED),
+        (SystemExit(143), False, FailureCause.STOPPED),
+        (SystemExit("no"), False, FailureCause.EXITED),
     ],
 )
 def test_a_worker_knows_why_it_ends(
-    error: BaseException, waiting: bool, cause: Cause
+    error: BaseException, waiting: bool, cause: FailureCause
 ) -> None:
     """By itself, because of another, or because it was asked to."""
-    ring = Ring()
-    ring.begin("0B3", 12)
+    recorder = FlightRecorder()
+    recorder.begin("0B3", 12)
     if waiting:
-        ring.wait("dx", 1)
-    assert report_of(0, ring.entries(), error).cause is cause
+        recorder.wait("dx", 1)
+    assert failure_report(0, recorder.entries(), error).cause is cause
 
 
 def test_reports_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -134,7 +151,7 @@ def test_reports_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     with pytest.raises(ValueError, match="no") as caught:
         int("no")
-    written = report_of(3, GAVE_UP.last_ops, caught.value)
+    written = failure_report(3, GAVE_UP.last_ops, caught.value)
     write_report(path, written)
     assert read_report(path) == written
     assert 'int("no")' in written.traceback

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from hocket.errors import ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import StageModule, cut
-from hocket.run.stage.stale_weight_check import check_delayed_stage
+from hocket.run.stage.stale_weight_check import check_stale_weights
 
 CPU: Final = torch.device("cpu")
 WIDTH: Final = 6
@@ -42,7 +42,7 @@ def look(stage: StageModule, delay: int = 1) -> None:
     def forward() -> Any:
         return stage(values().requires_grad_())
 
-    check_delayed_stage(stage, forward, device=CPU, delay=delay)
+    check_stale_weights(stage, forward, device=CPU, delay=delay)
 
 
 class Layer(nn.Module):
@@ -373,7 +373,7 @@ def test_captured_operators_are_not_tried() -> None:
     captured = capture(Layer().double(), (values(),), capture="export")
     (stage,) = cut(captured, ())
     ran: list[None] = []
-    check_delayed_stage(stage, lambda: ran.append(None), device=CPU, delay=1)
+    check_stale_weights(stage, lambda: ran.append(None), device=CPU, delay=1)
     assert not ran
 
 
@@ -385,5 +385,5 @@ def test_an_error_of_the_users_own_stays_his() -> None:
         raise KeyError("his")
 
     with contextlib.suppress(KeyError):
-        check_delayed_stage(stage, forward, device=CPU, delay=1)
+        check_stale_weights(stage, forward, device=CPU, delay=1)
         pytest.fail("nothing was raised")

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from hocket.errors import ModelError
-from hocket.run.stage.trainable_check import SameTrained
+from hocket.run.stage.trainable_check import TrainableCheck
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -14,7 +14,7 @@ def test_names_the_parameter_and_both_sides(trained: bool) -> None:
     """Frozen or thawed; put back, training goes on."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].requires_grad_(requires_grad=trained)
-    same = SameTrained(dict(model.named_parameters()))
+    same = TrainableCheck(dict(model.named_parameters()))
     same.check(0)
     model[1].requires_grad_(requires_grad=not trained)
     with pytest.raises(ModelError) as told:
@@ -32,7 +32,7 @@ def test_names_the_parameter_and_both_sides(trained: bool) -> None:
 def test_one_alone() -> None:
     """Says nothing of others."""
     layer = nn.Linear(3, 3)
-    same = SameTrained(dict(layer.named_parameters()))
+    same = TrainableCheck(dict(layer.named_parameters()))
     layer.bias.requires_grad = False
     with pytest.raises(ModelError, match="requires_grad of bias was True"):
         same.check(1)
@@ -40,4 +40,4 @@ def test_one_alone() -> None:
 
 def test_a_stage_without_parameters() -> None:
     """Has none that could change."""
-    SameTrained({}).check(3)
+    TrainableCheck({}).check(3)

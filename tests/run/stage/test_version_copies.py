@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.run.stage.versions import Versions
-from hocket.run.weights.stale_ties.neighbour import OfNeighbour
+from hocket.run.stage.versions import WeightVersions
+from hocket.run.weights.stale_ties.same_device import SameDeviceSource
 
 NUM_STEPS: Final = 6
 
@@ -23,7 +23,7 @@ def stage_of(*, trains: bool = True) -> nn.Sequential:
     return stage.requires_grad_(requires_grad=trains)
 
 
-def step(stage: nn.Sequential, versions: Versions, number: int) -> None:
+def step(stage: nn.Sequential, versions: WeightVersions, number: int) -> None:
     """Forward, backward, update; in place, as optimizers do it."""
     with versions.put(number):
         loss = stage(torch.ones(2, 3, dtype=torch.float64)).square().mean()
@@ -45,7 +45,9 @@ def places(tensors: Iterable[Tensor]) -> set[int]:
     return {tensor.data_ptr() for tensor in tensors}
 
 
-def read_by(versions: Versions, stage: nn.Sequential, number: int) -> list[Tensor]:
+def read_by(
+    versions: WeightVersions, stage: nn.Sequential, number: int
+) -> list[Tensor]:
     """What stands in the weights' places for a step's forward."""
     with versions.put(number):
         found = [layer._parameters[key] for layer in stage for key in layer._parameters]
@@ -57,7 +59,7 @@ def read_by(versions: Versions, stage: nn.Sequential, number: int) -> list[Tenso
 def test_a_stage_of_delay_d_holds_d_copies_more(delay: int) -> None:
     """The newest version is the live weights themselves, and no old one is."""
     stage = stage_of()
-    versions = Versions(stage, delay)
+    versions = WeightVersions(stage, delay)
     for number in range(NUM_STEPS):
         step(stage, versions, number)
     live = list(stage.parameters())
@@ -73,7 +75,7 @@ def test_a_stage_of_delay_d_holds_d_copies_more(delay: int) -> None:
 def test_a_stage_may_have_nothing_to_train() -> None:
     """One in the middle, with stages in front that are trained."""
     stage = stage_of(trains=False)
-    versions = Versions(stage, 1)
+    versions = WeightVersions(stage, 1)
     for number in range(NUM_STEPS):
         step(stage, versions, number)
     assert versions.num_bytes == 0
@@ -84,10 +86,12 @@ def test_stages_of_one_device_may_run_the_same_module() -> None:
     front = stage_of()
     layer = front[0]
     back = nn.Sequential(layer, nn.Linear(3, 3).double())
-    lender = Versions(front, 1)
+    lender = WeightVersions(front, 1)
     names = ("0.weight", "0.bias")
-    loans = {name: OfNeighbour(1, partial(lender.read, name)) for name in names}
-    borrower = Versions(back, 0, borrowed=loans)
+    stale_ties = {
+        name: SameDeviceSource(1, partial(lender.read, name)) for name in names
+    }
+    borrower = WeightVersions(back, 0, borrowed=stale_ties)
     for number in range(2):
         step(front, lender, number)
     first = lender.old()[0]["0.weight"]

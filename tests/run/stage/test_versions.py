@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hocket.run.stage.versions import Versions
+from hocket.run.stage.versions import WeightVersions
 
 
-def made(delay: int = 1) -> tuple[nn.Linear, nn.Parameter, Versions]:
+def made(delay: int = 1) -> tuple[nn.Linear, nn.Parameter, WeightVersions]:
     """A layer, its weight, which is the number of its updates, and the versions."""
     layer = nn.Linear(1, 1, bias=False)
     weight = nn.Parameter(torch.zeros(1, 1))
     layer.weight = weight
-    return layer, weight, Versions(layer, delay)
+    return layer, weight, WeightVersions(layer, delay)
 
 
-def update(weight: nn.Parameter, versions: Versions, step: int) -> None:
+def update(weight: nn.Parameter, versions: WeightVersions, step: int) -> None:
     """The end of a step."""
     versions.complete(step)
     versions.before_update()
@@ -25,7 +25,7 @@ def update(weight: nn.Parameter, versions: Versions, step: int) -> None:
     versions.after_update()
 
 
-def output(layer: nn.Linear, versions: Versions, step: int) -> Tensor:
+def output(layer: nn.Linear, versions: WeightVersions, step: int) -> Tensor:
     """Of a forward on 1: the weight that it reads."""
     with versions.put(step):
         found: Tensor = layer(torch.ones(1))

@@ -22,7 +22,7 @@ import hocket
 from hocket import env
 from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from tests.run.support.forked import FAULT
 from tests.run.support.launched_workers import FAULTS
 
@@ -218,19 +218,19 @@ def _set_trap(case: dict[str, Any], rank: int, folder: str) -> None:
     if case["rank"] != rank:
         TRAP.place = "forward of layer 0" if TRAP.place.startswith("wait") else ""
         TRAP.fault = LINGER
-    begin, wait = Ring.begin, Ring.wait
+    begin, wait = FlightRecorder.begin, FlightRecorder.wait
 
-    def begin_and_tell(ring: Ring, op: str, step: int) -> None:
-        begin(ring, op, step)
+    def begin_and_tell(recorder: FlightRecorder, op: str, step: int) -> None:
+        begin(recorder, op, step)
         TRAP.op = op
         TRAP.at(op)
 
-    def wait_and_tell(ring: Ring, what: str, from_rank: int) -> None:
-        wait(ring, what, from_rank)
+    def wait_and_tell(recorder: FlightRecorder, what: str, from_rank: int) -> None:
+        wait(recorder, what, from_rank)
         TRAP.at(f"wait in {TRAP.op}")
 
-    setattr(Ring, "begin", begin_and_tell)  # noqa: B010  (mypy knows the other one)
-    setattr(Ring, "wait", wait_and_tell)  # noqa: B010
+    setattr(FlightRecorder, "begin", begin_and_tell)  # noqa: B010  (mypy knows the other one)
+    setattr(FlightRecorder, "wait", wait_and_tell)  # noqa: B010
 
 
 def main() -> None:

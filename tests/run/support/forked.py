@@ -21,7 +21,11 @@ from typing import Any, Final
 
 from hocket import env
 from hocket.run.cluster.start import Job, main
-from hocket.run.diagnostics.failure import Report, read_report, report_of_silent
+from hocket.run.diagnostics.failure import (
+    FailureReport,
+    read_report,
+    silent_failure_report,
+)
 from hocket.run.diagnostics.job_folder import WorkerFiles, attempt_dir
 from tests.run.support.fork_server import fork_server
 
@@ -47,7 +51,7 @@ class Outcome:
     codes: dict[int, int]
     after_s: dict[int, float]
     hung: set[int]
-    reports: dict[int, Report]
+    reports: dict[int, FailureReport]
     results: dict[int, Any]
     output: dict[int, str]
 
@@ -152,7 +156,7 @@ def _outcome(codes: list[int], ended_s: dict[int, float], folder: Path) -> Outco
     for rank, code in enumerate(codes):
         if code:
             hung = rank not in ended_s
-            silent = report_of_silent(files[rank], code, time.time(), hung=hung)
+            silent = silent_failure_report(files[rank], code, time.time(), hung=hung)
             reports[rank] = read_report(files[rank].report) or silent
         else:
             results[rank] = json.loads(files[rank].result.read_text())

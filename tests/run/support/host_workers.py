@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.run.cluster.world import World
-from hocket.run.comm.shm.transport import place
+from hocket.run.comm.shm.transport import memory_domain
 from tests.run.support import failing_workers as failing
 from tests.run.support.launched_workers import listeners
 
@@ -64,14 +64,14 @@ def plain_loop(num_parts: int) -> tuple[dict[str, Tensor], list[float]]:
 
 
 def _place_of(world: World) -> dict[str, Any]:
-    places = world.gather_json(place(), "places in the test")
+    places = world.gather_json(memory_domain(), "places in the test")
     return {
         "host": world.hosts.index(world.hosts[world.rank]),
         "address": world.address,
         "offset_s": world.clock_offset_s,
         "attempt": world.attempt,
         "shares_memory_with": [
-            rank for rank, other in enumerate(places) if other == place()
+            rank for rank, other in enumerate(places) if other == memory_domain()
         ],
         "listeners": listeners(os.getpid()),
     }

@@ -28,9 +28,9 @@ from hocket.errors import (
 )
 from hocket.run.cluster.clock import ping
 from hocket.run.cluster.launch import launch
-from hocket.run.cluster.reporting import reporting
+from hocket.run.cluster.reporting import report_failures
 from hocket.run.cluster.world import World, join_world
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.diagnostics.job_folder import Json
 
 NEVER_S = 300.0  # longer than any test
@@ -119,33 +119,33 @@ def train(run_dir: str, fault: str, at_step: int) -> None:
     At that step, rank 1 is in 1B0, and rank 0 waits for what it should send.
     """
     world = join_world()
-    with reporting(world, Path(run_dir)) as ring:
+    with report_failures(world, Path(run_dir)) as recorder:
         for step in range(1000):
-            for _ in _step(world, ring, step):
+            for _ in _step(world, recorder, step):
                 if world.rank == 1 and step == at_step:
                     FAULTS[fault]()
     world.close()
 
 
-def _step(world: World, ring: Ring, step: int) -> Iterator[None]:
+def _step(world: World, recorder: FlightRecorder, step: int) -> Iterator[None]:
     """One step of a two-stage pipeline; yields in the middle of the last op."""
     message = torch.zeros(4)
     if world.rank == 0:
-        ring.begin("0F0", step)
+        recorder.begin("0F0", step)
         dist.send(message, 1)
-        ring.end()
-        ring.begin("0B0", step)
-        ring.wait("dx of stage 1", 1)
+        recorder.end()
+        recorder.begin("0B0", step)
+        recorder.wait("dx of stage 1", 1)
         _receive(message, 1)
     else:
-        ring.begin("1F0", step)
-        ring.wait("y of stage 0", 0)
+        recorder.begin("1F0", step)
+        recorder.wait("y of stage 0", 0)
         _receive(message, 0)
-        ring.end()
-        ring.begin("1B0", step)
+        recorder.end()
+        recorder.begin("1B0", step)
         yield
         dist.send(message, 0)
-    ring.end()
+    recorder.end()
 
 
 def _receive(message: torch.Tensor, rank: int) -> None:

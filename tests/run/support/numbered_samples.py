@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Numbered:
     noise: float = 0.1
     read: list[tuple[str, list[int]]] = field(default_factory=list)
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """Each row's own numbers."""
         self.read.append(("inputs", rows.tolist()))
         own = torch.sin(rows[:, None] * torch.arange(1, 7, dtype=torch.float64))
         own[:, 0] = rows
         return own if draw is None else own + self.noise * draw.uniform(rows, 6)
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """The row modulo three."""
         self.read.append(("targets", rows.tolist()))
         return rows % 3

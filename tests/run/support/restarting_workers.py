@@ -17,7 +17,7 @@ import torch
 import hocket
 from hocket import env
 from hocket.run.checkpoint.format.folder import newest
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from tests.run.support.failing_workers import (
     LINGER,
     TRAP,
@@ -102,17 +102,17 @@ def _set_trap(kills: list[Kill], run: Path) -> None:
     TRAP.place, TRAP.when, TRAP.fault = kill["place"], kill["when"], "kill"
     TRAP.folder = str(run / f"kill-{waiting[0]}")
     Path(TRAP.folder).mkdir(exist_ok=True)
-    begin, sync = Ring.begin, os.fsync
+    begin, sync = FlightRecorder.begin, os.fsync
 
-    def begin_and_tell(ring: Ring, op: str, step: int) -> None:
-        begin(ring, op, step)
+    def begin_and_tell(recorder: FlightRecorder, op: str, step: int) -> None:
+        begin(recorder, op, step)
         TRAP.at(op)
 
     def sync_and_tell(fd: Any) -> None:
         TRAP.at("sync")
         sync(fd)
 
-    setattr(Ring, "begin", begin_and_tell)  # noqa: B010  (mypy knows the other one)
+    setattr(FlightRecorder, "begin", begin_and_tell)  # noqa: B010  (mypy knows the other one)
     os.fsync = sync_and_tell
 
 

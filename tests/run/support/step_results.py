@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hocket.run.engine.step_result import StepResult
-from hocket.run.weights.gradient_status import Judgement
-from hocket.run.weights.gradients import Verdict
+from hocket.run.weights.gradient_status import PendingGradientStatus
+from hocket.run.weights.gradients import GradientStatus
 
 
 def step_result(step: int = 0, loss: float = 1.0) -> StepResult:
@@ -17,5 +17,5 @@ def step_result(step: int = 0, loss: float = 1.0) -> StepResult:
         seconds=0.5,
         bubble_fraction=0.0,
         peak_bytes=0,
-        judgement=Judgement(step, lambda: Verdict(1.0)),
+        gradient_status=PendingGradientStatus(step, lambda: GradientStatus(1.0)),
     )

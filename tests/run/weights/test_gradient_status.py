@@ -8,36 +8,38 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.weights.gradient_status import Judgement
-from hocket.run.weights.gradients import Verdict
+from hocket.run.weights.gradient_status import PendingGradientStatus
+from hocket.run.weights.gradients import GradientStatus
 from tests.run.support.forked import answers_of
 
 
 def test_is_found_out_once() -> None:
     """And stays known when the pipeline has ended."""
     numbers = count(2)
-    judgement = Judgement(7, lambda: Verdict(float(next(numbers))))
-    assert judgement.verdict.norm == 2.0
-    judgement.give_up()
-    assert judgement.verdict.norm == 2.0
+    gradient_status = PendingGradientStatus(
+        7, lambda: GradientStatus(float(next(numbers)))
+    )
+    assert gradient_status.status.norm == 2.0
+    gradient_status.give_up()
+    assert gradient_status.status.norm == 2.0
 
 
 def test_what_failed_once_fails_again() -> None:
     """With the same words; nobody is asked a second time."""
     num_asked = 0
 
-    def learn() -> Verdict:
+    def wait() -> GradientStatus:
         nonlocal num_asked
         num_asked += 1
         raise WaitError("rank 1 is gone")
 
-    judgement = Judgement(7, learn)
+    gradient_status = PendingGradientStatus(7, wait)
     for _ in range(2):
         with pytest.raises(WaitError, match="rank 1 is gone"):
-            _ = judgement.verdict
-    judgement.give_up()
+            _ = gradient_status.status
+    gradient_status.give_up()
     with pytest.raises(WaitError, match="rank 1 is gone"):
-        _ = judgement.verdict
+        _ = gradient_status.status
     assert num_asked == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.run.weights.gradients import Gradients, Verdict
+from hocket.run.weights.gradients import Gradients, GradientStatus
 
 CPU = torch.device("cpu")
 
@@ -31,11 +31,11 @@ def gradients_of(model: nn.Module) -> Gradients:
     return Gradients(names, held, frozenset(held), None, device=CPU, dtype=dtype)
 
 
-def judged(model: nn.Module) -> Verdict:
+def judged(model: nn.Module) -> GradientStatus:
     """What a worker that is alone finds out."""
     gradients = gradients_of(model)
-    gradients.tell(0)
-    return gradients.learn()
+    gradients.post(0)
+    return gradients.wait()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -44,12 +44,12 @@ def test_clips_as_torch_does(dtype: torch.dtype, max_norm: float) -> None:
     """The norm and the gradients, to the last bit."""
     ours, theirs = model_with_gradients(dtype), model_with_gradients(dtype)
     gradients = gradients_of(ours)
-    gradients.tell(0)
-    verdict = gradients.learn()
-    gradients.clip(verdict, max_norm)
+    gradients.post(0)
+    status = gradients.wait()
+    gradients.clip(status, max_norm)
     norm = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
 
-    assert verdict.norm == norm.item()
+    assert status.norm == norm.item()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None)
         if a.grad is not None and b.grad is not None:
@@ -64,9 +64,9 @@ def test_names_the_first_at_fault(value: float) -> None:
         grad = model.get_parameter(name).grad
         assert grad is not None
         grad[3, 4] = value
-    verdict = judged(model)
-    assert not verdict.is_finite
-    assert verdict.culprit == "3.weight"
+    status = judged(model)
+    assert not status.is_finite
+    assert status.culprit == "3.weight"
 
 
 def test_names_the_largest_where_only_the_sum_overflows() -> None:
@@ -81,9 +81,9 @@ def test_names_the_largest_where_only_the_sum_overflows() -> None:
         grad = model.get_parameter(name).grad
         assert grad is not None
         grad.zero_()[0, 0] = 1.8e19
-    verdict = judged(model)
-    assert not verdict.is_finite
-    assert verdict.culprit == "7.weight"
+    status = judged(model)
+    assert not status.is_finite
+    assert status.culprit == "7.weight"
 
 
 def test_sparse_gradients_have_norms_too() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import hocket
 from hocket.errors import ModelError, RecipeError
 from hocket.run.stage.precision import Precision
-from hocket.run.weights.settings import Parameters, Settings, precision_of
+from hocket.run.weights.settings import Parameters, TrainingSettings, precision_of
 
 
 def sgd(parameters: Parameters) -> torch.optim.Optimizer:
@@ -52,12 +52,12 @@ def test_refuses_values_that_make_no_sense(settings: dict[str, Any], said: str) 
 
 def test_refuses_what_cannot_be_stepped() -> None:
     """A schedule that wants a metric; an optimizer that wants the loss again."""
-    plateau = Settings(sgd, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    plateau = TrainingSettings(sgd, torch.optim.lr_scheduler.ReduceLROnPlateau)
     parameters = Parameters({"weight": nn.Parameter(torch.ones(2))})
     with pytest.raises(RecipeError, match="ReduceLROnPlateau steps with a metric"):
         plateau.make_scheduler(plateau.make_optimizer(parameters))
     with pytest.raises(RecipeError, match="LBFGS computes the loss several times"):
-        Settings(torch.optim.LBFGS).make_optimizer(parameters)
+        TrainingSettings(torch.optim.LBFGS).make_optimizer(parameters)
 
 
 def test_parameters_know_their_names() -> None:

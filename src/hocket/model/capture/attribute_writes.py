@@ -14,7 +14,7 @@ _OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_ref
 _ABSENT: Final = object()
 
 
-class Notes:
+class AttributeSnapshot:
     """The attributes of all modules inside one, as they are now.
 
     Parameters, buffers, submodules and hooks do not count.

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from hocket.model.capture.source_line import place_of
+from hocket.model.capture.source_line import source_line_of
 from hocket.model.trace.example import Example
 
 # To ask for these is not to compute: what follows from them is the same for every
@@ -44,7 +44,7 @@ _QUESTIONS: Final = frozenset(
 
 
 @dataclass(slots=True)
-class Call:
+class ModuleCall:
     """One call of a module, with the very objects that it took and returned.
 
     Args:
@@ -62,24 +62,24 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     out: Any = None
-    inner: list[Call] = field(default_factory=list)
+    inner: list[ModuleCall] = field(default_factory=list)
     work: str = ""
 
-    def all(self) -> Iterator[Call]:
+    def all(self) -> Iterator[ModuleCall]:
         """This call and those inside it."""
         yield self
         for call in self.inner:
             yield from call.all()
 
 
-def watch_calls(model: nn.Module, example: Example) -> Call:
+def watch_calls(model: nn.Module, example: Example) -> ModuleCall:
     """Run a model once, on the data, and write down its calls.
 
     Plain attributes of its modules are put back; buffers and random numbers are the
     caller's to keep.
     """
     args, kwargs = example.call()
-    watch = _Watch()
+    watch = _CallRecorder()
     with ExitStack() as stack:
         stack.enter_context(attributes_kept(model))
         for path, module in model.named_modules():
@@ -91,19 +91,19 @@ def watch_calls(model: nn.Module, example: Example) -> Call:
     return call
 
 
-class _Watch(TorchFunctionMode):
+class _CallRecorder(TorchFunctionMode):
     """Notices calls of modules, and of torch's functions in between."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Call] = []
-        self.stack: list[Call] = []
+        self.found: list[ModuleCall] = []
+        self.stack: list[ModuleCall] = []
 
     def follow(self, path: str, module: nn.Module) -> list[Callable[[], None]]:
         """Be told of a module's calls; returns what ends it."""
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self.stack.append(Call(path, module, args, kwargs))
+            self.stack.append(ModuleCall(path, module, args, kwargs))
 
         def after(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             call = self.stack.pop()
@@ -121,8 +121,8 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if self.stack and not self.stack[-1].work and _asked(func) not in _QUESTIONS:
-            place = place_of(traceback.extract_stack()).strip()
-            self.stack[-1].work = f"{resolve_name(func) or func}, {place}"
+            source_line = source_line_of(traceback.extract_stack()).strip()
+            self.stack[-1].work = f"{resolve_name(func) or func}, {source_line}"
         return func(*args, **(kwargs or {}))
 
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from hocket.errors import ModelError
 from hocket.model.trace.align import partners, same_places
 from hocket.model.trace.example import Example
-from hocket.model.trace.flow import Flow, flow_of
+from hocket.model.trace.flow import TraceFlow, flow_of
 from hocket.model.trace.layers import (
     Layer,
     layer_names,
@@ -21,11 +21,11 @@ from hocket.model.trace.layers import (
     used_state,
     with_unused,
 )
-from hocket.model.trace.observe import Observation, Seen
+from hocket.model.trace.observe import Observation, TensorInfo
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
-from hocket.model.trace.value import Value
+from hocket.model.trace.value import SentTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Captured:
     example: Example
     state: State
     layers: tuple[Layer, ...]
-    training: Flow
-    evaluation: Flow
+    training: TraceFlow
+    evaluation: TraceFlow
     partner_of: Mapping[fx.Node, fx.Node]
     starts: tuple[tuple[int, int], ...]
-    values: Mapping[fx.Node, Value]
+    values: Mapping[fx.Node, SentTensor]
     fixed_batch: str
     frozen: tuple[nn.Module, ...]
     trained: frozenset[str]
@@ -136,15 +136,15 @@ def captured(
 
 
 def _values(
-    flow: Flow, starts: Sequence[int], more: Observation, num_samples: int
-) -> dict[fx.Node, Value]:
+    flow: TraceFlow, starts: Sequence[int], more: Observation, num_samples: int
+) -> dict[fx.Node, SentTensor]:
     values = {}
     for node in dict.fromkeys(x for start in starts for x in flow.crossing[start]):
         seen, grown = flow.seen(node), more.facts[node].structure
-        assert isinstance(grown, Seen)
+        assert isinstance(grown, TensorInfo)
         growth = tuple(b - a for a, b in zip(seen.shape, grown.shape, strict=True))
         name = f"{flow.trace.path_of(node)}:{node.name}"
-        values[node] = Value(
+        values[node] = SentTensor(
             name, seen.shape, growth, num_samples, seen.dtype, seen.requires_grad
         )
     return values
@@ -155,10 +155,10 @@ def _trained(state: State) -> frozenset[str]:
 
 
 def _layers(
-    training: Flow,
-    evaluation: Flow,
+    training: TraceFlow,
+    evaluation: TraceFlow,
     starts: Sequence[tuple[int, int]],
-    values: Mapping[fx.Node, Value],
+    values: Mapping[fx.Node, SentTensor],
 ) -> tuple[Layer, ...]:
     state = training.trace.state
     here, there = zip(*starts, strict=True)

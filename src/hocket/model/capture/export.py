@@ -22,11 +22,11 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx.experimental import proxy_tensor
 
 from hocket.errors import CaptureError
-from hocket.model.capture.attribute_writes import Notes
+from hocket.model.capture.attribute_writes import AttributeSnapshot
 from hocket.model.capture.constants import constants_shown
-from hocket.model.capture.kept_state import check_forgets
+from hocket.model.capture.kept_state import check_keeps_no_state
 from hocket.model.capture.no_checkpointing import NoCheckpointing
-from hocket.model.capture.source_line import OTHER_WAY, place_of
+from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import PerSample
 
@@ -52,7 +52,7 @@ def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedPr
             of samples.
     """
     _refuse_lists(example)
-    given, notes, changed = example, Notes(model), list[str]()
+    given, notes, changed = example, AttributeSnapshot(model), list[str]()
     if any_batch:
         example = example.resized(EXPORT_SAMPLES)
     args, kwargs = example.call()
@@ -74,7 +74,7 @@ def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedPr
             raise _capture_error(error) from error
     _check_attributes(state, [str(warning.message) for warning in warned])
     if changed:
-        check_forgets(model, given, list(dict.fromkeys(changed)))
+        check_keeps_no_state(model, given, list(dict.fromkeys(changed)))
     if any_batch:
         _check_open(program, example)
     return program
@@ -94,7 +94,7 @@ def _capture_error(error: Exception) -> CaptureError:
     return CaptureError(
         f"the model cannot be captured{_operation(error)}: {type(error).__name__}: "
         f"{reason.strip()}\n"
-        f"{place_of(traceback.extract_tb(error.__traceback__))}\n{OTHER_WAY}"
+        f"{source_line_of(traceback.extract_tb(error.__traceback__))}\n{OTHER_WAY}"
     )
 
 
@@ -144,11 +144,11 @@ def _no_custom_functions() -> Iterator[None]:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch._"):
             return original.__get__(None, cls)(*args, **kwargs)
-        place = place_of(traceback.extract_stack())
+        source_line = source_line_of(traceback.extract_stack())
         raise CaptureError(
             f"the model cannot be captured: {cls.__module__}.{cls.__qualname__} is a "
             "custom autograd function, and a captured graph would replace its backward "
-            f"by that of the operators in its forward\n{place}\n{OTHER_WAY}"
+            f"by that of the operators in its forward\n{source_line}\n{OTHER_WAY}"
         )
 
     function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
@@ -178,7 +178,7 @@ class _Assignments:
             raise CaptureError(
                 f"the model cannot be captured: {path} assigns a new tensor to its "
                 f"buffer {name}; change it in place (self.{name}.copy_(...))\n"
-                f"{place_of(traceback.extract_stack())}\n{OTHER_WAY}"
+                f"{source_line_of(traceback.extract_stack())}\n{OTHER_WAY}"
             )
         slot.proxy.node.meta[ASSIGNED] = f"{path}.{name}"
 

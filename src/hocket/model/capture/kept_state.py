@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture.alike import alike
+from hocket.model.capture.are_close import are_close
 from hocket.model.capture.calls import attributes_kept
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import kept
@@ -26,7 +26,9 @@ from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import State
 
 
-def check_forgets(model: nn.Module, example: Example, changed: Sequence[str]) -> None:
+def check_keeps_no_state(
+    model: nn.Module, example: Example, changed: Sequence[str]
+) -> None:
     """Run it twice on the data, and see that the second time is as the first.
 
     Args:
@@ -43,7 +45,7 @@ def check_forgets(model: nn.Module, example: Example, changed: Sequence[str]) ->
         return  # without data, as in plans for other machines
     with attributes_kept(model):
         first, second = (_outputs(model, example, state) for _ in range(2))
-    if not alike(first, second):
+    if not are_close(first, second):
         raise CaptureError(
             "the model cannot be captured: it keeps state in "
             f"{', '.join(changed)} from one forward to the next, which a captured "

@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch.utils.checkpoint as torch_checkpoint
 
 from hocket.errors import ModelError
-from hocket.model.capture.source_line import place_of
+from hocket.model.capture.source_line import source_line_of
 
 CHECKPOINTING: Final = (
     "recomputation belongs to the stage: leave the checkpoint out (for Hugging Face's "
@@ -35,14 +35,14 @@ CHECKPOINTING: Final = (
 )
 
 
-class _Here(local):
+class _ThreadState(local):
     """Of this thread: what forbids checkpoints, innermost last."""
 
     def __init__(self) -> None:
         self.forbids: list[NoCheckpointing] = []
 
 
-_here: Final = _Here()
+_here: Final = _ThreadState()
 
 
 class NoCheckpointing:
@@ -102,5 +102,5 @@ def _watch() -> None:
 def _ask() -> None:
     if _here.forbids and _here.forbids[-1].why:
         forbids = _here.forbids[-1]
-        place = place_of(traceback.extract_stack())
-        raise forbids.error(f"{forbids.why}: {CHECKPOINTING}\n{place}")
+        source_line = source_line_of(traceback.extract_stack())
+        raise forbids.error(f"{forbids.why}: {CHECKPOINTING}\n{source_line}")

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.trace.example import Example
-from hocket.model.trace.observe import Facts, Seen
+from hocket.model.trace.observe import NodeFacts, TensorInfo
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
@@ -66,7 +66,7 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     return Trace(graph, state, objects, leaf_of, num_samples, modules, out_spec)
 
 
-def open_structures(trace: Trace, facts: Mapping[fx.Node, Facts]) -> bool:
+def open_structures(trace: Trace, facts: Mapping[fx.Node, NodeFacts]) -> bool:
     """Let single tensors cross where a child returns a tuple, list or dict of them.
 
     A message carries tensors, so what a child returns is taken apart right behind it
@@ -96,7 +96,7 @@ def open_structures(trace: Trace, facts: Mapping[fx.Node, Facts]) -> bool:
 def _can_open(structure: Any) -> bool:
     keys = (key for path, _ in pytree.tree_leaves_with_path(structure) for key in path)
     kinds = (pytree.SequenceKey, pytree.MappingKey)
-    is_tensor = isinstance(structure, Seen)
+    is_tensor = isinstance(structure, TensorInfo)
     return not is_tensor and all(isinstance(key, kinds) for key in keys)
 
 
@@ -105,7 +105,7 @@ def _taken_apart(trace: Trace, node: fx.Node, structure: Any) -> Any:
     paths = trace.modules
 
     def take(path: tuple[Any, ...], leaf: object) -> Any:
-        if not isinstance(leaf, Seen):
+        if not isinstance(leaf, TensorInfo):
             return leaf
         value = node
         for key in path:

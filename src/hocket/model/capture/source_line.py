@@ -19,7 +19,7 @@ _TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}{os.sep}"
 _HOCKET_FOLDER: Final = f"{Path(__file__).parent.parent}{os.sep}"
 
 
-def place_of(frames: traceback.StackSummary) -> str:
+def source_line_of(frames: traceback.StackSummary) -> str:
     """The user's own line: the last one that is neither torch's nor ours."""
     for frame in reversed(frames):
         ours = frame.filename.startswith((_TORCH_FOLDER, _HOCKET_FOLDER))

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
-from hocket.model.capture.calls import Call
+from hocket.model.capture.calls import ModuleCall
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
@@ -44,7 +44,7 @@ def put_together(spec: pytree.TreeSpec, *leaves: Any) -> Any:
     return pytree.tree_unflatten(list(leaves), spec)
 
 
-def closed_modules(calls: Sequence[Call], state: State) -> dict[str, str]:
+def closed_modules(calls: Sequence[ModuleCall], state: State) -> dict[str, str]:
     """The modules that are run as they are, and why each is not opened.
 
     Args:
@@ -55,7 +55,7 @@ def closed_modules(calls: Sequence[Call], state: State) -> dict[str, str]:
     own = {id(tensor) for tensor in state.tensors.values()}
     for root in calls:
         for call in root.all():
-            why = _why_closed(call, root) or _stranger(call, own)
+            why = _why_closed(call, root) or _foreign_value(call, own)
             if why:
                 closed.setdefault(call.path, why)
     return closed
@@ -83,7 +83,7 @@ def check_open(closed: Mapping[str, str], names: Sequence[str]) -> None:
 
 
 def trace_submodules(
-    call: Call, closed: Mapping[str, str], example: Example, state: State
+    call: ModuleCall, closed: Mapping[str, str], example: Example, state: State
 ) -> Trace:
     """List the calls of the submodules that are run as they are.
 
@@ -93,10 +93,10 @@ def trace_submodules(
         example: what it was called with.
         state: of the model.
     """
-    return _Listing(closed, example, state).trace(call)
+    return _GraphBuilder(closed, example, state).trace(call)
 
 
-def _why_closed(call: Call, root: Call) -> str:
+def _why_closed(call: ModuleCall, root: ModuleCall) -> str:
     if call.work:
         return f"its own code computes {call.work}"
     hooks = (call.module._forward_hooks, call.module._forward_pre_hooks)
@@ -105,7 +105,7 @@ def _why_closed(call: Call, root: Call) -> str:
     return "" if call.inner else "it calls no submodules"
 
 
-def _stranger(call: Call, state: set[int]) -> str:
+def _foreign_value(call: ModuleCall, state: set[int]) -> str:
     """What a module hands on that it neither got nor was returned, in words."""
     known = state | _tensor_ids((call.args, dict(call.kwargs)))
     for inner in call.inner:
@@ -120,7 +120,7 @@ def _tensor_ids(structure: Any) -> set[int]:
     return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor | PerSample)}
 
 
-class _Listing:
+class _GraphBuilder:
     """Turns calls into a graph, by recognising objects that are handed on."""
 
     def __init__(
@@ -141,7 +141,7 @@ class _Listing:
                 self.leaf_of[node] = i
                 self.origin[id(leaf)] = node
 
-    def trace(self, root: Call) -> Trace:
+    def trace(self, root: ModuleCall) -> Trace:
         for call in self._whole(root):
             self._add(call)
         leaves, spec = pytree.tree_flatten(root.out)
@@ -157,7 +157,7 @@ class _Listing:
             spec,
         )
 
-    def _whole(self, call: Call) -> Iterator[Call]:
+    def _whole(self, call: ModuleCall) -> Iterator[ModuleCall]:
         """The calls of modules that are run as they are, in order."""
         for inner in call.inner:
             if inner.path in self.closed:
@@ -165,7 +165,7 @@ class _Listing:
             else:
                 yield from self._whole(inner)
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: ModuleCall) -> None:
         target = f"module_{call.path.replace('.', '_')}"
         self.objects[target] = call.module
         args = tuple(self._argument(x, call) for x in call.args)
@@ -174,7 +174,7 @@ class _Listing:
         self._note(node, call)
         self._remember(call, node)
 
-    def _remember(self, call: Call, node: fx.Node) -> None:
+    def _remember(self, call: ModuleCall, node: fx.Node) -> None:
         leaves, spec = pytree.tree_flatten(call.out)
         if spec.is_leaf():
             self.origin[id(call.out)] = node
@@ -185,11 +185,11 @@ class _Listing:
                 self._note(taken, call)
                 self.origin[id(leaf)] = taken
 
-    def _note(self, node: fx.Node, call: Call) -> None:
+    def _note(self, node: fx.Node, call: ModuleCall) -> None:
         parts = call.path.split(".")
         self.modules[node] = tuple(".".join(parts[: i + 1]) for i in range(len(parts)))
 
-    def _argument(self, value: Any, call: Call) -> Any:
+    def _argument(self, value: Any, call: ModuleCall) -> Any:
         leaves, spec = pytree.tree_flatten(value)
         nodes = [self._leaf(leaf) for leaf in leaves]
         if spec.is_leaf():

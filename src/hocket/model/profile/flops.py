@@ -26,8 +26,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.leaf_gradients import gradients_of
-from hocket.model.profile.measure import as_it_was
-from hocket.model.profile.recorder import Counts, Recorder, storage_of, tensors_of
+from hocket.model.profile.measure import restored_model
+from hocket.model.profile.recorder import (
+    Counts,
+    OperatorRecorder,
+    storage_of,
+    tensors_of,
+)
 from hocket.model.stages.cut import cut
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
@@ -62,7 +67,7 @@ def count_layers(
     first = num_samples if captured.fixed_batch else max(2, num_samples)
     sizes = (first, first if captured.fixed_batch else first + 1)
     half = _HALF.get(precision)
-    with as_it_was(captured, torch.device("cpu")):
+    with restored_model(captured, torch.device("cpu")):
         try:
             counts = [_Counting(captured, size, finish, half).all() for size in sizes]
         except Exception:
@@ -149,7 +154,7 @@ class _Counting:
                 x.detach().requires_grad_(value.requires_grad)
                 for x, value in zip(received, piece.inputs, strict=True)
             )
-            with Recorder() as recorder:
+            with OperatorRecorder() as recorder:
                 out = self._forward(i, received, None if only_inputs else count)
             if not only_inputs:
                 count.forward = recorder.ops
@@ -162,7 +167,7 @@ class _Counting:
             received = out
         grads: Sequence[Tensor] = [torch.ones_like(x) for x in live[-1][1]]
         for (leaves, outputs), count in zip(live[::-1], counts[::-1], strict=True):
-            with Recorder() as recorder:
+            with OperatorRecorder() as recorder:
                 grads = gradients_of(leaves, outputs, grads, only_inputs=only_inputs)
             if only_inputs:
                 count.input_grad = recorder.ops

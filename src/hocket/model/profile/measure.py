@@ -30,12 +30,12 @@ from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
 from hocket.model.profile.leaf_gradients import gradients_of
-from hocket.model.profile.passes import Finish, Live, Span, forwards, timed
+from hocket.model.profile.passes import Finish, PieceForward, Span, forwards, timed
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.profile.split_backward import (
-    HalfBytes,
-    half_bytes,
-    one_pass_in_halves,
+    SplitBackwardBytes,
+    one_split_pass,
+    split_backward_bytes,
 )
 from hocket.model.stages.cut import cut
 from hocket.model.stages.discard_saved_tensors import nothing_kept, refuse
@@ -75,27 +75,27 @@ def profile(
             and no layer keeps them.
     """
     num_layers = len(captured.layers)
-    with as_it_was(captured, device):
+    with restored_model(captured, device):
         pieces = [s.to(device).train() for s in cut(captured, range(1, num_layers))]
         whole = [s.to(device).train() for s in cut(captured, ())]
-        apart = [make_splitter(piece) for piece in pieces]
+        split = [make_splitter(piece) for piece in pieces]
         whole_apart = [make_splitter(piece) for piece in whole]
         end = _sum_of_outputs if finish is None else finish
         inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
-        _begin_to_add_up(whole)
+        _accumulate_from_zero(whole)
         by_layer = _repeated(lambda: _one_pass(pieces, inputs, end, device))
-        in_halves = _repeated(lambda: one_pass_in_halves(apart, inputs, end, device))
+        in_halves = _repeated(lambda: one_split_pass(split, inputs, end, device))
         at_once = _repeated(
             lambda: (
                 *_one_pass(whole, inputs, end, device),
-                *one_pass_in_halves(whole_apart, inputs, end, device),
+                *one_split_pass(whole_apart, inputs, end, device),
             ),
             _MAX_PASSES // 2,
         )
         there = tensors_in([list(captured.state.tensors.values()), inputs, targets])
         kept = _kept_bytes(pieces, inputs, end, there)
         work = _work_bytes(pieces, inputs, end, device)
-        held = half_bytes(apart, inputs, end, there, device)
+        held = split_backward_bytes(split, inputs, end, there, device)
     times = [
         _Times(*columns)
         for columns in zip(*_scaled(by_layer, at_once[:2]), *in_halves[1:], strict=True)
@@ -104,8 +104,8 @@ def profile(
         _layer(captured, i, times[i], kept[i], work[i], held[i])
         for i in range(num_layers)
     ]
-    split_s = _longer_apart_s(at_once[:2], at_once[2:])
-    shared = _shared_out(layers, split_s)
+    split_s = _split_overhead_s(at_once[:2], at_once[2:])
+    shared = _split_overhead_by_layer(layers, split_s)
     return Profile(tuple(shared), conditions_of(captured, device))
 
 
@@ -140,7 +140,7 @@ def _layer(
     times: _Times,
     kept: _Kept,
     work: tuple[int, int],
-    held: HalfBytes,
+    held: SplitBackwardBytes,
 ) -> LayerProfile:
     layer = captured.layers[i]
     whole_s = median(times.backward)
@@ -164,17 +164,19 @@ def _layer(
     )
 
 
-def _longer_apart_s(whole: list[list[Column]], apart: list[list[Column]]) -> float:
+def _split_overhead_s(whole: list[list[Column]], split: list[list[Column]]) -> float:
     """By which a pass takes longer in halves, of passes in turn; of one piece each."""
     whole_s, apart_s = (
         [sum(times, 0.0) for times in zip(*(own for (own,) in kinds), strict=True)]
-        for kinds in (whole, apart)
+        for kinds in (whole, split)
     )
     longer_s = [a - b for a, b in zip(apart_s, whole_s, strict=True)]
     return median(longer_s)
 
 
-def _shared_out(layers: Sequence[LayerProfile], split_s: float) -> list[LayerProfile]:
+def _split_overhead_by_layer(
+    layers: Sequence[LayerProfile], split_s: float
+) -> list[LayerProfile]:
     """Each layer's part of what it costs to have backwards apart."""
     total_s = sum(layer.weight_grad_s for layer in layers)
     per_s = split_s / total_s if total_s else 0.0
@@ -230,7 +232,7 @@ def _one_pass(
     return forward_s, backward_s[::-1]
 
 
-def _backwards(live: list[Live], span: Span) -> None:
+def _backwards(live: list[PieceForward], span: Span) -> None:
     """Every backward inside a span, from the last to the first."""
     grads: Sequence[Tensor] = [torch.ones_like(x) for x in live[-1].outputs]
     while live:
@@ -309,7 +311,7 @@ def _found_in(
         yield
 
 
-def _begin_to_add_up(stages: Sequence[StageModule]) -> None:
+def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
     """Every microbatch but the first adds to gradients that are there."""
     for stage in stages:
         for parameter in stage.parameters():
@@ -323,7 +325,7 @@ def _sum_of_outputs(out: Any) -> Tensor:
 
 
 @contextmanager
-def as_it_was(captured: Captured, device: torch.device) -> Iterator[None]:
+def restored_model(captured: Captured, device: torch.device) -> Iterator[None]:
     """Put back whatever changes when the model runs.
 
     Weights, buffers and gradients, also where `to(device)` moved them, or a module has

@@ -36,7 +36,7 @@ def optimizer_bytes(
         }
         if found := _after_step(copies, make_optimizer):
             return found
-    small = stand_ins(parameters)
+    small = small_copies(parameters)
     found = _after_step(small, make_optimizer)
     return {
         name: round(found.get(name, 0) / max(1, small[name].nbytes) * x.nbytes)
@@ -44,7 +44,7 @@ def optimizer_bytes(
     }
 
 
-def stand_ins(parameters: Mapping[str, Tensor]) -> Named:
+def small_copies(parameters: Mapping[str, Tensor]) -> Named:
     """Small parameters of the same names, types and numbers of dimensions."""
     return {
         name: nn.Parameter(

@@ -17,7 +17,7 @@ Span: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class PieceForward:
     """What the backward of one piece begins from.
 
     Args:
@@ -39,7 +39,7 @@ def forwards(
     inputs: Sequence[Any],
     finish: Finish,
     spans: Sequence[Span],
-) -> list[Live]:
+) -> list[PieceForward]:
     """Run every piece on what the one before made; what each backward begins from.
 
     Args:
@@ -60,7 +60,7 @@ def forwards(
             out = piece(*received, *own)
             if i + 1 == len(pieces):
                 out = (finish(out),)
-        live.append(Live(received, [x for x in out if x.requires_grad]))
+        live.append(PieceForward(received, [x for x in out if x.requires_grad]))
         received = out
     return live
 

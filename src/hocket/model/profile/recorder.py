@@ -37,7 +37,7 @@ _CPU_ATTENTION_BACK: Final = _ATEN._scaled_dot_product_flash_attention_for_cpu_b
 _LOOKS_UP: Final = frozenset({_ATEN.embedding, _ATEN.index_select, _ATEN.gather})
 
 
-class Recorder(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Writes down FLOPs and bytes of every operator."""
 
     def __init__(self) -> None:

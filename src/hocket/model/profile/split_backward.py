@@ -26,7 +26,7 @@ from hocket.model.stages.splitter import Remainder, Splitter
 
 
 @dataclass(frozen=True, slots=True)
-class HalfBytes:
+class SplitBackwardBytes:
     """What one layer takes while its backward is apart.
 
     Args:
@@ -43,7 +43,7 @@ class HalfBytes:
     weight_work_bytes: int
 
 
-def one_pass_in_halves(
+def one_split_pass(
     splitters: Sequence[Splitter],
     inputs: Sequence[Any],
     finish: Finish,
@@ -56,8 +56,8 @@ def one_pass_in_halves(
     weight_s: list[float] = []
     spans = [partial(_timed_on, clock, forward_s, x) for x in splitters]
     begins, grads = _forwards(splitters, inputs, finish, spans)
-    lefts = _first_halves(splitters, begins, grads, lambda: timed(clock, input_s))
-    _second_halves(lefts, lambda: timed(clock, weight_s))
+    lefts = _input_grads(splitters, begins, grads, lambda: timed(clock, input_s))
+    _weight_grads(lefts, lambda: timed(clock, weight_s))
     return forward_s, input_s[::-1], weight_s[::-1]
 
 
@@ -68,13 +68,13 @@ def _timed_on(clock: Clock, seconds: list[float], splitter: Splitter) -> Iterato
         yield
 
 
-def half_bytes(
+def split_backward_bytes(
     splitters: Sequence[Splitter],
     inputs: Sequence[Any],
     finish: Finish,
     there: Sequence[Tensor],
     device: torch.device,
-) -> list[HalfBytes]:
+) -> list[SplitBackwardBytes]:
     """What each layer holds, and what its halves hold at most while they run.
 
     Args:
@@ -91,18 +91,18 @@ def half_bytes(
 
     with allocations(device) as log:
         begins, grads = _forwards(splitters, inputs, finish, [x.on for x in splitters])
-        lefts = _first_halves(splitters, begins, grads, log.span, look)
-        _second_halves(lefts, log.span)
+        lefts = _input_grads(splitters, begins, grads, log.span, look)
+        _weight_grads(lefts, log.span)
     num = len(splitters)
     first, second = log.peaks[:num], log.peaks[num:]
     return [
-        HalfBytes(*own, of_input, of_weight)
+        SplitBackwardBytes(*own, of_input, of_weight)
         for own, of_input, of_weight in zip(held, first, second, strict=True)
     ][::-1]
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
+class _SplitForward:
     """What a layer's I begins from.
 
     Args:
@@ -119,13 +119,13 @@ def _forwards(
     inputs: Sequence[Any],
     finish: Finish,
     spans: Sequence[Span],
-) -> tuple[list[_Begin], list[Tensor]]:
+) -> tuple[list[_SplitForward], list[Tensor]]:
     """Where each I begins, and the gradients that the last one is given."""
     pieces = [splitter.module for splitter in splitters]
     live = forwards(pieces, inputs, finish, spans)
     grads = [torch.ones_like(x) for x in live[-1].outputs]
     begins = [
-        _Begin(own.received, [get_gradient_edge(x) for x in own.outputs])
+        _SplitForward(own.received, [get_gradient_edge(x) for x in own.outputs])
         for own in live
     ]
     return begins, grads
@@ -135,9 +135,9 @@ def _ignore(left: Remainder, received: Sequence[Tensor]) -> None:
     """Where only time counts."""
 
 
-def _first_halves(
+def _input_grads(
     splitters: Sequence[Splitter],
-    begins: list[_Begin],
+    begins: list[_SplitForward],
     grads: Sequence[Tensor],
     span: Span,
     look: Callable[[Remainder, Sequence[Tensor]], None] = _ignore,
@@ -158,7 +158,7 @@ def _first_halves(
     return lefts
 
 
-def _second_halves(lefts: Sequence[Remainder], span: Span) -> None:
+def _weight_grads(lefts: Sequence[Remainder], span: Span) -> None:
     for left in lefts:
         with span():
             left.finish()

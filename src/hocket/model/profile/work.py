@@ -9,8 +9,8 @@ from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import Finish, count_layers
 from hocket.model.profile.profile import LayerProfile, Profile
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
-from hocket.planner.counted import Counted
-from hocket.planner.work import HeldBytes, LayerCost, Measured, Weights
+from hocket.planner.counted import CountedCosts
+from hocket.planner.work import HeldBytes, LayerCost, MeasuredCosts, Weights
 
 
 def counted_work(
@@ -21,7 +21,7 @@ def counted_work(
     finish: Finish | None = None,
     precision: str = "float32",
     correction: CorrectionCost = NO_CORRECTION,
-) -> Counted:
+) -> CountedCosts:
     """From FLOPs and bytes, for a device that need not be there.
 
     Args:
@@ -43,7 +43,9 @@ def counted_work(
         precision=precision,
     )
     only = captured.example.num_samples if captured.fixed_batch else None
-    return Counted(name_of(captured), layers, hardware, precision, only, correction)
+    return CountedCosts(
+        name_of(captured), layers, hardware, precision, only, correction
+    )
 
 
 def measured_work(
@@ -53,7 +55,7 @@ def measured_work(
     *,
     update_s_per_byte: float,
     correction: CorrectionCost = NO_CORRECTION,
-) -> Measured:
+) -> MeasuredCosts:
     """From one or two profiles.
 
     Args:
@@ -73,7 +75,7 @@ def measured_work(
         for size, profile in profiles.items()
     }
     only = captured.example.num_samples if captured.fixed_batch else None
-    return Measured(
+    return MeasuredCosts(
         name_of(captured),
         (sizes[0], sizes[-1]),
         (costs[sizes[0]], costs[sizes[-1]]),

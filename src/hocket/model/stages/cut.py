@@ -17,7 +17,7 @@ from hocket.model.stages.parameter_paths import give_homes
 from hocket.model.stages.part import Part, part_of
 from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
-from hocket.model.trace.value import Value
+from hocket.model.trace.value import SentTensor
 
 
 def cut(
@@ -201,7 +201,7 @@ def _parts(captured: Captured, begin: int, end: int) -> dict[bool, Part]:
 
 def _values_along(
     captured: Captured, flows: Mapping[int, Sequence[fx.Node]]
-) -> dict[int, tuple[Value, ...]]:
+) -> dict[int, tuple[SentTensor, ...]]:
     return {
         stage: tuple(captured.values[node] for node in nodes)
         for stage, nodes in flows.items()
@@ -216,7 +216,7 @@ def _in_mode(
 
 
 def _size_at(
-    captured: Captured, inputs: Sequence[Value], leaves: Sequence[int]
+    captured: Captured, inputs: Sequence[SentTensor], leaves: Sequence[int]
 ) -> tuple[int, int] | None:
     """Which argument of the stage tells the number of samples."""
     size = captured.example.num_samples

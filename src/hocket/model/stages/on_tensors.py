@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.model.capture.captured import Captured
-from hocket.model.trace.flow import Flow
+from hocket.model.trace.flow import TraceFlow
 
 
 def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
@@ -35,7 +35,7 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
     frozen = tuple(copies[id(module)] for module in captured.frozen)
     changed = replace(state, tensors=new)
 
-    def moved(flow: Flow) -> Flow:
+    def moved(flow: TraceFlow) -> TraceFlow:
         objects = {
             target: copies.get(id(x), x) for target, x in flow.trace.objects.items()
         }

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, fx
 
-from hocket.model.trace.flow import Flow
+from hocket.model.trace.flow import TraceFlow
 
 _ATTENTION: Final = torch.ops.aten.scaled_dot_product_attention.default
 _MASK: Final = 3  # the place of `attn_mask` among its arguments
@@ -30,7 +30,7 @@ class Part:
         masks: what is kept and only serves as the mask of attention.
     """
 
-    flow: Flow
+    flow: TraceFlow
     is_last: bool
     body: tuple[fx.Node, ...]
     kept: tuple[fx.Node, ...]
@@ -65,7 +65,7 @@ class Part:
         return is_made or isinstance(trace.objects.get(str(node.target)), Tensor)
 
 
-def part_of(flow: Flow, start: int, end: int) -> Part:
+def part_of(flow: TraceFlow, start: int, end: int) -> Part:
     """The calls between two positions.
 
     Args:
@@ -96,7 +96,7 @@ def part_of(flow: Flow, start: int, end: int) -> Part:
     )
 
 
-def simple_mask(flow: Flow, node: fx.Node) -> fx.Node | None:
+def simple_mask(flow: TraceFlow, node: fx.Node) -> fx.Node | None:
     """The mask of an attention call, if it depends on nothing but the shape."""
     if node.target is not _ATTENTION or not _MASK < len(node.args) <= _IS_CAUSAL:
         return None
@@ -105,7 +105,7 @@ def simple_mask(flow: Flow, node: fx.Node) -> fx.Node | None:
     return mask if is_kept and "is_causal" not in node.kwargs else None  # type: ignore[return-value]
 
 
-def inputs_of(flow: Flow, node: fx.Node) -> list[fx.Node]:
+def inputs_of(flow: TraceFlow, node: fx.Node) -> list[fx.Node]:
     """What a call reads, but for a mask that becomes a flag."""
     mask = simple_mask(flow, node)
     return [x for x in node.all_input_nodes if x is not mask]

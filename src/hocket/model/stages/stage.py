@@ -15,7 +15,7 @@ from hocket.model.stages.emit import Code
 from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.stages.parameter_paths import Home
 from hocket.model.trace.per_sample import tensors_in
-from hocket.model.trace.value import Value
+from hocket.model.trace.value import SentTensor
 
 _NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
 
@@ -60,9 +60,9 @@ class StageModule(nn.Module):
         index: int,
         num_stages: int,
         batch_inputs: tuple[int, ...],
-        received: Mapping[int, tuple[Value, ...]],
-        sent: Mapping[int, tuple[Value, ...]],
-        outputs: tuple[Value, ...],
+        received: Mapping[int, tuple[SentTensor, ...]],
+        sent: Mapping[int, tuple[SentTensor, ...]],
+        outputs: tuple[SentTensor, ...],
         random_layers: tuple[int, ...],
         fixed_samples: int,
         size_at: tuple[int, int] | None,

@@ -14,11 +14,11 @@ from difflib import SequenceMatcher
 
 from torch import fx
 
-from hocket.model.trace.flow import Flow
+from hocket.model.trace.flow import TraceFlow
 from hocket.model.trace.trace import Trace
 
 
-def partners(training: Flow, evaluation: Flow) -> dict[fx.Node, fx.Node]:
+def partners(training: TraceFlow, evaluation: TraceFlow) -> dict[fx.Node, fx.Node]:
     """For each training call the evaluation call that does the same, where one does."""
     a = [_kind(training.trace, node) for node in training.compute]
     b = [_kind(evaluation.trace, node) for node in evaluation.compute]
@@ -32,7 +32,7 @@ def partners(training: Flow, evaluation: Flow) -> dict[fx.Node, fx.Node]:
 
 
 def same_places(
-    training: Flow, evaluation: Flow, partner_of: Mapping[fx.Node, fx.Node]
+    training: TraceFlow, evaluation: TraceFlow, partner_of: Mapping[fx.Node, fx.Node]
 ) -> dict[int, int]:
     """Where both can be cut with the same values: training to evaluation."""
     place = {node: i for i, node in enumerate(evaluation.compute)}
@@ -52,9 +52,9 @@ def same_places(
 
 
 def _same_values(
-    training: Flow,
+    training: TraceFlow,
     position: int,
-    evaluation: Flow,
+    evaluation: TraceFlow,
     other: int,
     partner_of: Mapping[fx.Node, fx.Node],
 ) -> bool:

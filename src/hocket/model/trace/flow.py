@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from hocket.errors import CaptureError
-from hocket.model.trace.observe import Facts, Observation, Seen
+from hocket.model.trace.observe import NodeFacts, Observation, TensorInfo
 from hocket.model.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class TraceFlow:
     """The dependencies of one trace.
 
     Args:
@@ -43,7 +43,7 @@ class Flow:
     """
 
     trace: Trace
-    facts: Mapping[fx.Node, Facts]
+    facts: Mapping[fx.Node, NodeFacts]
     needs: Mapping[fx.Node, tuple[fx.Node, ...]]
     compute: tuple[fx.Node, ...]
     shape_only: frozenset[fx.Node]
@@ -51,14 +51,14 @@ class Flow:
     is_admissible: tuple[bool, ...]
     changed: frozenset[str]
 
-    def seen(self, node: fx.Node) -> Seen:
+    def seen(self, node: fx.Node) -> TensorInfo:
         """What is known of a value that crosses."""
         seen = self.facts[node].structure
-        assert isinstance(seen, Seen)
+        assert isinstance(seen, TensorInfo)
         return seen
 
 
-def flow_of(trace: Trace, seen: Observation) -> Flow:
+def flow_of(trace: Trace, seen: Observation) -> TraceFlow:
     """Sort the calls and find where they can be cut.
 
     Raises:
@@ -72,7 +72,7 @@ def flow_of(trace: Trace, seen: Observation) -> Flow:
     batch_only = _spread(trace, seen.facts, needs, trace.leaf_of)
     order = tuple(node for node in trace.calls if node in compute)
     crossing = _crossing(order)
-    return Flow(
+    return TraceFlow(
         trace,
         seen.facts,
         needs,
@@ -96,7 +96,7 @@ def _refuse_changed_batch(trace: Trace, seen: Observation) -> None:
 
 
 def _needs(
-    trace: Trace, facts: Mapping[fx.Node, Facts]
+    trace: Trace, facts: Mapping[fx.Node, NodeFacts]
 ) -> dict[fx.Node, tuple[fx.Node, ...]]:
     """Per node, what it reads, and who changed the memory that it reads."""
     writers: dict[int, list[fx.Node]] = {}
@@ -124,7 +124,7 @@ def _changed_buffers(trace: Trace, seen: Observation) -> frozenset[str]:
 
 
 def _is_own_work(
-    trace: Trace, facts: Facts, node: fx.Node, changed: frozenset[str]
+    trace: Trace, facts: NodeFacts, node: fx.Node, changed: frozenset[str]
 ) -> bool:
     if node.op == "call_module" or facts.is_random:
         return True
@@ -133,7 +133,7 @@ def _is_own_work(
 
 def _spread(
     trace: Trace,
-    facts: Mapping[fx.Node, Facts],
+    facts: Mapping[fx.Node, NodeFacts],
     needs: Mapping[fx.Node, tuple[fx.Node, ...]],
     origin: Iterable[fx.Node],
 ) -> set[fx.Node]:
@@ -168,7 +168,7 @@ def _crossing(order: tuple[fx.Node, ...]) -> tuple[tuple[fx.Node, ...], ...]:
 
 def _admissible(
     trace: Trace,
-    facts: Mapping[fx.Node, Facts],
+    facts: Mapping[fx.Node, NodeFacts],
     order: tuple[fx.Node, ...],
     crossing: tuple[tuple[fx.Node, ...], ...],
     changed: frozenset[str],
@@ -183,7 +183,7 @@ def _admissible(
         later |= facts[order[position]].writes
         values = [facts[node] for node in crossing[position]]
         is_changed = any(value.makes & later for value in values)
-        are_tensors = all(isinstance(value.structure, Seen) for value in values)
+        are_tensors = all(isinstance(value.structure, TensorInfo) for value in values)
         admissible[position] = bool(values) and are_tensors and not is_changed
     for first, last in _spans(trace, order, changed):
         admissible[first + 1 : last + 1] = [False] * (last - first)

@@ -13,9 +13,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from hocket.model.trace.flow import Flow
+from hocket.model.trace.flow import TraceFlow
 from hocket.model.trace.state import State
-from hocket.model.trace.value import Value
+from hocket.model.trace.value import SentTensor
 
 _MANY_MORE: Final = 2  # times the bytes: a skip adds less, a query as much again
 _BY_CALL: Final = "@"  # torch.export writes a module's second call as `block@1`
@@ -39,10 +39,10 @@ class Layer:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     weight_bytes: int
-    received: tuple[Value, ...]
+    received: tuple[SentTensor, ...]
 
 
-def positions(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
+def positions(flow: TraceFlow, places: Mapping[int, int]) -> tuple[int, ...]:
     """Where each layer begins, position 0 among them.
 
     Between two calls that use weights there is at most one cut, where the fewest
@@ -72,7 +72,9 @@ def positions(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(sorted(kept))
 
 
-def positions_between_modules(flow: Flow, places: Mapping[int, int]) -> tuple[int, ...]:
+def positions_between_modules(
+    flow: TraceFlow, places: Mapping[int, int]
+) -> tuple[int, ...]:
     """Where each layer begins: wherever one can, between two modules run as they are.
 
     Args:
@@ -83,7 +85,9 @@ def positions_between_modules(flow: Flow, places: Mapping[int, int]) -> tuple[in
     return (0, *_between(flow, places, modules))
 
 
-def _between(flow: Flow, places: Mapping[int, int], marks: Sequence[int]) -> list[int]:
+def _between(
+    flow: TraceFlow, places: Mapping[int, int], marks: Sequence[int]
+) -> list[int]:
     """The best position between any two marks that follow each other."""
     return [
         min(found, key=lambda position: _cost(flow, position))
@@ -92,14 +96,18 @@ def _between(flow: Flow, places: Mapping[int, int], marks: Sequence[int]) -> lis
     ]
 
 
-def _with_few_bytes(flow: Flow, a: int, b: int, inside: Sequence[int]) -> list[int]:
+def _with_few_bytes(
+    flow: TraceFlow, a: int, b: int, inside: Sequence[int]
+) -> list[int]:
     """Where little more crosses than at `a` and `b`, but for what crosses both."""
     both = set(flow.crossing[a]) & set(flow.crossing[b])
     limit = _MANY_MORE * max(_num_bytes(flow, a, both), _num_bytes(flow, b, both))
     return [position for position in inside if _num_bytes(flow, position, both) < limit]
 
 
-def layer_names(flow: Flow, starts: Sequence[int]) -> list[tuple[str, tuple[str, ...]]]:
+def layer_names(
+    flow: TraceFlow, starts: Sequence[int]
+) -> list[tuple[str, tuple[str, ...]]]:
     """Per layer its name and the modules that begin with it."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -124,7 +132,7 @@ def layer_names(flow: Flow, starts: Sequence[int]) -> list[tuple[str, tuple[str,
     return named
 
 
-def used_state(flow: Flow, starts: Sequence[int]) -> list[set[str]]:
+def used_state(flow: TraceFlow, starts: Sequence[int]) -> list[set[str]]:
     """Per layer, the first names of the parameters and buffers it uses."""
     ends = (*starts[1:], len(flow.compute))
     return [
@@ -153,7 +161,7 @@ def _num_shared(a: str, b: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _weighty(flow: Flow) -> list[int]:
+def _weighty(flow: TraceFlow) -> list[int]:
     """The places of the calls that multiply by a matrix or look something up in one.
 
     A norm's vectors weigh nothing, nor does adding a parameter to something.
@@ -182,7 +190,7 @@ def _is_light(node: fx.Node) -> bool:
     return is_pointwise or is_joining or target.is_view
 
 
-def _cost(flow: Flow, position: int) -> tuple[int, int, int, int]:
+def _cost(flow: TraceFlow, position: int) -> tuple[int, int, int, int]:
     """Fewest tensors, then the outermost module's border, fewest bytes, the latest."""
     before, after = flow.compute[position - 1 : position + 1]
     return (
@@ -193,19 +201,19 @@ def _cost(flow: Flow, position: int) -> tuple[int, int, int, int]:
     )
 
 
-def _num_bytes(flow: Flow, position: int, but: Container[fx.Node] = ()) -> int:
+def _num_bytes(flow: TraceFlow, position: int, but: Container[fx.Node] = ()) -> int:
     values = (flow.seen(node) for node in flow.crossing[position] if node not in but)
     return sum(math.prod(value.shape) * value.dtype.itemsize for value in values)
 
 
-def _depth(flow: Flow, a: fx.Node, b: fx.Node) -> int:
+def _depth(flow: TraceFlow, a: fx.Node, b: fx.Node) -> int:
     """How many modules both are inside of."""
     left, right = flow.trace.modules.get(a, ()), flow.trace.modules.get(b, ())
     return len(set(left) & set(right))
 
 
 def _name(
-    flow: Flow, node: fx.Node, modules: tuple[str, ...], whole: Sequence[str]
+    flow: TraceFlow, node: fx.Node, modules: tuple[str, ...], whole: Sequence[str]
 ) -> str:
     """Blocks of a list have the best names; then whole modules; then what begins."""
     numbered = [path for path in modules if _last_part(path).isdigit()]

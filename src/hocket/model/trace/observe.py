@@ -26,7 +26,7 @@ from hocket.model.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TensorInfo:
     """What is known of a tensor that was seen.
 
     Args:
@@ -41,11 +41,11 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """What one node did.
 
     Args:
-        structure: what it returned, with `Seen` in the place of tensors.
+        structure: what it returned, with `TensorInfo` in the place of tensors.
         makes: the memory that what it returned lives in.
         touches: the same, and the memory of its inputs.
         writes: the part of it that the node changed.
@@ -68,7 +68,7 @@ class Observation:
         memory: where the batch, parameters and buffers live, by node.
     """
 
-    facts: Mapping[fx.Node, Facts]
+    facts: Mapping[fx.Node, NodeFacts]
     memory: Mapping[fx.Node, frozenset[int]]
 
 
@@ -82,15 +82,15 @@ def observe(trace: Trace, example: Example, *, real: bool = False) -> Observatio
     """
     if real:
         with kept(trace.state):
-            return _Run(trace, example, dict(trace.state.tensors), real=True).all()
+            return _TraceRun(trace, example, dict(trace.state.tensors), real=True).all()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     example = example.mapped(fake.from_tensor)
     state = {name: fake.from_tensor(x) for name, x in trace.state.tensors.items()}
     with fake:
-        return _Run(trace, example, state, real=False).all()
+        return _TraceRun(trace, example, state, real=False).all()
 
 
-class _Run:
+class _TraceRun:
     """One run; every value is kept, so that no memory is used twice."""
 
     def __init__(
@@ -129,7 +129,7 @@ class _Run:
             return self.state[target]
         return self.trace.objects[target]
 
-    def _call(self, node: fx.Node) -> Facts:
+    def _call(self, node: fx.Node) -> NodeFacts:
         value_of = self.values.__getitem__
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         inputs = tensors_in((args, kwargs))
@@ -140,8 +140,8 @@ class _Run:
         outputs = tensors_in(out)
         pairs = zip(inputs, versions, strict=True)
         written = [x for x, version in pairs if x._version != version]
-        return Facts(
-            pytree.tree_map_only(Tensor, _seen, out),
+        return NodeFacts(
+            pytree.tree_map_only(Tensor, _tensor_info, out),
             frozenset(map(_memory, outputs)),
             frozenset(map(_memory, [*inputs, *outputs])),
             frozenset(map(_memory, written)),
@@ -193,8 +193,8 @@ def is_random(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(given.get("dropout_p", 0.0) != 0.0)
 
 
-def _seen(tensor: Tensor) -> Seen:
-    return Seen(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+def _tensor_info(tensor: Tensor) -> TensorInfo:
+    return TensorInfo(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
 def _memory(tensor: Tensor) -> int:

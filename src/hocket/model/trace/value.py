@@ -11,7 +11,7 @@ from hocket.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SentTensor:
     """What is known of a tensor before it is sent.
 
     Args:

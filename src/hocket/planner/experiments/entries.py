@@ -17,7 +17,7 @@ from typing import Final
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import Counted
+from hocket.planner.counted import CountedCosts
 from hocket.planner.experiments.networks import (
     Layer,
     bert,
@@ -159,5 +159,5 @@ def plan_network(
         device.name,
     )
     ops = tuple(layer.ops() for layer in entry.make())
-    work = Counted(f"{name} ({entry.summary})", ops, device, precision)
+    work = CountedCosts(f"{name} ({entry.summary})", ops, device, precision)
     return rank(work, cluster, batch_size or entry.batch_size, search)

@@ -23,7 +23,7 @@ from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import Counted
+from hocket.planner.counted import CountedCosts
 from hocket.planner.experiments.networks import (
     Layer,
     bert,
@@ -194,7 +194,7 @@ def _predictor(experiment: Experiment, catalogue: Catalogue) -> Predictor:
         device.name,
     )
     ops = tuple(layer.ops() for layer in experiment.layers)
-    work = Counted(experiment.name, ops, device, PRECISION)
+    work = CountedCosts(experiment.name, ops, device, PRECISION)
     return Predictor(work, cluster, experiment.batch_size)
 
 

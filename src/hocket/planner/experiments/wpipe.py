@@ -25,7 +25,7 @@ from hocket.core.hardware import load_catalogue
 from hocket.core.layout import WorkerLayout
 from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import Counted
+from hocket.planner.counted import CountedCosts
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.experiments.networks import Layer, bert, deep_bert
 from hocket.planner.experiments.resnext import resnext
@@ -220,7 +220,7 @@ class _Sweep:
             device.name,
         )
         ops = tuple(layer.ops() for layer in experiment.make())
-        work = Counted(experiment.name, ops, device, PRECISION)
+        work = CountedCosts(experiment.name, ops, device, PRECISION)
         self._predictor = Predictor(work, cluster, experiment.shape.num_workers)
 
     def result(self) -> Result:

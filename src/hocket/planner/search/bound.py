@@ -46,20 +46,20 @@ def bound_s(program: Program, costs: Costs, *, split_backward: bool = True) -> f
     steady = replace(costs, jitter=0.0)
     problem = Problem.of(once, steady, split_backward=split_backward)
     paths = Paths.of(problem.seconds, problem.waits)
-    works: defaultdict[int, list[_Work]] = defaultdict(list)
+    works: defaultdict[int, list[_ResourceLoad]] = defaultdict(list)
     for number, task in enumerate(problem.tasks):
         op = problem.ops[problem.rows[number]]
         times = 1 if op.microbatch is None else program.num_microbatches_of(op.stage)
         head_s = paths.head_s[number] - task.before_s
         tail_s = paths.tail_s[number] - task.seconds - task.after_s
         total_s = task.taken_s * times * program.num_steps
-        works[task.resource].append(_Work(head_s, total_s, tail_s))
+        works[task.resource].append(_ResourceLoad(head_s, total_s, tail_s))
     alone_s = (_one_machine_s(of_one) for of_one in works.values())
     return max(paths.longest_s, *alone_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _ResourceLoad:
     """What a resource has to do, how long before it, and how long after it."""
 
     head_s: float
@@ -67,7 +67,7 @@ class _Work:
     tail_s: float
 
 
-def _one_machine_s(works: Sequence[_Work]) -> float:
+def _one_machine_s(works: Sequence[_ResourceLoad]) -> float:
     """The least that one resource takes, with what is before and after."""
     late_first = sorted(works, key=lambda work: -work.head_s)
     most_s = 0.0

@@ -62,12 +62,12 @@ def holdings(
         counts_queues: count messages from when they are made, not from when they are
             read. Then a lane could make room by waiting, which no lane does.
     """
-    rows = _Rows(problem, costs)
+    rows = _HoldingRows(problem, costs)
     found = (*rows.of_ops(), *rows.received(counts_queues), *rows.kept_outputs())
     return tuple(holding for holding in found if holding.num_bytes > 0)
 
 
-class _Rows:
+class _HoldingRows:
     """The ops by name, and what each of them holds."""
 
     def __init__(self, problem: Problem, costs: Costs) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import BACKWARDS, Kind, Op
-from hocket.planner.search.problem import Problem, Wait
+from hocket.planner.search.problem import Problem, StartLag
 
 
 def memory_waits(
     problem: Problem, costs: Costs, room_bytes: Sequence[int]
-) -> Iterator[Wait]:
+) -> Iterator[StartLag]:
     """For the forward of a microbatch, which I and which W must have ended.
 
     Args:
@@ -38,7 +38,7 @@ def memory_waits(
         later = rows.get(next_one)
         if later is not None:
             lag_s = tasks[row].seconds + tasks[row].after_s + tasks[later].before_s
-            yield Wait(row, later, lag_s)
+            yield StartLag(row, later, lag_s)
 
 
 def _num_before_full(kind: Kind, cost: StageCost, room: int) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hocket.errors import MissingPackageError
 from hocket.planner.search.holdings import Holding, Instant
 from hocket.planner.search.paths import Paths
-from hocket.planner.search.problem import Task, Wait
+from hocket.planner.search.problem import StartLag, TimedTask
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -29,7 +29,7 @@ _MOST_UNITS: Final = 10**6  # of memory; more are rounded down, so that nothing 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class SolverQuery:
     """What is asked. All times are in ticks, and stand where seconds did.
 
     Args:
@@ -44,9 +44,9 @@ class Question:
         always_bytes: of each device, beside that.
     """
 
-    tasks: Sequence[Task]
+    tasks: Sequence[TimedTask]
     num_ops: int
-    waits: Sequence[Wait]
+    waits: Sequence[StartLag]
     least: int
     most: int
     hint: Sequence[int] = ()
@@ -56,7 +56,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SolverLimits:
     """What may be spent on a question."""
 
     time_limit_s: float
@@ -64,7 +64,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SolverAnswer:
     """What came of it.
 
     Args:
@@ -94,11 +94,11 @@ def require_ortools() -> None:
 
 
 def ask(
-    question: Question,
-    effort: Effort,
+    question: SolverQuery,
+    effort: SolverLimits,
     on_order: Callable[[tuple[int, ...]], None],
     on_bound: Callable[[float], None],
-) -> Answer:
+) -> SolverAnswer:
     """Search until it is proved that there is nothing better, or time is up.
 
     Args:
@@ -109,14 +109,14 @@ def ask(
     """
     paths = Paths.of([task.seconds for task in question.tasks], question.waits)
     if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
-        return Answer(is_impossible=True)
+        return SolverAnswer(is_impossible=True)
     return _Model(question, paths).solve(effort, on_order, on_bound)
 
 
 class _Model:
     """The question in CP-SAT's terms."""
 
-    def __init__(self, question: Question, paths: Paths) -> None:
+    def __init__(self, question: SolverQuery, paths: Paths) -> None:
         from ortools.sat.python import cp_model
 
         self.cp = cp_model
@@ -140,10 +140,10 @@ class _Model:
 
     def solve(
         self,
-        effort: Effort,
+        effort: SolverLimits,
         on_order: Callable[[tuple[int, ...]], None],
         on_bound: Callable[[float], None],
-    ) -> Answer:
+    ) -> SolverAnswer:
         """Let CP-SAT work on it."""
         cp, ops = self.cp, self.starts[: self.question.num_ops]
 
@@ -158,12 +158,12 @@ class _Model:
         solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
         status = solver.solve(self.model, Told())
         if status == cp.INFEASIBLE:
-            return Answer(is_impossible=True)
+            return SolverAnswer(is_impossible=True)
         if status not in (cp.OPTIMAL, cp.FEASIBLE):
-            return Answer()
+            return SolverAnswer()
         on_bound(solver.best_objective_bound * self.unit_bytes)
         starts = tuple(solver.value(start) for start in ops)
-        return Answer(starts, is_best=status == cp.OPTIMAL)
+        return SolverAnswer(starts, is_best=status == cp.OPTIMAL)
 
     def _take_turns(self) -> None:
         """A resource does one task at a time."""
@@ -228,7 +228,7 @@ class _Model:
         return self.starts[instant.row] + int(seconds)
 
 
-def _unit_bytes(question: Question, more: Iterable[int]) -> int:
+def _unit_bytes(question: SolverQuery, more: Iterable[int]) -> int:
     """In which all are whole; or, where that is too fine, one that is fine enough."""
     sizes = [*(holding.num_bytes for holding in question.holdings), *more]
     common = gcd(*sizes)

@@ -15,21 +15,21 @@ from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.planner.search.bound import bound_s
-from hocket.planner.search.found import SAME, Found, Progress
 from hocket.planner.search.holdings import Holding, always_bytes, holdings
 from hocket.planner.search.memory_waits import memory_waits
 from hocket.planner.search.model import (
-    Answer,
-    Effort,
-    Question,
+    SolverAnswer,
+    SolverLimits,
+    SolverQuery,
     ask,
     require_ortools,
 )
 from hocket.planner.search.order import known_orders, schedule_at, starts_of
-from hocket.planner.search.problem import Problem, Task, Wait
+from hocket.planner.search.problem import Problem, StartLag, TimedTask
+from hocket.planner.search.result import SAME, SearchProgress, SearchResult
 from hocket.planner.search.ticks import Ticks
 
-Report = Callable[[Progress], None]
+Report = Callable[[SearchProgress], None]
 
 _MOST_OPS: Final = 5_000  # of a program that is given to the solver
 _NEAR: Final = 1e-6  # of a tick: bounds come as floating point
@@ -44,7 +44,7 @@ def search(
     time_limit_s: float = 60.0,
     num_threads: int = 2,
     progress: Report | None = None,
-) -> Found:
+) -> SearchResult:
     """Search for the fastest order of a program's work, and prove how good it is.
 
     It begins with the published orders of the program and a bound that takes no
@@ -74,11 +74,11 @@ def search(
     (10.0, True)
     """
     require_ortools()
-    hunt = _Hunt(program, costs, memory_bytes, split_backward, progress)
+    hunt = _Search(program, costs, memory_bytes, split_backward, progress)
     return hunt.run(time_limit_s, num_threads)
 
 
-class _Hunt:
+class _Search:
     """One search: the best order so far, and the bound."""
 
     def __init__(
@@ -106,7 +106,7 @@ class _Hunt:
         self.ticks = Ticks.of(parts | lags, serial_s)
         self.serial_s = serial_s
 
-    def run(self, time_limit_s: float, num_threads: int) -> Found:
+    def run(self, time_limit_s: float, num_threads: int) -> SearchResult:
         """Known orders first, then the solver."""
         until_s = self.begin_s + time_limit_s
         for schedule in known_orders(
@@ -115,7 +115,7 @@ class _Hunt:
             memory_bytes=self.memory_bytes,
             split_backward=self.split_backward,
         ):
-            self._offer(schedule)
+            self._keep_if_best(schedule)
             if self._is_settled() or perf_counter() >= until_s:
                 break
         if not self._is_settled() and len(self.problem.ops) <= _MOST_OPS:
@@ -123,7 +123,7 @@ class _Hunt:
         if self.best is None:
             raise self._refusal()
         elapsed_s = perf_counter() - self.begin_s
-        return Found(self.best, self.best_s, self.bound_s, elapsed_s)
+        return SearchResult(self.best, self.best_s, self.bound_s, elapsed_s)
 
     def _is_settled(self) -> bool:
         return self.best_s <= self.bound_s * (1 + SAME)
@@ -139,30 +139,30 @@ class _Hunt:
         on_bound: Callable[[float], None] = self._raise_bound
         while True:
             question = self._question(limit, counts_queues=counts_queues)
-            effort = Effort(until_s - perf_counter(), num_threads)
-            answer = ask(question, effort, self._told, on_bound)
-            missing = self._offer(self._order(answer)) if answer.starts else 0
+            effort = SolverLimits(until_s - perf_counter(), num_threads)
+            answer = ask(question, effort, self._better_schedule, on_bound)
+            missing = self._keep_if_best(self._order(answer)) if answer.starts else 0
             is_late = perf_counter() >= until_s
             if limit is None or not missing or is_late or self._is_settled():
                 break
             limit -= missing if counts_queues else 0
             counts_queues, on_bound = True, _nothing
         if self.best is None:
-            self._ask_for_least(Effort(until_s - perf_counter(), num_threads))
+            self._ask_for_least(SolverLimits(until_s - perf_counter(), num_threads))
 
-    def _ask_for_least(self, effort: Effort) -> None:
+    def _ask_for_least(self, effort: SolverLimits) -> None:
         """Nothing is known that fits: what would?"""
         question = self._question(None, counts_queues=True, seeks_memory=True)
         if effort.time_limit_s > 0:
-            ask(question, effort, self._told, _nothing)
+            ask(question, effort, self._better_schedule, _nothing)
 
-    def _told(self, starts: tuple[int, ...]) -> None:
-        self._offer(self._order(Answer(starts)))
+    def _better_schedule(self, starts: tuple[int, ...]) -> None:
+        self._keep_if_best(self._order(SolverAnswer(starts)))
 
-    def _order(self, answer: Answer) -> Schedule:
+    def _order(self, answer: SolverAnswer) -> Schedule:
         return schedule_at(self.problem, answer.starts)
 
-    def _offer(self, schedule: Schedule) -> int:
+    def _keep_if_best(self, schedule: Schedule) -> int:
         """Simulate an order, and keep it if it is the best; bytes that it misses."""
         timeline = simulate(schedule, self.costs)
         if self.memory_bytes is not None:
@@ -173,19 +173,19 @@ class _Hunt:
                 return peak[0] - self.memory_bytes
         if timeline.makespan_s < self.best_s:
             self.best, self.best_s = schedule, timeline.makespan_s
-            self._tell()
+            self._report_progress()
         return 0
 
     def _raise_bound(self, ticks: float) -> None:
         new_s = ceil(ticks - _NEAR) * self.ticks.tick_s
         if new_s > self.bound_s:
             self.bound_s = min(new_s, self.best_s)
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.report is not None:
             elapsed_s = perf_counter() - self.begin_s
-            self.report(Progress(elapsed_s, self.best_s, self.bound_s))
+            self.report(SearchProgress(elapsed_s, self.best_s, self.bound_s))
 
     def _question(
         self,
@@ -193,7 +193,7 @@ class _Hunt:
         *,
         counts_queues: bool = False,
         seeks_memory: bool = False,
-    ) -> Question:
+    ) -> SolverQuery:
         problem, count = self.problem, self.ticks.count
         always = always_bytes(problem.program, self.costs)
         rooms = None if limit is None else [limit - size for size in always]
@@ -208,10 +208,10 @@ class _Hunt:
         held: tuple[Holding, ...] = ()
         if rooms is not None or seeks_memory:
             held = holdings(problem, self.costs, counts_queues=counts_queues)
-        return Question(
-            [Task(task[0], *map(count, task[1:])) for task in problem.tasks],
+        return SolverQuery(
+            [TimedTask(task[0], *map(count, task[1:])) for task in problem.tasks],
             len(problem.ops),
-            [Wait(before, after, count(lag_s)) for before, after, lag_s in waits],
+            [StartLag(before, after, count(lag_s)) for before, after, lag_s in waits],
             count(self.bound_s),
             count(known_s),
             hint,
@@ -235,7 +235,7 @@ class _Hunt:
         )
 
 
-def _longest_lags(waits: tuple[Wait, ...]) -> dict[int, float]:
+def _longest_lags(waits: tuple[StartLag, ...]) -> dict[int, float]:
     """By task, the longest that it may have to wait after all others have ended."""
     lags: dict[int, float] = {}
     for _, after, lag_s in waits:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from hocket.planner.search.problem import Wait
+from hocket.planner.search.problem import StartLag
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Paths:
         return max(self.tail_s, default=0.0)
 
     @classmethod
-    def of(cls, seconds: Sequence[float], waits: Iterable[Wait]) -> Paths:
+    def of(cls, seconds: Sequence[float], waits: Iterable[StartLag]) -> Paths:
         """Through every task.
 
         Args:
@@ -46,7 +46,7 @@ class Paths:
         return cls(tuple(head_s), tuple(tail_s))
 
 
-def in_order(keys: Sequence[Any], waits: Iterable[Wait]) -> Iterator[int]:
+def in_order(keys: Sequence[Any], waits: Iterable[StartLag]) -> Iterator[int]:
     """The tasks, each after all that it waits for; else the lowest key first.
 
     Args:

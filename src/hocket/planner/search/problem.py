@@ -26,7 +26,7 @@ from hocket.core.simulator.work import Work, prepare
 HALVES: Final = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
-class Task(NamedTuple):
+class TimedTask(NamedTuple):
     """Something that takes time.
 
     Args:
@@ -47,7 +47,7 @@ class Task(NamedTuple):
         return self.before_s + self.seconds + self.after_s
 
 
-class Wait(NamedTuple):
+class StartLag(NamedTuple):
     """Task `after` starts at least `lag_s` after the start of task `before`."""
 
     before: int
@@ -69,9 +69,9 @@ class Problem:
 
     work: Work
     ops: tuple[Op, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[TimedTask, ...]
     rows: tuple[int, ...]
-    waits: tuple[Wait, ...]
+    waits: tuple[StartLag, ...]
 
     @property
     def program(self) -> Program:
@@ -97,7 +97,7 @@ class Problem:
         """
         due = list(due_ops(program))
         if split_backward:
-            due = [half for op in due for half in halves(op)]
+            due = [half for op in due for half in split_backward_ops(op)]
         lanes = tuple(
             Lane(device, 0, tuple(op for op in due if op.stage in stages))
             for device, stages in enumerate(program.stages_on)
@@ -115,7 +115,7 @@ class Problem:
             alike.setdefault(key, []).append(number)
         yield from alike.values()
 
-    def microbatch_waits(self) -> Iterator[Wait]:
+    def microbatch_waits(self) -> Iterator[StartLag]:
         """Microbatches in order of number, in each kind of op and message.
 
         Nothing is lost by it: equal microbatches can change their names. If the k-th
@@ -126,10 +126,10 @@ class Problem:
             for first, second in pairwise(numbers):
                 one, other = self.tasks[first], self.tasks[second]
                 lag_s = one.seconds + one.after_s + other.before_s
-                yield Wait(first, second, lag_s)
+                yield StartLag(first, second, lag_s)
 
 
-def halves(op: Op) -> tuple[Op, ...]:
+def split_backward_ops(op: Op) -> tuple[Op, ...]:
     """A whole backward as I and W; any other op as it is."""
     if op.kind is not Kind.BACKWARD:
         return (op,)
@@ -138,15 +138,15 @@ def halves(op: Op) -> tuple[Op, ...]:
 
 def _tasks_and_waits(
     work: Work,
-) -> tuple[tuple[Task, ...], tuple[int, ...], tuple[Wait, ...]]:
+) -> tuple[tuple[TimedTask, ...], tuple[int, ...], tuple[StartLag, ...]]:
     needs, messages, columns = work.needs, work.messages, work.columns
     num_ops, num_devices = columns.num_ops, work.schedule.program.num_devices
     makers, handling_s = messages.maker.tolist(), messages.handling_s.tolist()
     occupied_s, latency_s = messages.occupied_s.tolist(), messages.latency_s.tolist()
     before_s, after_s = [0.0] * num_ops, [0.0] * num_ops
-    sent: list[Task] = []
+    sent: list[TimedTask] = []
     rows = [*range(num_ops)]
-    waits: list[Wait] = []
+    waits: list[StartLag] = []
 
     # 1. What each op hands over, one message after another. Where the bytes take time,
     #    the message is a task; else it only makes its reader wait.
@@ -157,9 +157,9 @@ def _tasks_and_waits(
         if occupied_s[message]:
             task = num_ops + len(sent)
             link = 2 * num_devices + int(messages.link[message])
-            sent.append(Task(link, 0.0, occupied_s[message], 0.0))
+            sent.append(TimedTask(link, 0.0, occupied_s[message], 0.0))
             rows.append(maker)
-            waits.append(Wait(maker, task, ready_s))
+            waits.append(StartLag(maker, task, ready_s))
             arrives.append((task, occupied_s[message] + latency_s[message]))
         else:
             arrives.append((maker, ready_s + latency_s[message]))
@@ -171,16 +171,16 @@ def _tasks_and_waits(
     for row, maker, arrival in reversed(list(zip(*needed, strict=True))):
         if arrival == LOCAL:
             if maker >= 0:  # and not given from the start
-                waits.append(Wait(maker, row, work.seconds[maker]))
+                waits.append(StartLag(maker, row, work.seconds[maker]))
             continue
         if num_readers[arrival] == 1:
             before_s[row] += handling_s[arrival]
         task, lag_s = arrives[arrival]
-        waits.append(Wait(task, row, lag_s + before_s[row]))
+        waits.append(StartLag(task, row, lag_s + before_s[row]))
 
     # 3. Reductions leave their lane free.
     done = (
-        Task(device + num_devices * reduces, *parts)
+        TimedTask(device + num_devices * reduces, *parts)
         for device, reduces, *parts in zip(
             columns.device.tolist(),
             work.is_collective,

@@ -35,7 +35,7 @@ from hocket.recipes.data.cifar_files import (
     read_labels,
 )
 from hocket.recipes.data.vary_images import vary_images
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 
 class Cifar:
@@ -126,7 +126,7 @@ class Cifar:
             self._kept[file] = images.view(-1, NUM_CHANNELS, SIDE, SIDE)
         return self._kept[file]
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised; moved and mirrored by the draw."""
         images = self._layout.colours.normalised(self.images(rows))
         if draw is not None:
@@ -140,7 +140,7 @@ class Cifar:
             return images
         return functional.interpolate(images, self.side, mode="bilinear")
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B,), int64."""
         del draw
         return self.labels[rows]

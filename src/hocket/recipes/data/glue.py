@@ -30,7 +30,7 @@ from torch import Tensor
 from hocket.errors import DataError
 from hocket.recipes.data.origin import Origin
 from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 _URL: Final = "https://gluebenchmark.com/tasks"
 _FEWEST_TOKENS: Final = 8  # what stands around the sentences takes three of them
@@ -163,7 +163,7 @@ class GlueSamples:
         """Of texts, labels and vocabulary."""
         return self.tokenizer.fingerprint ^ self.sentences.fingerprint
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> dict[str, Tensor]:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> dict[str, Tensor]:
         """`input_ids`, `attention_mask` and `token_type_ids`, each (B, T), int64."""
         del draw
         texts = [self.sentences.texts[row] for row in rows.tolist()]
@@ -176,7 +176,7 @@ class GlueSamples:
             ]
         )
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B,), int64."""
         del draw
         return self.sentences.labels[rows]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,14 @@ class HuggingFaceSamples:
         told = [(part._fingerprint, part.column_names) for part in parts]
         return zlib.crc32(repr((told, self.num_samples)).encode())
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> dict[str, Tensor]:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> dict[str, Tensor]:
         """The input columns by their names, each (B, ...)."""
         del draw
         return self._columns(self.input_columns, rows)
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor | dict[str, Tensor]:
+    def targets(
+        self, rows: Tensor, draw: EpochRandom | None
+    ) -> Tensor | dict[str, Tensor]:
         """The target column (B, ...), or all of them by their names."""
         del draw
         columns = self._columns(self.target_columns, rows)

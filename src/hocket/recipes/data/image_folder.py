@@ -26,7 +26,7 @@ from torch import Tensor
 from hocket.errors import DataError
 from hocket.recipes.data.colours import Colours
 from hocket.recipes.data.origin import Origin
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,7 +69,7 @@ class ImageFolder:
         """How many there are to tell apart."""
         return len(self.class_names)
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised.
 
         Evaluation scales the shorter side and cuts out the middle. Training cuts out
@@ -89,7 +89,7 @@ class ImageFolder:
         ]
         return self.colours.normalised(torch.stack(images))
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B,), int64."""
         del draw
         return self.labels[rows]

@@ -25,7 +25,7 @@ from torch import Tensor
 from hocket.errors import DataError
 from hocket.recipes.data.origin import Origin
 from hocket.recipes.data.vocabulary import BEGIN, END, PAD, Vocabulary
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 _FEWEST_TOKENS: Final = 2  # a word, and the mark at its beginning or end
 
@@ -90,14 +90,14 @@ class ParallelText:
         """Of the language that it is translated into."""
         return self.target.vocabulary
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> tuple[Tensor, Tensor]:
         """Source (B, S) and decoder input (B, T), int64."""
         del draw
         sources = [[*words, END] for words in self.source.rows(rows)]
         given = [[BEGIN, *words] for words in self.target.rows(rows)]
         return self.source.padded(sources), self.target.padded(given)
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, T), int64: the decoder input one word later; PAD where nothing is due."""
         del draw
         return self.target.padded([[*words, END] for words in self.target.rows(rows)])

@@ -26,7 +26,7 @@ from hocket.errors import DataError
 from hocket.recipes.data.bert_words import located_words
 from hocket.recipes.data.squad_json import SQUAD, Paragraph, SquadFile, read_squad
 from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
-from hocket.run.data.samples import Draw
+from hocket.run.data.samples import EpochRandom
 
 _NUM_AROUND: Final = 3  # [CLS] question [SEP] window [SEP]
 
@@ -72,7 +72,7 @@ class Squad:
         """N."""
         return len(self.windows)
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> dict[str, Tensor]:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> dict[str, Tensor]:
         """`input_ids`, `attention_mask` and `token_type_ids`, each (B, T), int64."""
         del draw
         samples = []
@@ -82,7 +82,7 @@ class Squad:
             samples.append(self.tokenizer.join(asked.pieces, window, self.num_tokens))
         return batch_of(samples)
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Tensor:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 2), int64: the pieces with which the answer begins and ends."""
         del draw
         spans = []

@@ -13,7 +13,7 @@ from hocket.errors import CheckpointError, HocketError, RunError
 _NICENESS: Final = 19  # training has the cores first
 
 
-class Writer:
+class BackgroundWriter:
     """Writes one checkpoint at a time; its errors wait to be asked for."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Writer:
             self._thread.join(grace_s)
             self._thread = self._error = None
 
-    def go_on(self) -> None:
+    def wants_more(self) -> None:
         """Asked by the writer now and then.
 
         Raises:

@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.corrections import corrected, kept_tensors
-from hocket.run.checkpoint.format.manifest import Group, Run, Section, Updates
+from hocket.run.checkpoint.format.manifest import (
+    ParameterGroup,
+    RunRecord,
+    Section,
+    UpdateRecord,
+)
 from hocket.run.checkpoint.format.values import encode
 from hocket.run.checkpoint.random_state import random_state
 from hocket.run.checkpoint.stale_weights import old_weights
@@ -35,7 +40,7 @@ Tensors = dict[Section, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WorkerShare:
     """What one worker writes.
 
     Args:
@@ -49,15 +54,17 @@ class Share:
     rank: int
     replica: int
     tensors: Tensors
-    updates: tuple[Updates, ...]
+    updates: tuple[UpdateRecord, ...]
     random: dict[str, Any]
 
-    def with_tensors(self, tensors: Tensors) -> Share:
+    def with_tensors(self, tensors: Tensors) -> WorkerShare:
         """The same with others in place of the live tensors."""
         return replace(self, tensors=tensors)
 
 
-def collect(executor: Executor, plan: Plan, layout: Layout, world: World) -> Share:
+def collect(
+    executor: Executor, plan: Plan, layout: Layout, world: World
+) -> WorkerShare:
     """What this worker must write; nothing is copied.
 
     Raises:
@@ -67,7 +74,7 @@ def collect(executor: Executor, plan: Plan, layout: Layout, world: World) -> Sha
     held = _held(plan, layout.device)
     if layout.replica:
         buffers = _named(executor, held, parameters=False)
-        return Share(
+        return WorkerShare(
             layout.rank, layout.replica, {Section.REPLICA: buffers}, (), random
         )
     kept: dict[str, Tensor] = {}
@@ -86,17 +93,17 @@ def collect(executor: Executor, plan: Plan, layout: Layout, world: World) -> Sha
         Section.OLD: old_weights(executor.runners.values(), held),
         Section.CORRECTION: kept_tensors(executor.updaters.values(), held),
     }
-    return Share(layout.rank, 0, tensors, updates, random)
+    return WorkerShare(layout.rank, 0, tensors, updates, random)
 
 
-def describe(outline: Outline, executor: Executor, layout: Layout) -> Run:
+def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
     """What every worker knows of the run, and what never changes in it."""
     state = outline.state
     ties = {
         first_name: tuple(x for x in names[1:] if x in state.persistent)
         for first_name, names in state.names.items()
     }
-    return Run(
+    return RunRecord(
         step=0,
         num_replicas=layout.num_replicas,
         has_averages=any(x.ema is not None for x in executor.updaters.values()),
@@ -144,11 +151,11 @@ def _averages(executor: Executor, held: frozenset[str]) -> dict[str, Tensor]:
 
 def _updates(
     stage: int, updater: Updater, held: frozenset[str], tensors: dict[str, Tensor]
-) -> Updates:
+) -> UpdateRecord:
     assert updater.optimizer is not None
     names = {id(x): name for name, x in updater.parameters.items()}
     groups = tuple(
-        Group(
+        ParameterGroup(
             {
                 key: encode(value, f"#{stage}.{i}/{key}", tensors)
                 for key, value in group.items()
@@ -164,7 +171,7 @@ def _updates(
         if name in held:
             states[name] = encode(dict(state), name, tensors)
     kind = type(updater.optimizer).__qualname__
-    known = Updates(kind, groups, states, correction=corrected(updater))
+    known = UpdateRecord(kind, groups, states, correction=corrected(updater))
     if updater.scheduler is None:
         return known
     state = encode(updater.scheduler.state_dict(), f"#{stage}/scheduler", tensors)

@@ -23,7 +23,7 @@ from typing import Any
 
 from hocket import __version__
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.collect import Share
+from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.format.durable import (
     remove_folder,
     replace_file,
@@ -42,15 +42,15 @@ from hocket.run.checkpoint.format.manifest import (
     MANIFEST,
     MANIFEST_HASH,
     Manifest,
-    Part,
     PartRecord,
-    Run,
+    RunRecord,
+    WorkerPart,
     to_json,
 )
 from hocket.run.checkpoint.format.opened import read_checkpoint
 from hocket.run.checkpoint.format.retention import prune
-from hocket.run.checkpoint.format.tensor_file import Source, write_tensors
-from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
+from hocket.run.cluster.store_exchange import StoreExchange
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +60,20 @@ def _go_on() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SaveJob:
     """What to write, and where.
 
     Args:
         folder: of the checkpoints; its lock is held.
         run: what the checkpoint is of.
         keep: how many stay.
-        go_on: called now and then; whatever it raises ends the writing.
+        wants_more: called now and then; whatever it raises ends the writing.
     """
 
     folder: Path
-    run: Run
+    run: RunRecord
     keep: int | None
-    go_on: Callable[[], None] = _go_on
+    wants_more: Callable[[], None] = _go_on
 
     @property
     def temporary(self) -> Path:
@@ -81,11 +81,13 @@ class Order:
         return self.folder / f".step-{self.run.step:08d}"
 
 
-def commit(order: Order, share: Callable[[], Share], exchange: Exchange) -> Path:
+def commit(
+    job: SaveJob, share: Callable[[], WorkerShare], exchange: StoreExchange
+) -> Path:
     """Write a checkpoint together; every worker must call this.
 
     Args:
-        order: the same on all workers.
+        job: the same on all workers.
         share: gives what this worker writes.
         exchange: what the workers tell each other through.
 
@@ -99,16 +101,16 @@ def commit(order: Order, share: Callable[[], Share], exchange: Exchange) -> Path
     """
     is_main = exchange.rank == 0
     try:
-        told = exchange.gather("part", _told(lambda: _write_part(order, share())))
-        outcome = _told(lambda: _finish(order, told)) if is_main else None
+        results = exchange.gather("part", _attempt(lambda: _write_part(job, share())))
+        outcome = _attempt(lambda: _finish(job, results)) if is_main else None
         outcome = exchange.broadcast("checkpoint", outcome)
     except BaseException:
         if is_main:
-            remove_folder(order.temporary)
+            remove_folder(job.temporary)
         raise
     if outcome["error"]:
         raise CheckpointError(str(outcome["error"]))
-    return order.folder / str(outcome["value"])
+    return job.folder / str(outcome["value"])
 
 
 def clean(folder: Path) -> None:
@@ -117,7 +119,7 @@ def clean(folder: Path) -> None:
         remove_folder(path)
 
 
-def _told(act: Callable[[], str]) -> dict[str, str]:
+def _attempt(act: Callable[[], str]) -> dict[str, str]:
     """What a worker came to, or its error as text."""
     try:
         return {"value": act(), "error": ""}
@@ -128,9 +130,9 @@ def _told(act: Callable[[], str]) -> dict[str, str]:
         return {"value": "", "error": f"{type(error).__name__}: {error}"}
 
 
-def _write_part(order: Order, share: Share) -> str:
+def _write_part(job: SaveJob, share: WorkerShare) -> str:
     """Write what is this worker's; gives the hash of the part's file."""
-    temporary = order.temporary
+    temporary = job.temporary
     try:
         temporary.mkdir(exist_ok=True)
         files = []
@@ -138,30 +140,32 @@ def _write_part(order: Order, share: Share) -> str:
             if not tensors:
                 continue
             path = temporary / f"{section.value}-{share.rank}.safetensors"
-            sources = {name: Source.of(name, x) for name, x in tensors.items()}
-            files.append(write_tensors(path, section, sources, go_on=order.go_on))
-        part = Part(
+            sources = {name: TensorSource.of(name, x) for name, x in tensors.items()}
+            files.append(
+                write_tensors(path, section, sources, wants_more=job.wants_more)
+            )
+        part = WorkerPart(
             share.rank, share.replica, tuple(files), share.updates, share.random
         )
         content = to_json(part)
         write_file(temporary / part.name, content)
     except OSError as error:
         who = f"rank {share.rank}"
-        raise CheckpointError(_cannot(order, who, error)) from error
+        raise CheckpointError(_cannot(job, who, error)) from error
     return hashlib.sha256(content).hexdigest()
 
 
-def _finish(order: Order, told: list[Any]) -> str:
+def _finish(job: SaveJob, results: list[Any]) -> str:
     """The main worker's: all parts are on disk, so make a checkpoint of them."""
-    temporary, folder = order.temporary, order.folder
+    temporary, folder = job.temporary, job.folder
     complete: Path | None = None
     try:
-        _raise_first([str(part["error"]) for part in told])
-        sha256 = _write_manifest(order, [part["value"] for part in told])
+        _raise_first([str(part["error"]) for part in results])
+        sha256 = _write_manifest(job, [part["value"] for part in results])
         read_checkpoint(temporary)  # is everyone's here, in full length?
         sync_folder(temporary)
-        order.go_on()
-        complete = folder / free_name(folder, order.run.step)
+        job.wants_more()
+        complete = folder / free_name(folder, job.run.step)
         os.rename(temporary, complete)
         sync_folder(folder)
         replace_file(folder / LATEST, Pointer(complete.name, sha256).text.encode())
@@ -170,9 +174,9 @@ def _finish(order: Order, told: list[Any]) -> str:
         if complete is not None and not _is_latest(complete):
             remove_folder(complete)
         if isinstance(error, OSError):
-            raise CheckpointError(_cannot(order, "the main worker", error)) from error
+            raise CheckpointError(_cannot(job, "the main worker", error)) from error
         raise
-    _prune(order)
+    _prune(job)
     return complete.name
 
 
@@ -186,36 +190,36 @@ def _is_latest(path: Path) -> bool:
     return found is not None and found.name == path.name
 
 
-def _cannot(order: Order, who: str, error: OSError) -> str:
+def _cannot(job: SaveJob, who: str, error: OSError) -> str:
     return (
-        f"{who} cannot write the checkpoint of step {order.run.step} to "
-        f"{order.folder.absolute()}: {error.strerror or error}. The older ones are as "
+        f"{who} cannot write the checkpoint of step {job.run.step} to "
+        f"{job.folder.absolute()}: {error.strerror or error}. The older ones are as "
         "they were; make room, and save again"
     )
 
 
-def _prune(order: Order) -> None:
+def _prune(job: SaveJob) -> None:
     try:
-        prune(order.folder, order.keep)
+        prune(job.folder, job.keep)
     except (OSError, CheckpointError) as error:
-        log.warning("older checkpoints in %s stay: %s", order.folder, error)
+        log.warning("older checkpoints in %s stay: %s", job.folder, error)
 
 
-def _write_manifest(order: Order, hashes: list[str]) -> str:
+def _write_manifest(job: SaveJob, hashes: list[str]) -> str:
     """Write the manifest and its hash; gives the hash."""
     manifest = Manifest(
-        number=1 + max([-1, *map(number_of, saved(order.folder))]),
+        number=1 + max([-1, *map(number_of, saved(job.folder))]),
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
         hocket=__version__,
-        run=order.run,
+        run=job.run,
         parts=tuple(
             PartRecord(f"part-{rank}.json", x) for rank, x in enumerate(hashes)
         ),
     )
     content = to_json(manifest)
     sha256 = hashlib.sha256(content).hexdigest()
-    write_file(order.temporary / MANIFEST, content)
+    write_file(job.temporary / MANIFEST, content)
     # As `sha256sum --check` reads it.
     line = f"{sha256}  {MANIFEST}\n".encode()
-    write_file(order.temporary / MANIFEST_HASH, line)
+    write_file(job.temporary / MANIFEST_HASH, line)
     return sha256

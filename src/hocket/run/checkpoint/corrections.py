@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hocket.run.checkpoint.format.manifest import Corrected, Section
-from hocket.run.checkpoint.format.opened import Opened, Place
+from hocket.run.checkpoint.format.manifest import CorrectionRecord, Section
+from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
 from hocket.run.checkpoint.weight_ages import by_age, form_checked, like, names_by_age
 from hocket.run.weights.correction.correction import Correction, CorrectionState
 from hocket.run.weights.updater import Updater
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class ResumedCorrection:
     """What a stage's correction goes on with.
 
     Args:
@@ -32,12 +32,12 @@ class Going:
     names: Mapping[str, str]
 
 
-def corrected(updater: Updater) -> Corrected | None:
+def corrected(updater: Updater) -> CorrectionRecord | None:
     """What a checkpoint says of a stage's correction, beside its tensors."""
     if updater.correction is None:
         return None
     state = updater.correction.state_dict()
-    return Corrected(_kind(updater.correction), state["num_updates"])
+    return CorrectionRecord(_kind(updater.correction), state["num_updates"])
 
 
 def kept_tensors(
@@ -59,7 +59,9 @@ def kept_tensors(
     }
 
 
-def going_on(opened: Opened, names: Mapping[str, str], updater: Updater) -> Going:
+def resumed_correction(
+    opened: OpenedCheckpoint, names: Mapping[str, str], updater: Updater
+) -> ResumedCorrection:
     """What a stage's correction finds of its own in a checkpoint.
 
     Args:
@@ -68,7 +70,7 @@ def going_on(opened: Opened, names: Mapping[str, str], updater: Updater) -> Goin
         updater: of the stage.
     """
     if updater.correction is None:
-        return Going(0, {})
+        return ResumedCorrection(0, {})
     kind = _kind(updater.correction)
     seen = {
         name: updates.correction.num_updates
@@ -79,28 +81,37 @@ def going_on(opened: Opened, names: Mapping[str, str], updater: Updater) -> Goin
         for name in group.parameters
     }
     own = {name: names[name] for name in updater.parameters if names[name] in seen}
-    return Going(max((seen[stored] for stored in own.values()), default=0), own)
+    return ResumedCorrection(
+        max((seen[stored] for stored in own.values()), default=0), own
+    )
 
 
-def kept_places(opened: Opened, going: Going) -> dict[str, Place]:
+def kept_places(
+    opened: OpenedCheckpoint, resumed: ResumedCorrection
+) -> dict[str, TensorLocation]:
     """Where the tensors are that a correction takes, by their names in the checkpoint.
 
     Raises:
         DamagedError: one is of another form than the weight itself.
     """
-    weights, kept = opened.places(Section.WEIGHTS), opened.places(Section.CORRECTION)
-    found: dict[str, Place] = {}
-    for stored in going.names.values():
+    weights, kept = (
+        opened.locations(Section.WEIGHTS),
+        opened.locations(Section.CORRECTION),
+    )
+    found: dict[str, TensorLocation] = {}
+    for stored in resumed.names.values():
         found |= form_checked(kept, names_by_age(kept, stored), weights[stored])
     return found
 
 
-def put_kept(updater: Updater, going: Going, tensors: Mapping[str, Tensor]) -> None:
+def load_kept(
+    updater: Updater, resumed: ResumedCorrection, tensors: Mapping[str, Tensor]
+) -> None:
     """Let a stage's correction go on, or begin.
 
     Args:
         updater: of the stage.
-        going: what it found.
+        resumed: what it found.
         tensors: those that were read, by their names in the checkpoint.
     """
     if updater.correction is None:
@@ -110,9 +121,9 @@ def put_kept(updater: Updater, going: Going, tensors: Mapping[str, Tensor]) -> N
             like(updater.parameters[name], tensors[key])
             for key in names_by_age(tensors, stored)
         ]
-        for name, stored in going.names.items()
+        for name, stored in resumed.names.items()
     }
-    state = CorrectionState(num_updates=going.num_updates, kept=kept)
+    state = CorrectionState(num_updates=resumed.num_updates, kept=kept)
     updater.correction.load_state_dict(state)
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from hocket.errors import CheckpointError
 from hocket.model.trace.state import State
 from hocket.run.checkpoint.format.dtypes import name_of
-from hocket.run.checkpoint.format.manifest import Run
-from hocket.run.checkpoint.format.opened import Place
+from hocket.run.checkpoint.format.manifest import RunRecord
+from hocket.run.checkpoint.format.opened import TensorLocation
 
 _NUM_SHOWN: Final = 3
 
 
 def match_names(
-    path: Path, places: Mapping[str, Place], state: State
+    path: Path, locations: Mapping[str, TensorLocation], state: State
 ) -> dict[str, str]:
     """The name in the checkpoint of each of the model's tensors, by its first name.
 
@@ -26,7 +26,7 @@ def match_names(
 
     Args:
         path: of the checkpoint.
-        places: of its tensors.
+        locations: of its tensors.
         state: of the uncut model; values are not looked at.
 
     Raises:
@@ -40,19 +40,19 @@ def match_names(
     found: dict[str, str] = {}
     unknown = []
     twice = []
-    for name, place in places.items():
+    for name, place in locations.items():
         first = state.first_name.get(name, name)
         if first not in expected:
             unknown.append(name)
         elif first in found:
-            if places[found[first]].record.sha256 != place.record.sha256:
+            if locations[found[first]].record.sha256 != place.record.sha256:
                 twice.append(f"{name} and {found[first]}")
         else:
             found[first] = name
     forms = [
         f"{first}: {form_there} there, {form_here} here"
         for first, name in found.items()
-        if (form_there := _form(places[name]))
+        if (form_there := _form(locations[name]))
         != (form_here := _form_of(expected[first], first))
     ]
     faults = [
@@ -69,7 +69,7 @@ def match_names(
     return found
 
 
-def check_setup(path: Path, there: Run, here: Run) -> None:
+def check_setup(path: Path, there: RunRecord, here: RunRecord) -> None:
     """See that the run keeps the same kinds of state as the one that was saved.
 
     Args:
@@ -103,7 +103,7 @@ def check_setup(path: Path, there: Run, here: Run) -> None:
         )
 
 
-def _form(place: Place) -> str:
+def _form(place: TensorLocation) -> str:
     return _written(place.record.dtype, place.record.shape)
 
 

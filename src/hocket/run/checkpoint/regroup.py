@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.format.manifest import Part, Updates
+from hocket.run.checkpoint.format.manifest import UpdateRecord, WorkerPart
 
 # What the schedules of torch keep as a list with an entry per group.
 _PER_GROUP: Final = frozenset(
@@ -31,7 +31,7 @@ _PER_GROUP: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class SavedParameter:
     """Where a parameter was when it was saved.
 
     Args:
@@ -39,12 +39,12 @@ class Home:
         group: its group there.
     """
 
-    updates: Updates
+    updates: UpdateRecord
     group: int
 
 
 @dataclass(frozen=True, slots=True)
-class NewUpdates:
+class RegroupedUpdates:
     """What a stage's optimizer and schedule get; all of it is still JSON.
 
     Args:
@@ -58,7 +58,7 @@ class NewUpdates:
     scheduler: Any
 
 
-class Saved:
+class SavedUpdates:
     """All that was saved of optimizers, by parameter.
 
     Args:
@@ -66,20 +66,20 @@ class Saved:
         names: in the checkpoint, by the model's.
     """
 
-    def __init__(self, parts: Iterable[Part], names: Mapping[str, str]) -> None:
+    def __init__(self, parts: Iterable[WorkerPart], names: Mapping[str, str]) -> None:
         self._names = names
-        self._homes: dict[str, Home] = {}
+        self._homes: dict[str, SavedParameter] = {}
         self._states: dict[str, Any] = {}
         for part in parts:
             for updates in part.updates:
                 self._states.update(updates.states)
                 for i, group in enumerate(updates.groups):
                     for name in group.parameters:
-                        self._homes.setdefault(name, Home(updates, i))
+                        self._homes.setdefault(name, SavedParameter(updates, i))
 
     def regrouped(
         self, groups: Sequence[Sequence[str]], optimizer: str, scheduler: str | None
-    ) -> NewUpdates:
+    ) -> RegroupedUpdates:
         """For an optimizer with these groups of parameters.
 
         Args:
@@ -91,7 +91,7 @@ class Saved:
             CheckpointError: a parameter was not trained then, those of a group had
                 different options, or another optimizer trained them.
         """
-        homes = [[self._home(name) for name in names] for names in groups]
+        homes = [[self._saved_parameter(name) for name in names] for names in groups]
         for home in (home for own in homes for home in own):
             saved = home.updates
             if (saved.optimizer, saved.scheduler) != (optimizer, scheduler):
@@ -110,9 +110,9 @@ class Saved:
             for name in names
             if self._names[name] in self._states
         }
-        return NewUpdates(tuple(options), states, _scheduler(homes))
+        return RegroupedUpdates(tuple(options), states, _scheduler(homes))
 
-    def _home(self, name: str) -> Home:
+    def _saved_parameter(self, name: str) -> SavedParameter:
         home = self._homes.get(self._names[name])
         if home is None:
             raise CheckpointError(
@@ -121,7 +121,9 @@ class Saved:
             )
         return home
 
-    def _options(self, names: Sequence[str], homes: list[Home]) -> dict[str, Any]:
+    def _options(
+        self, names: Sequence[str], homes: list[SavedParameter]
+    ) -> dict[str, Any]:
         found = [home.updates.groups[home.group].options for home in homes]
         for name, options in zip(names, found, strict=True):
             if options != found[0]:
@@ -134,7 +136,7 @@ class Saved:
         return found[0]
 
 
-def _scheduler(homes: Sequence[Sequence[Home]]) -> Any:
+def _scheduler(homes: Sequence[Sequence[SavedParameter]]) -> Any:
     """The state of a schedule for groups whose parameters come from these homes."""
     known = [own[0] for own in homes if own]
     if not known:

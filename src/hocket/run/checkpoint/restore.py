@@ -12,13 +12,18 @@ from torch import Tensor
 from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.collect import state_of_stage
-from hocket.run.checkpoint.corrections import Going, going_on, kept_places, put_kept
-from hocket.run.checkpoint.format.manifest import Part, Run, Section
-from hocket.run.checkpoint.format.opened import Opened, Place
+from hocket.run.checkpoint.corrections import (
+    ResumedCorrection,
+    kept_places,
+    load_kept,
+    resumed_correction,
+)
+from hocket.run.checkpoint.format.manifest import RunRecord, Section, WorkerPart
+from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
 from hocket.run.checkpoint.format.values import decode, tensor_names
 from hocket.run.checkpoint.match import check_setup, match_names
 from hocket.run.checkpoint.random_state import set_random_state
-from hocket.run.checkpoint.regroup import NewUpdates, Saved
+from hocket.run.checkpoint.regroup import RegroupedUpdates, SavedUpdates
 from hocket.run.checkpoint.stale_weights import (
     num_wanted,
     old_places,
@@ -36,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class RestorePlan:
     """What a worker takes from a checkpoint.
 
     Args:
@@ -44,38 +49,38 @@ class Needs:
         names: in it, by the model's.
         num_old: how many old ones of each delayed weight are wanted.
         updates: of each of the worker's stages that has an optimizer.
-        going: of the correction of each of the worker's stages.
-        places: of the tensors, by section and name in the checkpoint.
+        resumed: of the correction of each of the worker's stages.
+        locations: of the tensors, by section and name in the checkpoint.
         spare: of those that no worker takes; the main one looks at them too.
     """
 
-    opened: Opened
+    opened: OpenedCheckpoint
     names: Mapping[str, str]
     num_old: Mapping[str, int]
-    updates: Mapping[int, NewUpdates]
-    going: Mapping[int, Going]
-    places: Mapping[Key, Place]
-    spare: Mapping[str, Place]
+    updates: Mapping[int, RegroupedUpdates]
+    resumed: Mapping[int, ResumedCorrection]
+    locations: Mapping[Key, TensorLocation]
+    spare: Mapping[str, TensorLocation]
 
 
-def needs_of(
-    opened: Opened,
+def make_restore_plan(
+    opened: OpenedCheckpoint,
     outline: Outline,
     executor: Executor,
     plan: Plan,
     layout: Layout,
-    here: Run,
-) -> Needs:
+    here: RunRecord,
+) -> RestorePlan:
     """Find what this worker needs, and refuse what does not fit.
 
     Raises:
         CheckpointError: it is of another model, or of a run set up in another way.
     """
-    weights = opened.places(Section.WEIGHTS)
+    weights = opened.locations(Section.WEIGHTS)
     names = match_names(opened.path, weights, outline.state)
-    updates: dict[int, NewUpdates] = {}
-    going: dict[int, Going] = {}
-    places: dict[Key, Place] = {
+    updates: dict[int, RegroupedUpdates] = {}
+    resumed: dict[int, ResumedCorrection] = {}
+    locations: dict[Key, TensorLocation] = {
         (Section.WEIGHTS, names[name]): weights[names[name]]
         for name, _ in _stage_tensors(executor)
     }
@@ -84,54 +89,61 @@ def needs_of(
     if not run.weights_only:
         check_setup(opened.path, run, here)
         updates = _updates(opened, names, executor)
-        going = {i: going_on(opened, names, x) for i, x in executor.updaters.items()}
-        places |= _state_places(opened, names, updates, executor)
-        places |= _replica_places(opened, layout)
-        places |= _delay_places(opened, names, num_old, going, executor)
+        resumed = {
+            i: resumed_correction(opened, names, x)
+            for i, x in executor.updaters.items()
+        }
+        locations |= _state_places(opened, names, updates, executor)
+        locations |= _replica_places(opened, layout)
+        locations |= _delay_places(opened, names, num_old, resumed, executor)
     used = {
         Section.OLD: old_places(opened, names, num_old),
-        Section.CORRECTION: _of(Section.CORRECTION, places),
+        Section.CORRECTION: _of(Section.CORRECTION, locations),
     }
     spare = _spare(opened, names, outline, run, used)
-    return Needs(opened, names, num_old, updates, going, places, spare)
+    return RestorePlan(opened, names, num_old, updates, resumed, locations, spare)
 
 
 def restore(
-    needs: Needs,
+    plan_to_restore: RestorePlan,
     tensors: Mapping[Key, Tensor],
     executor: Executor,
     layout: Layout,
     world: World,
 ) -> None:
     """Put weights, optimizer, schedules, averages and generators in place."""
-    run = needs.opened.manifest.run
-    _put_weights(needs, tensors, executor)
+    run = plan_to_restore.opened.manifest.run
+    _put_weights(plan_to_restore, tensors, executor)
     if run.weights_only:
         return
     for stage, updater in executor.updaters.items():
         for name, average in (updater.ema or {}).items():
-            _put(average, tensors[Section.AVERAGED, needs.names[name]])
-        if stage in needs.updates:
-            _put_updates(updater, needs.updates[stage], tensors)
-        put_kept(updater, needs.going[stage], _of(Section.CORRECTION, tensors))
+            _put(average, tensors[Section.AVERAGED, plan_to_restore.names[name]])
+        if stage in plan_to_restore.updates:
+            _put_updates(updater, plan_to_restore.updates[stage], tensors)
+        load_kept(
+            updater, plan_to_restore.resumed[stage], _of(Section.CORRECTION, tensors)
+        )
     for runner in executor.runners.values():
         runner.seed = run.seed
     if executor.scaler is not None:
         executor.scaler.load_state_dict(run.scaler)
-    set_random_state(_own_part(needs.opened, layout, world).random, world.device)
+    set_random_state(
+        _own_part(plan_to_restore.opened, layout, world).random, world.device
+    )
 
 
 def _put_weights(
-    needs: Needs, tensors: Mapping[Key, Tensor], executor: Executor
+    plan_to_restore: RestorePlan, tensors: Mapping[Key, Tensor], executor: Executor
 ) -> None:
     """Those of now, and those of before."""
     for name, target in _stage_tensors(executor):
-        stored = needs.names[name]
+        stored = plan_to_restore.names[name]
         own = tensors.get((Section.REPLICA, stored))
         _put(target, tensors[Section.WEIGHTS, stored] if own is None else own)
     old = _of(Section.OLD, tensors)
     for runner in executor.runners.values():
-        put_old(runner, needs.names, needs.num_old, old)
+        put_old(runner, plan_to_restore.names, plan_to_restore.num_old, old)
 
 
 def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
@@ -141,9 +153,9 @@ def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _updates(
-    opened: Opened, names: Mapping[str, str], executor: Executor
-) -> dict[int, NewUpdates]:
-    saved = Saved(opened.parts, names)
+    opened: OpenedCheckpoint, names: Mapping[str, str], executor: Executor
+) -> dict[int, RegroupedUpdates]:
+    saved = SavedUpdates(opened.parts, names)
     found = {}
     for stage, updater in executor.updaters.items():
         if updater.optimizer is None:
@@ -163,13 +175,13 @@ def _updates(
 
 
 def _state_places(
-    opened: Opened,
+    opened: OpenedCheckpoint,
     names: Mapping[str, str],
-    updates: Mapping[int, NewUpdates],
+    updates: Mapping[int, RegroupedUpdates],
     executor: Executor,
-) -> dict[Key, Place]:
-    optimizer = opened.places(Section.OPTIMIZER)
-    averaged = opened.places(Section.AVERAGED)
+) -> dict[Key, TensorLocation]:
+    optimizer = opened.locations(Section.OPTIMIZER)
+    averaged = opened.locations(Section.AVERAGED)
     found = {
         (Section.OPTIMIZER, name): _known(optimizer, name, opened)
         for new in updates.values()
@@ -183,31 +195,35 @@ def _state_places(
     return found
 
 
-def _known(places: Mapping[str, Place], name: str, opened: Opened) -> Place:
-    if name not in places:
+def _known(
+    locations: Mapping[str, TensorLocation], name: str, opened: OpenedCheckpoint
+) -> TensorLocation:
+    if name not in locations:
         raise DamagedError(f"{opened.path} does not hold {name}, which it names")
-    return places[name]
+    return locations[name]
 
 
-def _replica_places(opened: Opened, layout: Layout) -> dict[Key, Place]:
+def _replica_places(
+    opened: OpenedCheckpoint, layout: Layout
+) -> dict[Key, TensorLocation]:
     """The buffers of this replica, where as many replicas were saved."""
     if opened.manifest.run.num_replicas != layout.num_replicas:
         return {}
     return {
-        (Section.REPLICA, name): Place(opened.path / file.name, begin, record)
+        (Section.REPLICA, name): TensorLocation(opened.path / file.name, begin, record)
         for part, file in opened.files(Section.REPLICA)
         if part.replica == layout.replica
-        for name, record, begin in file.places()
+        for name, record, begin in file.locations()
     }
 
 
 def _delay_places(
-    opened: Opened,
+    opened: OpenedCheckpoint,
     names: Mapping[str, str],
     num_old: Mapping[str, int],
-    going: Mapping[int, Going],
+    resumed: Mapping[int, ResumedCorrection],
     executor: Executor,
-) -> dict[Key, Place]:
+) -> dict[Key, TensorLocation]:
     """What delayed stages of this worker read next, and what corrects them."""
     own = {
         name: num_old[name]
@@ -217,19 +233,19 @@ def _delay_places(
     }
     old = old_places(opened, names, own)
     found = {(Section.OLD, name): place for name, place in old.items()}
-    for each in going.values():
+    for each in resumed.values():
         kept = kept_places(opened, each)
         found |= {(Section.CORRECTION, name): place for name, place in kept.items()}
     return found
 
 
 def _spare(
-    opened: Opened,
+    opened: OpenedCheckpoint,
     names: Mapping[str, str],
     outline: Outline,
-    run: Run,
+    run: RunRecord,
     used: Mapping[Section, Container[str]],
-) -> dict[str, Place]:
+) -> dict[str, TensorLocation]:
     """What no worker takes: copies of other replicas, what is frozen now.
 
     Args:
@@ -248,22 +264,22 @@ def _spare(
                 for name in trained & updates.states.keys():
                     taken.update(tensor_names(updates.states[name]))
     left = {
-        f"{file.name}: {name}": Place(opened.path / file.name, begin, record)
+        f"{file.name}: {name}": TensorLocation(opened.path / file.name, begin, record)
         for _, file in opened.files(Section.REPLICA)
-        for name, record, begin in file.places()
+        for name, record, begin in file.locations()
     }
     used = {Section.OPTIMIZER: taken, Section.AVERAGED: trained, **used}
     for section, names_used in used.items():
-        places = opened.places(section)
+        locations = opened.locations(section)
         left |= {
             f"{section.value} {name}": place
-            for name, place in places.items()
+            for name, place in locations.items()
             if name not in names_used
         }
     return left
 
 
-def _own_part(opened: Opened, layout: Layout, world: World) -> Part:
+def _own_part(opened: OpenedCheckpoint, layout: Layout, world: World) -> WorkerPart:
     """Whose generators this worker goes on with: its own, or the first one's."""
     same = len(opened.parts) == world.world_size
     return opened.parts[layout.rank if same else 0]
@@ -279,7 +295,7 @@ def _put(target: Tensor, value: Tensor) -> None:
 
 
 def _put_updates(
-    updater: Updater, new: NewUpdates, tensors: Mapping[Key, Tensor]
+    updater: Updater, new: RegroupedUpdates, tensors: Mapping[Key, Tensor]
 ) -> None:
     assert updater.optimizer is not None
     for group, options in zip(updater.optimizer.param_groups, new.options, strict=True):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.format.manifest import Section
-from hocket.run.checkpoint.format.opened import Opened, Place
+from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
 from hocket.run.checkpoint.weight_ages import by_age, form_checked, like, names_by_age
 from hocket.run.engine.plan import Plan
 from hocket.run.stage.runner import StageRunner
@@ -63,8 +63,8 @@ def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def old_places(
-    opened: Opened, names: Mapping[str, str], wanted: Mapping[str, int]
-) -> dict[str, Place]:
+    opened: OpenedCheckpoint, names: Mapping[str, str], wanted: Mapping[str, int]
+) -> dict[str, TensorLocation]:
     """Where the old weights are that a run takes, by their names in the checkpoint.
 
     Args:
@@ -75,8 +75,8 @@ def old_places(
     Raises:
         DamagedError: one is of another form than the weight itself.
     """
-    weights, old = opened.places(Section.WEIGHTS), opened.places(Section.OLD)
-    found: dict[str, Place] = {}
+    weights, old = opened.locations(Section.WEIGHTS), opened.locations(Section.OLD)
+    found: dict[str, TensorLocation] = {}
     for name, num in wanted.items():
         stored = stored_names(old, names[name], num)
         found |= form_checked(old, stored, weights[names[name]])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DamagedError
-from hocket.run.checkpoint.format.opened import Place
+from hocket.run.checkpoint.format.opened import TensorLocation
 
 
 def by_age(name: str, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -25,12 +25,14 @@ def names_by_age(known: Collection[str], name: str) -> list[str]:
 
 
 def form_checked(
-    places: Mapping[str, Place], names: Sequence[str], weight: Place
-) -> dict[str, Place]:
+    locations: Mapping[str, TensorLocation],
+    names: Sequence[str],
+    weight: TensorLocation,
+) -> dict[str, TensorLocation]:
     """Where some tensors of a weight are.
 
     Args:
-        places: of tensors, by their names.
+        locations: of tensors, by their names.
         names: of those that are wanted.
         weight: where the weight itself is.
 
@@ -39,13 +41,13 @@ def form_checked(
     """
     form = weight.record.dtype, weight.record.shape
     for name in names:
-        record = places[name].record
+        record = locations[name].record
         if (record.dtype, record.shape) != form:
             raise DamagedError(
-                f"{places[name].path}: {name} has another shape or type than the "
+                f"{locations[name].path}: {name} has another shape or type than the "
                 "weight that it belongs to"
             )
-    return {name: places[name] for name in names}
+    return {name: locations[name] for name in names}
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ _LOGGERS: Final = (
 )
 
 
-class _Alone(RendezvousHandler):
+class _SingleAgentRendezvous(RendezvousHandler):
     """A rendezvous of one agent, in memory."""
 
     def __init__(self, run_id: str) -> None:
@@ -69,14 +69,14 @@ class _Alone(RendezvousHandler):
         return True
 
 
-def _alone(parameters: RendezvousParameters) -> RendezvousHandler:
-    return _Alone(parameters.run_id)
+def _single_agent_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
+    return _SingleAgentRendezvous(parameters.run_id)
 
 
-rendezvous_handler_registry.register(_BACKEND, _alone)
+rendezvous_handler_registry.register(_BACKEND, _single_agent_rendezvous)
 
 
-class _Announce(DefaultLogsSpecs):
+class _AttemptHook(DefaultLogsSpecs):
     """Tells of each attempt, and adds to its workers' environment."""
 
     def __init__(self, announce: Callable[[int], dict[str, str]]) -> None:
@@ -114,13 +114,13 @@ def agent_config(
         run_id=run_id,
         rdzv_backend=_BACKEND,
         max_restarts=max_restarts,
-        logs_specs=_Announce(announce),
+        logs_specs=_AttemptHook(announce),
         shutdown_timeout=shutdown_s,
     )
 
 
 @contextlib.contextmanager
-def as_it_was() -> Iterator[None]:
+def restored_launcher_globals() -> Iterator[None]:
     """Put back what torch's launcher changes in this process, and keep it silent."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     variable = env.ELASTIC_SIGNALS.raw()

@@ -17,7 +17,7 @@ from hocket.run.cluster.world import World
 _PATIENCE_S: Final = 600.0  # to decide takes longer than any op: orders are searched
 
 
-def told_by_first(world: World, decide: Callable[[], Any], name: str) -> Any:
+def decide_on_rank_0(world: World, decide: Callable[[], Any], name: str) -> Any:
     """The same decision on every worker. Every worker must call this.
 
     Args:

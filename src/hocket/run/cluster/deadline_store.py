@@ -25,7 +25,7 @@ ANSWER_S: Final = 10.0  # a store answers within a millisecond; lost packets tak
 
 
 @dataclass(slots=True)
-class _Call:
+class _Request:
     """One question on its way.
 
     Args:
@@ -60,7 +60,7 @@ class DeadlineStore(dist.Store):
         self._address = address
         self._answer_s = answer_s
         self._is_lost = False
-        self._calls: SimpleQueue[_Call] = SimpleQueue()
+        self._calls: SimpleQueue[_Request] = SimpleQueue()
         threading.Thread(
             target=_answer, args=(self._calls,), name="hocket-store", daemon=True
         ).start()
@@ -85,7 +85,7 @@ class DeadlineStore(dist.Store):
         return answer
 
     def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        call = _Call(partial(function, *args))
+        call = _Request(partial(function, *args))
         if not self._is_lost:
             self._calls.put(call)
             self._is_lost = not call.done.wait(self._answer_s)
@@ -100,7 +100,7 @@ class DeadlineStore(dist.Store):
         return call.answer
 
 
-def _answer(calls: SimpleQueue[_Call]) -> None:
+def _answer(calls: SimpleQueue[_Request]) -> None:
     """Ask one question after the other, for as long as the process lives."""
     while True:
         call = calls.get()

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import WaitError
-from hocket.run.diagnostics.flight_recorder import NOBODY, OnWait
+from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class WorkerGroup:
     """Workers that do the same collective operations in the same order.
 
     Args:
@@ -36,19 +36,19 @@ class Group:
 
     def all_reduce(self, tensor: Tensor, what: str) -> dist.Work:
         """Begin to replace a tensor by its sum over all members."""
-        with self._told(what):
+        with self._peer_failure(what):
             work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
         return cast(dist.Work, work)
 
     def all_gather(self, into: list[Tensor], own: Tensor, what: str) -> dist.Work:
         """Begin to fill a list with every member's tensor."""
-        with self._told(what):
+        with self._peer_failure(what):
             work = dist.all_gather(into, own, group=self.process_group, async_op=True)
         return cast(dist.Work, work)
 
     def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
         """Replace a tensor by one member's."""
-        with self._told(what):
+        with self._peer_failure(what):
             dist.broadcast(tensor, from_rank, group=self.process_group)
 
     def wait(self, work: dist.Work, what: str) -> None:
@@ -59,12 +59,12 @@ class Group:
         """
         if not work.is_completed():
             others = [rank for rank in self.ranks if rank != self.rank]
-            self.on_wait(what, others[0] if len(others) == 1 else NOBODY)
-        with self._told(what):
+            self.on_wait(what, others[0] if len(others) == 1 else NO_RANK)
+        with self._peer_failure(what):
             work.wait(timedelta(seconds=self.timeout_s))
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _peer_failure(self, what: str) -> Iterator[None]:
         """Say in our words what became of the others."""
         try:
             yield
@@ -72,11 +72,11 @@ class Group:
             raise WaitError(
                 f"the {what} over ranks {', '.join(map(str, self.ranks))} did not come "
                 f"together: another of them is gone, stuck, or slower than the timeout "
-                f"of {self.timeout_s:g} s allows ({_said(error)})"
+                f"of {self.timeout_s:g} s allows ({_gloo_error_text(error)})"
             ) from error
 
 
-def _said(error: RuntimeError) -> str:
+def _gloo_error_text(error: RuntimeError) -> str:
     """The essence of what gloo says: no file of its own, no advice."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first).split(". This is typically")[0]
@@ -102,14 +102,14 @@ def new_group(
     except RuntimeError as error:
         raise WaitError(
             f"ranks {', '.join(map(str, ranks))} did not all come to make a group "
-            f"within {timeout_s:g} s ({_said(error)})"
+            f"within {timeout_s:g} s ({_gloo_error_text(error)})"
         ) from error
     return cast(dist.ProcessGroup, group)
 
 
 def join_groups(
     all_ranks: Sequence[tuple[int, ...]], rank: int, timeout_s: float, on_wait: OnWait
-) -> list[Group]:
+) -> list[WorkerGroup]:
     """Make groups; those that this worker is in. Every worker must call this.
 
     Args:
@@ -122,5 +122,5 @@ def join_groups(
     for ranks in all_ranks:
         group = new_group(ranks, timeout_s)
         if rank in ranks:
-            own.append(Group(group, ranks, rank, timeout_s, on_wait))
+            own.append(WorkerGroup(group, ranks, rank, timeout_s, on_wait))
     return own

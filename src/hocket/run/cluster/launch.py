@@ -34,18 +34,18 @@ from torch.distributed.launcher.api import elastic_launch
 from hocket import env
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
-from hocket.run.cluster.agent import agent_config, as_it_was
+from hocket.run.cluster.agent import agent_config, restored_launcher_globals
 from hocket.run.cluster.start import PROGRAM, Job
-from hocket.run.cluster.watch import GRACE_S, Watch
+from hocket.run.cluster.watch import GRACE_S, WorkerWatch
 from hocket.run.diagnostics.failure import (
-    Cause,
-    Report,
+    FailureCause,
+    FailureReport,
     as_json,
     read_report,
-    report_of_silent,
-    where,
+    silent_failure_report,
+    stopped_at,
 )
-from hocket.run.diagnostics.flight_recorder import read_ring
+from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from hocket.run.diagnostics.job_folder import (
     Json,
     WorkerFiles,
@@ -54,7 +54,11 @@ from hocket.run.diagnostics.job_folder import (
     store_path,
     write_json,
 )
-from hocket.run.diagnostics.root_cause import first_failures, headline, worker_error
+from hocket.run.diagnostics.root_cause import (
+    failure_headline,
+    first_failures,
+    worker_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -148,14 +152,14 @@ class _Attempts:
     num_workers: int
     max_restarts: int
     timeout_s: float
-    _watches: list[Watch] = field(default_factory=list)
+    _watches: list[WorkerWatch] = field(default_factory=list)
 
     def begin(self, attempt: int) -> dict[str, str]:
         """Make an attempt's folder and watch it; gives its workers' variables."""
         if attempt:
             self.end()
-            self._tell_restart(attempt)
-        watch = Watch(attempt_dir(self.folder, attempt), self.num_workers)
+            self._log_restart(attempt)
+        watch = WorkerWatch(attempt_dir(self.folder, attempt), self.num_workers)
         self._watches.append(watch)
         watch.start()
         variables = {
@@ -183,9 +187,9 @@ class _Attempts:
         """Where each worker stands, in one line."""
         places = []
         for files in self.files() if self._watches else []:
-            snapshot = read_ring(files.ring)
+            snapshot = read_flight_recorder(files.recorder)
             if snapshot is not None and snapshot.entries:
-                places.append(f"rank {files.rank} {where(snapshot.entries[-1])}")
+                places.append(f"rank {files.rank} {stopped_at(snapshot.entries[-1])}")
         return ", ".join(places)
 
     def failure(self, codes: Mapping[int, int], run_dir: Path) -> WorkerError:
@@ -210,7 +214,7 @@ class _Attempts:
         with contextlib.suppress(OSError):  # another job's may be there
             self.folder.parent.rmdir()
 
-    def _reports(self, codes: Mapping[int, int]) -> list[Report]:
+    def _reports(self, codes: Mapping[int, int]) -> list[FailureReport]:
         """Of each worker that failed: its own, or what can be said about it."""
         watch = self._watches[-1]
         reports = []
@@ -220,20 +224,24 @@ class _Attempts:
             code = codes.get(files.rank) or watch.codes.get(files.rank, 0)
             if report is None and (hung or code):
                 ended_s = watch.ended_s.get(files.rank, time.time())
-                report = report_of_silent(files, code, ended_s, hung=hung)
+                report = silent_failure_report(files, code, ended_s, hung=hung)
             if report is not None:
                 reports.append(report)
         return reports
 
-    def _tell_restart(self, attempt: int) -> None:
+    def _log_restart(self, attempt: int) -> None:
         """Say what ended the last attempt, and that there is another.
 
         Raises:
             _WouldFailAgainError: that one would end in the same way.
         """
         reports = first_failures(self._reports({}))
-        what = headline(reports[0]) if reports else "a worker ended without a report"
-        raised = bool(reports) and reports[0].cause is Cause.RAISED
+        what = (
+            failure_headline(reports[0])
+            if reports
+            else "a worker ended without a report"
+        )
+        raised = bool(reports) and reports[0].cause is FailureCause.RAISED
         if raised and reports[0].code in _DETERMINED:
             raise _WouldFailAgainError(what)
         log.warning(
@@ -249,7 +257,7 @@ def _start(attempts: _Attempts) -> None:
         math.ceil(GRACE_S),
         attempts.begin,
     )
-    with as_it_was():
+    with restored_launcher_globals():
         elastic_launch(config, sys.executable)(
             "-c", PROGRAM, str(attempts.folder / "job.json")
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.errors import ShapeError
-from hocket.run.cluster.group import Group, join_groups
+from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import OnWait
 
@@ -67,7 +67,9 @@ def make_layout(world: World, num_replicas: int) -> Layout:
     return Layout(world.rank, world.world_size // num_replicas, num_replicas)
 
 
-def replica_group(layout: Layout, timeout_s: float, on_wait: OnWait) -> Group | None:
+def replica_group(
+    layout: Layout, timeout_s: float, on_wait: OnWait
+) -> WorkerGroup | None:
     """This worker's group with its copies; every worker must call this.
 
     Args:

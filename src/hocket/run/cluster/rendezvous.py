@@ -29,7 +29,7 @@ _POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """What the workers of one attempt have agreed on.
 
     Args:
@@ -42,9 +42,9 @@ class Meeting:
     attempt: int
 
 
-def meet(
+def join_rendezvous(
     store: dist.Store, rank: int, world_size: int, restarts: int, timeout_s: float
-) -> Meeting:
+) -> Rendezvous:
     """Wait until all workers of this attempt are there.
 
     Args:
@@ -59,13 +59,13 @@ def meet(
     """
     deadline_s = time.monotonic() + timeout_s
     if rank == 0:
-        return _convene(store, world_size, restarts, deadline_s)
-    return _attend(store, rank, restarts, deadline_s)
+        return _lead(store, world_size, restarts, deadline_s)
+    return _follow(store, rank, restarts, deadline_s)
 
 
-def _convene(
+def _lead(
     store: dist.Store, world_size: int, restarts: int, deadline_s: float
-) -> Meeting:
+) -> Rendezvous:
     """Rank 0's part."""
     name = uuid.uuid4().hex
     store.set("current", name)
@@ -84,10 +84,12 @@ def _convene(
     store.set("attempt", str(attempt))
     go = {"attempt": attempt, "names": [one["name"] for one in told]}
     store.set(_go(name), json.dumps(go))
-    return Meeting(name, attempt)
+    return Rendezvous(name, attempt)
 
 
-def _attend(store: dist.Store, rank: int, restarts: int, deadline_s: float) -> Meeting:
+def _follow(
+    store: dist.Store, rank: int, restarts: int, deadline_s: float
+) -> Rendezvous:
     """Every other rank's part."""
     own = {"name": uuid.uuid4().hex, "restarts": restarts}
     current = ""
@@ -98,7 +100,7 @@ def _attend(store: dist.Store, rank: int, restarts: int, deadline_s: float) -> M
             store.set(_here(current, rank), json.dumps(own))
         go: Any = json.loads(_read(store, _go(current)) or "{}")
         if own["name"] in go.get("names", ()):
-            return Meeting(current, go["attempt"])
+            return Rendezvous(current, go["attempt"])
         time.sleep(_POLL_S)
     whom = "all workers" if current else "rank 0"
     raise WaitError(

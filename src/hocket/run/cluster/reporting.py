@@ -5,7 +5,7 @@
         ...
 
 Inside, every op goes into the ring. An exception leaves a report and goes on, with the
-last ops as its note. SIGTERM becomes the exception `Stopped`; where the main thread
+last ops as its note. SIGTERM becomes the exception `StoppedBySignal`; where the main thread
 sits in a call that does not return, a second thread writes the report and ends the
 process. A crash below Python leaves its stacks (faulthandler).
 """
@@ -31,23 +31,33 @@ from typing import Final
 
 from hocket import env
 from hocket.run.cluster.world import World
-from hocket.run.diagnostics.failure import Cause, Report, report_of, where, write_report
-from hocket.run.diagnostics.flight_recorder import NOBODY, Ring, read_ring
+from hocket.run.diagnostics.failure import (
+    FailureCause,
+    FailureReport,
+    failure_report,
+    stopped_at,
+    write_report,
+)
+from hocket.run.diagnostics.flight_recorder import (
+    NO_RANK,
+    FlightRecorder,
+    read_flight_recorder,
+)
 from hocket.run.diagnostics.job_folder import (
     WorkerFiles,
     attempt_dir,
     job_dir,
     write_json,
 )
-from hocket.run.diagnostics.process_wide import handling, waking
-from hocket.run.diagnostics.root_cause import headline, last_ops
+from hocket.run.diagnostics.process_wide import signal_handler, signal_wakeup
+from hocket.run.diagnostics.root_cause import failure_headline, last_ops
 
 GRACE_S: Final = 1.0  # for the main thread to answer a signal
 
 log = logging.getLogger(__name__)
 
 
-class Stopped(SystemExit):
+class StoppedBySignal(SystemExit):
     """The process was asked to end, by a signal.
 
     Attributes:
@@ -60,17 +70,19 @@ class Stopped(SystemExit):
 
 
 @contextlib.contextmanager
-def ring_of(world: World, run_dir: str | Path | None) -> Iterator[Ring]:
+def open_flight_recorder(
+    world: World, run_dir: str | Path | None
+) -> Iterator[FlightRecorder]:
     """What remembers the last ops; alone and without a folder, only in memory."""
     if world.world_size == 1 and run_dir is None:
-        yield Ring()
+        yield FlightRecorder()
         return
-    with reporting(world, Path("." if run_dir is None else run_dir)) as ring:
-        yield ring
+    with report_failures(world, Path("." if run_dir is None else run_dir)) as recorder:
+        yield recorder
 
 
 @contextlib.contextmanager
-def reporting(world: World, run_dir: Path) -> Iterator[Ring]:
+def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
     """Record the worker's ops, and report its end if it fails.
 
     Args:
@@ -82,66 +94,68 @@ def reporting(world: World, run_dir: Path) -> Iterator[Ring]:
     """
     files = WorkerFiles(attempt_dir(job_dir(run_dir), world.attempt), world.rank)
     files.report.unlink(missing_ok=True)
-    ring = Ring.create(files.ring, os.getpid())
-    stuck = partial(_report_stuck, files, ring)
+    recorder = FlightRecorder.create(files.recorder, os.getpid())
+    stuck = partial(_report_stuck, files, recorder)
     with _fault_handler(files.faults), _stoppable(stuck, alone=world.world_size == 1):
         try:
-            yield ring
+            yield recorder
         except GeneratorExit:  # forgotten, not failed
             raise
         except BaseException as error:
-            report = report_of(world.rank, ring.entries(), error)
+            report = failure_report(world.rank, recorder.entries(), error)
             if report.code != 0:
-                _tell(report, files, error)
+                _publish_report(report, files, error)
             raise
     if not env.JOB_DIR.is_set:  # else the launcher removes them, all at once
         _remove(files)
 
 
-def _tell(report: Report, files: WorkerFiles, error: BaseException) -> None:
+def _publish_report(
+    report: FailureReport, files: WorkerFiles, error: BaseException
+) -> None:
     """Leave the report in the folder, on the exception, and for torchrun's summary."""
     write_report(files.report, report)
-    if report.cause is Cause.STOPPED:
-        _say(report)
+    if report.cause is FailureCause.STOPPED:
+        _log_report(report)
         return
-    title = f"rank {report.rank} failed {where(report.last)}"
-    error.add_note("\n".join([title, *_neighbour(report, files), *last_ops(report)]))
-    _tell_torchrun(report)
+    title = f"rank {report.rank} failed {stopped_at(report.last)}"
+    error.add_note("\n".join([title, *_peer_wait(report, files), *last_ops(report)]))
+    _write_torchrun_report(report)
 
 
-def _tell_torchrun(report: Report) -> None:
+def _write_torchrun_report(report: FailureReport) -> None:
     """One line for its summary of failures; Python prints the rest, once."""
     if not env.ERROR_FILE.is_set:
         return
     # It takes the earliest for the root cause, in whole seconds.
-    own = report.cause is not Cause.WAITED
+    own = report.cause is not FailureCause.WAITED
     second = math.floor(report.time_s) if own else math.ceil(report.time_s)
-    line = headline(report)
+    line = failure_headline(report)
     details = {"py_callstack": line, "timestamp": str(second)}
     message = {"message": line, "extraInfo": details}
     write_json(Path(env.ERROR_FILE.text()), {"message": message})
 
 
-def _say(report: Report) -> None:
+def _log_report(report: FailureReport) -> None:
     """Tell of an end without an exception; a launcher of ours tells it itself."""
     if not env.JOB_DIR.is_set:
-        log.warning("%s", headline(report))
+        log.warning("%s", failure_headline(report))
 
 
-def _neighbour(report: Report, files: WorkerFiles) -> list[str]:
+def _peer_wait(report: FailureReport, files: WorkerFiles) -> list[str]:
     """What the worker on the same host was last seen doing for whom this one waits."""
     rank = report.waits_for_rank
-    if rank == NOBODY:
+    if rank == NO_RANK:
         return []
-    snapshot = read_ring(WorkerFiles(files.folder, rank).ring)
+    snapshot = read_flight_recorder(WorkerFiles(files.folder, rank).recorder)
     if snapshot is None or not snapshot.entries:
         return []
-    return [f"rank {rank} was last seen {where(snapshot.entries[-1])}"]
+    return [f"rank {rank} was last seen {stopped_at(snapshot.entries[-1])}"]
 
 
 def _remove(files: WorkerFiles) -> None:
     """Leave nothing behind after a good end; the last worker removes the folders."""
-    files.ring.unlink(missing_ok=True)
+    files.recorder.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for folder in (files.folder, *list(files.folder.parents)[:2]):
             folder.rmdir()
@@ -162,13 +176,13 @@ def _fault_handler(path: Path) -> Iterator[None]:
             path.unlink()  # still here, so there was no crash
 
 
-def _report_stuck(files: WorkerFiles, ring: Ring, number: int) -> None:
+def _report_stuck(files: WorkerFiles, recorder: FlightRecorder, number: int) -> None:
     """Report a main thread that does not come back from a call."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = "".join(traceback.format_stack(frame)) if frame else ""
-    report = report_of(files.rank, ring.entries(), Stopped(number))
+    report = failure_report(files.rank, recorder.entries(), StoppedBySignal(number))
     write_report(files.report, dataclasses.replace(report, traceback=stack))
-    _say(report)
+    _log_report(report)
 
 
 @contextlib.contextmanager
@@ -189,17 +203,17 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
     answered = threading.Event()
     with contextlib.ExitStack() as stack:
         answer = partial(_raise, answered)
-        stack.enter_context(handling(signal.SIGTERM, answer))
+        stack.enter_context(signal_handler(signal.SIGTERM, answer))
         if not alone:  # with nobody to wait for, the main thread comes back by itself
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                stack.enter_context(handling(signal.SIGINT, answer))
+                stack.enter_context(signal_handler(signal.SIGINT, answer))
             stack.enter_context(_watching_signals(answered, on_stuck))
         yield
 
 
 def _raise(answered: threading.Event, number: int, _frame: FrameType | None) -> None:
     answered.set()
-    raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal(number)
 
 
 @contextlib.contextmanager
@@ -220,7 +234,7 @@ def _watching_signals(
     thread = threading.Thread(target=watch, name="hocket-signals", daemon=True)
     thread.start()
     try:
-        with waking(writing.fileno()):
+        with signal_wakeup(writing.fileno()):
             yield
     finally:
         # Closing is not enough: processes that were forked meanwhile hold it as well.

@@ -19,8 +19,8 @@ from typing import Final, NoReturn, TypedDict
 
 from hocket import env
 from hocket.errors import RunError
-from hocket.run.diagnostics.failure import report_of, write_report
-from hocket.run.diagnostics.flight_recorder import STARTING, Ring
+from hocket.run.diagnostics.failure import failure_report, write_report
+from hocket.run.diagnostics.flight_recorder import STARTING, FlightRecorder
 from hocket.run.diagnostics.job_folder import Json, WorkerFiles, attempt_dir, write_json
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -56,13 +56,13 @@ def main(job: Job) -> None:
     _end_with_launcher(env.LAUNCHER_PID.integer())
     folder = attempt_dir(Path(env.JOB_DIR.text()), env.ATTEMPT.integer())
     files = WorkerFiles(folder, env.RANK.integer())
-    ring = Ring.create(files.ring, os.getpid())
-    ring.begin("start", STARTING)
+    recorder = FlightRecorder.create(files.recorder, os.getpid())
+    recorder.begin("start", STARTING)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         write_json(files.result, _call(job["entry"], job["args"]))
     except BaseException as error:  # of any kind: the launcher must learn of it
-        report = report_of(files.rank, ring.entries(), error)
+        report = failure_report(files.rank, recorder.entries(), error)
         if report.code == 0:  # sys.exit() with nothing to complain about
             write_json(files.result, None)
         elif not files.report.exists():  # `reporting` knows more

@@ -24,7 +24,7 @@ _LAST_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class StoreExchange:
     """One worker's end of the exchanges.
 
     Args:
@@ -129,7 +129,7 @@ class Exchange:
         pause_s = _FIRST_POLL_S
         ranks = range(self.world_size) if ranks is None else ranks
         missing = dict(zip(ranks, keys, strict=True))
-        while missing := self._not_there(missing, name):
+        while missing := self._missing_ranks(missing, name):
             if time.monotonic() > deadline_s:
                 who = ", ".join(str(rank) for rank in missing)
                 raise WaitError(
@@ -139,7 +139,7 @@ class Exchange:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
 
-    def _not_there(self, keys: dict[int, str], name: str) -> dict[int, str]:
+    def _missing_ranks(self, keys: dict[int, str], name: str) -> dict[int, str]:
         try:
             return {r: key for r, key in keys.items() if not self.store.check([key])}
         except dist.DistError as error:

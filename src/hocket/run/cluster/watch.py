@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from hocket.run.diagnostics.flight_recorder import read_ring
+from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from hocket.run.diagnostics.job_folder import WorkerFiles
 
 GRACE_S: Final = 2.5  # from the first failure to the end of those that do not answer
@@ -25,7 +25,7 @@ _POLL_S: Final = 0.05
 
 
 @dataclass(slots=True)
-class Watch:
+class WorkerWatch:
     """Watches the workers of one attempt.
 
     Args:
@@ -61,7 +61,7 @@ class Watch:
     def kill(self) -> None:
         """End all workers that are left, and wait until they are gone."""
         for rank in range(self.num_workers):
-            snapshot = read_ring(WorkerFiles(self.folder, rank).ring)
+            snapshot = read_flight_recorder(WorkerFiles(self.folder, rank).recorder)
             if snapshot is not None:
                 self._pids[rank] = snapshot.pid
                 _kill(snapshot.pid)
@@ -90,7 +90,7 @@ class Watch:
     def _find(self, selector: selectors.BaseSelector) -> None:
         """Watch those workers that have started since."""
         for rank in set(range(self.num_workers)) - set(self._pids):
-            snapshot = read_ring(WorkerFiles(self.folder, rank).ring)
+            snapshot = read_flight_recorder(WorkerFiles(self.folder, rank).recorder)
             if snapshot is None:
                 continue
             self._pids[rank] = snapshot.pid

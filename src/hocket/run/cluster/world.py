@@ -35,8 +35,8 @@ from hocket.run.cluster.host import (
     loopback_interface,
     reachable_address,
 )
-from hocket.run.cluster.rendezvous import Meeting, meet
-from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.cluster.rendezvous import Rendezvous, join_rendezvous
+from hocket.run.cluster.store_exchange import StoreExchange
 from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
 
 JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks
@@ -71,7 +71,7 @@ class World:
     timeout_s: float
     attempt: int
     store: dist.Store
-    exchange: Exchange
+    exchange: StoreExchange
 
     @property
     def same_host(self) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class World:
         return tuple(rank for rank, host in enumerate(self.hosts) if host == own)
 
     def gather_json(self, value: Json, name: str = "gather") -> list[Any]:
-        """What every worker says, by rank (`Exchange.gather`)."""
+        """What every worker says, by rank (`StoreExchange.gather`)."""
         return self.exchange.gather(name, value)
 
     def broadcast_json(
@@ -90,11 +90,11 @@ class World:
         name: str = "broadcast",
         timeout_s: float | None = None,
     ) -> Any:
-        """What one worker says (`Exchange.broadcast`)."""
+        """What one worker says (`StoreExchange.broadcast`)."""
         return self.exchange.broadcast(name, value, from_rank, timeout_s)
 
     def barrier(self, name: str = "barrier", timeout_s: float | None = None) -> None:
-        """Go on when every worker has come here (`Exchange.barrier`)."""
+        """Go on when every worker has come here (`StoreExchange.barrier`)."""
         self.exchange.barrier(name, timeout_s)
 
     def close(self) -> None:
@@ -128,13 +128,13 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     device = _device(backend, local_rank)
     _set_up_memory(device)
     shared = _shared_store(rank, world_size)
-    meeting = _meeting(shared, rank, world_size)
+    meeting = _rendezvous(shared, rank, world_size)
     own = dist.PrefixStore(f"{_job_prefix()}/{meeting.name}", shared)
-    store = _in_time(own)
-    exchange = Exchange(
+    store = _with_deadline(own)
+    exchange = StoreExchange(
         store, rank, world_size, timeout_s, rank_0_holds_store=_rank_0_holds_store()
     )
-    hosts, address = _whereabouts(exchange)
+    hosts, address = _hosts_and_address(exchange)
     if world_size > 1:
         _choose_interface(hosts, address)
         _init_group(backend, own, rank, world_size, timeout_s)
@@ -155,7 +155,7 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     )
 
 
-def world_of_one(device: torch.device, timeout_s: float | None = None) -> World:
+def single_process_world(device: torch.device, timeout_s: float | None = None) -> World:
     """This process alone, whatever job it may be a worker of.
 
     Args:
@@ -176,7 +176,7 @@ def world_of_one(device: torch.device, timeout_s: float | None = None) -> World:
         timeout_s=timeout_s,
         attempt=0,
         store=store,
-        exchange=Exchange(store, 0, 1, timeout_s),
+        exchange=StoreExchange(store, 0, 1, timeout_s),
     )
 
 
@@ -269,23 +269,23 @@ def _job_prefix() -> str:
     return f"hocket/{env.RUN_ID.text()}"
 
 
-def _in_time(store: dist.Store) -> dist.Store:
+def _with_deadline(store: dist.Store) -> dist.Store:
     """A store that is asked over a network must answer in time."""
     address = _store_address()
     return DeadlineStore(store, address) if address else store
 
 
-def _meeting(shared: dist.Store, rank: int, world_size: int) -> Meeting:
+def _rendezvous(shared: dist.Store, rank: int, world_size: int) -> Rendezvous:
     """Find the workers of this attempt, and give it a name and a number."""
     restarts = env.ATTEMPT.integer()
     if not _store_address():  # the store is new for each attempt, not for each pipeline
         times = shared.add(f"{_job_prefix()}/{restarts}/joined/{rank}", 1)
-        return Meeting(f"{restarts}/{times}", restarts)
-    store = _in_time(dist.PrefixStore(f"{_job_prefix()}/meeting", shared))
-    return meet(store, rank, world_size, restarts, JOIN_TIMEOUT_S)
+        return Rendezvous(f"{restarts}/{times}", restarts)
+    store = _with_deadline(dist.PrefixStore(f"{_job_prefix()}/meeting", shared))
+    return join_rendezvous(store, rank, world_size, restarts, JOIN_TIMEOUT_S)
 
 
-def _whereabouts(exchange: Exchange) -> tuple[tuple[str, ...], str]:
+def _hosts_and_address(exchange: StoreExchange) -> tuple[tuple[str, ...], str]:
     """The host of each rank, and the address of this one where others reach it."""
     patient = dataclasses.replace(
         exchange,

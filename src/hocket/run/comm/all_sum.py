@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.run.cluster.group import Group
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
@@ -28,28 +28,28 @@ from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 _WHAT: Final = "norms of the gradients"
 
 
-class SumOfAll(Protocol):
+class AllSum(Protocol):
     """Adds up what all workers tell, step by step: tell, learn, tell, learn.
 
     Attributes:
-        is_told_in_any_order: whether each worker may tell of several such sums in an
+        allows_any_order: whether each worker may tell of several such sums in an
             order of its own.
     """
 
-    is_told_in_any_order: bool
+    allows_any_order: bool
 
-    def tell(self, own: Tensor, step: int) -> None:
+    def post(self, own: Tensor, step: int) -> None:
         """Tell a worker's numbers; every worker must do so, and none waits for others.
 
         The numbers of the first replica count; its copies tell zeros, or nothing.
 
         Args:
-            own: as many numbers on each worker, in each step; `learn` replaces them by
+            own: as many numbers on each worker, in each step; `wait` replaces them by
                 the sum.
             step: the same on each worker.
         """
 
-    def learn(self) -> None:
+    def wait(self) -> None:
         """Put the sum in the place of what was told.
 
         Raises:
@@ -57,7 +57,7 @@ class SumOfAll(Protocol):
         """
 
 
-class SumOfMessages:
+class MessageAllSum:
     """Adds up by messages between each two workers of the first replica.
 
     Args:
@@ -67,7 +67,7 @@ class SumOfMessages:
         devices: the devices that take part; all when not given.
     """
 
-    is_told_in_any_order = True
+    allows_any_order = True
 
     def __init__(
         self,
@@ -100,24 +100,24 @@ class SumOfMessages:
         else:
             self._original_in = [transport.receiver(Channel(what, copies[0], own))]
         self._schema: Schema | None = None
-        self._told: tuple[Tensor, int] | None = None
+        self._posted: tuple[Tensor, int] | None = None
 
-    def tell(self, own: Tensor, step: int) -> None:
-        """See `SumOfAll.tell`."""
+    def post(self, own: Tensor, step: int) -> None:
+        """See `AllSum.post`."""
         if self._schema is None:
             self._schema = schema_of((own,))
         tag = message_tag(self._schema, step, 0)
-        self._told = own, tag
+        self._posted = own, tag
         for receiver in (*self._peers_in, *self._original_in):
             receiver.expect([tag], self._schema)
         _send(self._peers_out, tag, own, self._schema)
 
-    def learn(self) -> None:
-        """See `SumOfAll.learn`."""
-        assert self._told is not None
+    def wait(self) -> None:
+        """See `AllSum.wait`."""
+        assert self._posted is not None
         assert self._schema is not None
-        own, tag = self._told
-        self._told = None
+        own, tag = self._posted
+        self._posted = None
         for receiver in self._peers_in:
             own += _received(receiver, tag)
             receiver.release(tag)
@@ -127,7 +127,7 @@ class SumOfMessages:
         _send(self._copies_out, tag, own, self._schema)
 
 
-class SumOfGroup:
+class GroupAllSum:
     """Adds up by one collective operation, which NCCL ends when all have begun it.
 
     As all that is about NCCL, it has not been run on several GPUs.
@@ -136,18 +136,18 @@ class SumOfGroup:
         group: all workers.
     """
 
-    is_told_in_any_order = False  # NCCL takes all operations in one order
+    allows_any_order = False  # NCCL takes all operations in one order
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: WorkerGroup) -> None:
         self._group = group
         self._work: dist.Work | None = None
 
-    def tell(self, own: Tensor, step: int) -> None:
-        """See `SumOfAll.tell`."""
+    def post(self, own: Tensor, step: int) -> None:
+        """See `AllSum.post`."""
         self._work = self._group.all_reduce(own, f"{_WHAT} of step {step}")
 
-    def learn(self) -> None:
-        """See `SumOfAll.learn`."""
+    def wait(self) -> None:
+        """See `AllSum.wait`."""
         assert self._work is not None
         self._group.wait(self._work, _WHAT)
         self._work = None

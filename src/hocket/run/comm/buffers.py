@@ -60,7 +60,7 @@ def buffer_bytes(schema: Schema) -> int:
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _SchemaPool:
     """What a pool knows of one schema.
 
     Args:
@@ -80,8 +80,8 @@ class Pool:
     def __init__(self, device: torch.device) -> None:
         """Begin empty."""
         self._device = device
-        self._shelves: dict[Schema, _Shelf] = {}
-        self._last: tuple[Schema, _Shelf] | None = None  # that was asked for
+        self._shelves: dict[Schema, _SchemaPool] = {}
+        self._last: tuple[Schema, _SchemaPool] | None = None  # that was asked for
         self._returns = count()
         self._num_due = 0
         self._num_free = 0
@@ -90,14 +90,14 @@ class Pool:
 
     def expect(self, schema: Schema, num_messages: int) -> None:
         """Say that so many buffers of a schema will be taken; nobody must say so."""
-        shelf = self._shelf(schema)
+        shelf = self._schema_pool(schema)
         if shelf.num_bytes:
             shelf.num_due += num_messages
             self._num_due += num_messages
 
     def take(self, schema: Schema) -> Buffer:
         """A buffer for one message: the last one given back, if there is one."""
-        shelf = self._shelf(schema)
+        shelf = self._schema_pool(schema)
         num_bytes = shelf.num_bytes
         self._used_bytes += num_bytes
         buffer = self._take_free(shelf) if shelf.free else self._make(schema)
@@ -117,7 +117,7 @@ class Pool:
         """
         if buffer.views:
             increment_version(buffer.views)
-        shelf = self._shelf(buffer.schema)
+        shelf = self._schema_pool(buffer.schema)
         self._used_bytes -= shelf.num_bytes
         if self._is_over(shelf):
             return
@@ -134,22 +134,22 @@ class Pool:
             shelf.free.clear()
         self._num_free = self._free_bytes = 0
 
-    def _shelf(self, schema: Schema) -> _Shelf:
+    def _schema_pool(self, schema: Schema) -> _SchemaPool:
         if self._last is not None and self._last[0] is schema:
             return self._last[1]
         shelf = self._shelves.get(schema)
         if shelf is None:
             num_bytes = buffer_bytes(schema)
-            shelf = _Shelf(num_bytes if num_bytes >= SMALL_BYTES else 0)
+            shelf = _SchemaPool(num_bytes if num_bytes >= SMALL_BYTES else 0)
             self._shelves[schema] = shelf
         self._last = schema, shelf
         return shelf
 
-    def _is_over(self, shelf: _Shelf) -> bool:
+    def _is_over(self, shelf: _SchemaPool) -> bool:
         """Whether others are still to come, but none of this schema."""
         return bool(shelf.num_bytes and self._num_due and not shelf.num_due)
 
-    def _take_free(self, shelf: _Shelf) -> Buffer:
+    def _take_free(self, shelf: _SchemaPool) -> Buffer:
         if shelf.num_bytes:
             self._num_free -= 1
             self._free_bytes -= shelf.num_bytes

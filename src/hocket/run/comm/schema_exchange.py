@@ -19,19 +19,19 @@ _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.02
 
 
-class Role(Enum):
+class ChannelEnd(Enum):
     """Which end of a channel a worker is at."""
 
     SENDER = "sender"
     RECEIVER = "receiver"
 
 
-def agree(
+def agree_on_schema(
     store: Store,
     channel: Channel,
     signature: str,
     schema: Schema | None,
-    role: Role,
+    end: ChannelEnd,
     timeout_s: float,
 ) -> Schema:
     """Make both ends of a channel use one schema for messages of one signature.
@@ -46,7 +46,7 @@ def agree(
             both ends.
         schema: the sender's, complete; or what the receiver knows of it, with `ANY` for
             dimensions that depend on the batch, or None.
-        role: which end this is.
+        end: which end this is.
         timeout_s: how long the receiver waits for the sender.
 
     Returns:
@@ -57,14 +57,14 @@ def agree(
         WaitError: the sender wrote nothing in time.
     """
     key = f"schema/{channel.key}/{signature}"
-    match role:
-        case Role.SENDER:
+    match end:
+        case ChannelEnd.SENDER:
             assert schema is not None, "the sender knows what it sends"
             store.set(key, str(schema))
             return schema
-        case Role.RECEIVER:
+        case ChannelEnd.RECEIVER:
             what = f"the schema of messages of signature {signature!r}"
-            agreed = Schema.parse(learn(store, channel, key, what, timeout_s))
+            agreed = Schema.parse(wait_for_value(store, channel, key, what, timeout_s))
             if schema is not None and not agreed.fits(schema):
                 raise SchemaError(
                     f"{channel}, signature {signature!r}: rank {channel.from_rank} "
@@ -72,10 +72,12 @@ def agree(
                 )
             return agreed
         case _:
-            assert_never(role)
+            assert_never(end)
 
 
-def learn(store: Store, channel: Channel, key: str, what: str, timeout_s: float) -> str:
+def wait_for_value(
+    store: Store, channel: Channel, key: str, what: str, timeout_s: float
+) -> str:
     """Wait for a word of a channel's other end.
 
     Args:

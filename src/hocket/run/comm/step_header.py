@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import SchemaError
-from hocket.run.cluster.group import Group
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec
 
 HEADER: Final = Schema((TensorSpec((3,), "int64"),))
@@ -27,7 +27,7 @@ _WHAT: Final = "headers of the replicas"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepHeader:
     """What all workers must agree about before a step.
 
     Args:
@@ -49,7 +49,9 @@ class Step:
         return torch.tensor([self.number, self.salt, self.num_samples])
 
 
-def compare(own: Tensor, own_rank: int, other: Tensor, other_rank: int) -> None:
+def check_same_header(
+    own: Tensor, own_rank: int, other: Tensor, other_rank: int
+) -> None:
     """Refuse a header that differs from one's own.
 
     Raises:
@@ -87,11 +89,11 @@ class ReplicaCheck:
         group: the replicas.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: WorkerGroup) -> None:
         self._group = group
         self._told: list[tuple[int, list[Tensor], dist.Work]] = []  # of each batch
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: StepHeader) -> None:
         """Tell the other replicas of a batch; every one must call this."""
         own = step.header()
         headers = [torch.empty_like(own) for _ in self._group.ranks]
@@ -114,4 +116,4 @@ class ReplicaCheck:
             self._group.wait(work, _WHAT)
             own = headers[ranks.index(rank)]
             for other, header in zip(ranks, headers, strict=True):
-                compare(own, rank, header, other)
+                check_same_header(own, rank, header, other)

@@ -149,7 +149,7 @@ class Transport(ABC):
         """Close every end that was made, and the groups made for them. Idempotent."""
 
 
-def nobody_asks(what: str, rank: int) -> None:
+def ignore_wait(what: str, rank: int) -> None:
     """An `OnWait` for those who do not want to know."""
 
 

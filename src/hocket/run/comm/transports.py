@@ -14,9 +14,9 @@ from hocket.errors import RunError
 from hocket.run.cluster.group import new_group
 from hocket.run.cluster.world import World
 from hocket.run.comm.dist.transport import TorchTransport
-from hocket.run.comm.shm.transport import SharedMemoryTransport, place
+from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
 from hocket.run.comm.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
 
@@ -67,7 +67,7 @@ def make_transport(
     name: TransportName,
     world: World,
     store: dist.Store,
-    ring: Ring,
+    recorder: FlightRecorder,
     *,
     num_buffers: int,
     timeout_s: float,
@@ -78,7 +78,7 @@ def make_transport(
         name: "auto" takes shared memory wherever two workers can share it.
         world: all workers.
         store: with a prefix of this pipeline's own.
-        ring: told of waits.
+        recorder: told of waits.
         num_buffers: receive buffers per flow that the schedule needs.
         timeout_s: after which a wait ends.
 
@@ -99,20 +99,20 @@ def make_transport(
         timeout_s=timeout_s,
         num_buffers=num_buffers + _NUM_UNTOLD,
         num_untold=_NUM_UNTOLD,
-        on_wait=ring.wait,
+        on_wait=recorder.wait,
     )
     far = TorchTransport(
         dist.PrefixStore("torch", store),
         device=world.device,
         timeout_s=timeout_s,
         num_buffers=num_buffers,
-        on_wait=ring.wait,
+        on_wait=recorder.wait,
         group=_own_group(world, neighbours, timeout_s),
     )
     return MixedTransport(near, far, world.rank, neighbours)
 
 
-def buffers_of(order: Schedule, *, clips: bool = False) -> int:
+def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
     """Enough that no sender waits for a reader that is busy, and one for headers.
 
     Args:
@@ -131,7 +131,7 @@ def _neighbours(world: World) -> frozenset[int]:
     own = f"rank {world.rank}"
     if world.device.type == "cpu":
         with contextlib.suppress(RunError):  # a system without: torch carries all
-            own = place()
+            own = memory_domain()
     places = world.gather_json(own, "places")
     return frozenset(r for r, other in enumerate(places) if other == own)
 

@@ -1,6 +1,6 @@
 """Read batches of samples ahead of time, in processes of a DataLoader.
 
-Each reads the rows and sides that its worker needs (`Reads`), and nothing else. The
+Each reads the rows and sides that its worker needs (`ReadSpec`), and nothing else. The
 DataLoader keeps the order, whoever is done first.
 """
 
@@ -20,15 +20,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from hocket.errors import HocketError, RunError
 from hocket.model.trace.per_sample import map_tensors
-from hocket.run.data.reads import PartBatch, Reads
-from hocket.run.data.sampler import Rows
-from hocket.run.data.samples import Draw, Samples
+from hocket.run.data.reads import PartBatch, ReadSpec
+from hocket.run.data.sampler import BatchRows
+from hocket.run.data.samples import EpochRandom, Samples
 
-Task = tuple[Rows, Draw | None]
+Task = tuple[BatchRows, EpochRandom | None]
 
 
 def fetch(
-    samples: Samples, tasks: Iterator[Task], reads: Reads | None, num_workers: int
+    samples: Samples, tasks: Iterator[Task], reads: ReadSpec | None, num_workers: int
 ) -> Iterator[Any]:
     """Read batches in order.
 
@@ -55,13 +55,13 @@ def fetch(
         pin_memory=reads is not None and reads.device.type == "cuda",
         generator=torch.Generator(),  # or it would draw from the global one
     )
-    for (rows, draw), fetched in zip(tasks, _told(loader), strict=True):
+    for (rows, draw), fetched in zip(tasks, _worker_errors_named(loader), strict=True):
         if isinstance(fetched, _Failed):
             raise fetched.error
         if reads is None:
             yield fetched
             continue
-        inputs, targets = _placed(fetched, reads.device)
+        inputs, targets = _on_device(fetched, reads.device)
         yield PartBatch(
             len(rows.rows),
             _digest(samples, rows, draw),
@@ -84,7 +84,7 @@ class _Failed:
 class _Fetcher(Dataset[Any]):
     """Reads one batch per index; what a DataLoader's process runs."""
 
-    def __init__(self, samples: Samples, reads: Reads | None) -> None:
+    def __init__(self, samples: Samples, reads: ReadSpec | None) -> None:
         self._samples = samples
         self._reads = reads
 
@@ -98,7 +98,7 @@ class _Fetcher(Dataset[Any]):
         except HocketError as error:
             return _Failed(error)
 
-    def read(self, rows: Tensor, draw: Draw | None) -> tuple[Any, Any]:
+    def read(self, rows: Tensor, draw: EpochRandom | None) -> tuple[Any, Any]:
         """The sides that are needed of some rows; None for the others."""
         reads, samples = self._reads, self._samples
         reads_inputs = reads is None or (reads.inputs and len(rows) > 0)
@@ -109,7 +109,7 @@ class _Fetcher(Dataset[Any]):
         )
 
 
-def _told(loader: DataLoader[Any]) -> Iterator[Any]:
+def _worker_errors_named(loader: DataLoader[Any]) -> Iterator[Any]:
     """What a DataLoader yields; if a process of its ends, in our words.
 
     Raises:
@@ -131,14 +131,14 @@ def _as_it_is(fetched: Any) -> Any:
     return fetched
 
 
-def _placed(fetched: Any, device: torch.device) -> Any:
+def _on_device(fetched: Any, device: torch.device) -> Any:
     if device.type == "cpu":
         return fetched
     move = partial(Tensor.to, device=device, non_blocking=True)
     return pytree.tree_map(partial(map_tensors, function=move), fetched)
 
 
-def _digest(samples: Samples, rows: Rows, draw: Draw | None) -> int:
+def _digest(samples: Samples, rows: BatchRows, draw: EpochRandom | None) -> int:
     """32 bits of the whole batch: equal for equal rows, draws and data sets."""
     words = [samples.fingerprint, rows.epoch, -1 if draw is None else draw.seed]
     return zlib.crc32(rows.rows.numpy().tobytes(), zlib.crc32(repr(words).encode()))

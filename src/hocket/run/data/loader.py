@@ -9,7 +9,7 @@ from typing import Any
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.world import World
 from hocket.run.data.sample_loader import PartLoader
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 
 def check_same_length(loader: Iterable[Any], world: World) -> None:
@@ -57,28 +57,33 @@ def check_last_batch(loader: Iterable[Any], num_parts: int) -> None:
         )
 
 
-def noted(
-    loader: Iterable[Any], ring: Ring, first_step: int, name: str, *, per_step: int = 1
+def recorded_batches(
+    loader: Iterable[Any],
+    recorder: FlightRecorder,
+    first_step: int,
+    name: str,
+    *,
+    per_step: int = 1,
 ) -> Iterator[Any]:
     """A loader's batches; where it hangs, or fails, the ring shows it by this name.
 
     Args:
         loader: of any kind.
-        ring: told of each wait for a batch.
+        recorder: told of each wait for a batch.
         first_step: the step of the first batch.
         name: of these waits.
         per_step: batches that a step takes.
     """
-    ring.begin(name, first_step)
+    recorder.begin(name, first_step)
     batches = iter(loader)
     for i in count():
-        ring.begin(name, first_step + i // per_step)
+        recorder.begin(name, first_step + i // per_step)
         try:
             batch = next(batches)
         except StopIteration:
-            ring.end()
+            recorder.end()
             return
-        ring.end()
+        recorder.end()
         yield batch
 
 

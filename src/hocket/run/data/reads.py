@@ -18,7 +18,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class ReadSpec:
     """What one worker needs of each batch.
 
     Args:

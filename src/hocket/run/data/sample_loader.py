@@ -21,9 +21,9 @@ import torch
 
 from hocket.errors import DataError
 from hocket.run.data.fetch import fetch
-from hocket.run.data.reads import Reads
-from hocket.run.data.sampler import ResumableSampler, Rows
-from hocket.run.data.samples import Draw, Samples
+from hocket.run.data.reads import ReadSpec
+from hocket.run.data.sampler import BatchRows, ResumableSampler
+from hocket.run.data.samples import EpochRandom, Samples
 
 
 class PartLoader(ABC):
@@ -45,7 +45,7 @@ class PartLoader(ABC):
             raise DataError(f"a batch of {batch_size} samples: give at least 1")
 
     @abstractmethod
-    def parts(self, reads: Reads | None) -> Iterator[Any]:
+    def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
         """What one worker needs of each batch.
 
         Args:
@@ -115,7 +115,7 @@ class SampleLoader(PartLoader):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._sampler.place.epoch
+        return self._sampler.current.epoch
 
     @property
     def batches_per_epoch(self) -> int:
@@ -126,9 +126,9 @@ class SampleLoader(PartLoader):
         """Batches that the next pass yields."""
         return len(self._sampler)
 
-    def parts(self, reads: Reads | None) -> Iterator[Any]:
+    def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
         """From the place to the end of the pass; each batch moves the place on."""
-        draws = ((rows, self._draw(rows.epoch)) for rows in self._sampler.ahead())
+        draws = ((rows, self._draw(rows.epoch)) for rows in self._sampler.upcoming())
         fetched = fetch(self.samples, draws, reads, self.num_workers)
         return self._sampler.counted(fetched)
 
@@ -152,8 +152,8 @@ class SampleLoader(PartLoader):
             )
         self._sampler.load_state_dict(state)
 
-    def _draw(self, epoch: int) -> Draw | None:
-        return Draw(self._sampler.seed, epoch) if self.varied else None
+    def _draw(self, epoch: int) -> EpochRandom | None:
+        return EpochRandom(self._sampler.seed, epoch) if self.varied else None
 
 
 class EvaluationLoader(PartLoader):
@@ -177,8 +177,8 @@ class EvaluationLoader(PartLoader):
         """Batches that a pass yields."""
         return ceil(self.samples.num_samples / self.batch_size)
 
-    def parts(self, reads: Reads | None) -> Iterator[Any]:
+    def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
         """All of them, from the beginning."""
         rows = torch.arange(self.samples.num_samples).split(self.batch_size)
-        draws = ((Rows(0, each), None) for each in rows)
+        draws = ((BatchRows(0, each), None) for each in rows)
         return fetch(self.samples, draws, reads, self.num_workers)

@@ -28,7 +28,7 @@ _EPOCHS_APART: Final = 1_000_003  # a prime: seeds and epochs do not meet
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SamplerPosition:
     """Where the next batch comes from.
 
     Args:
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchRows:
     """One batch, by its samples' rows.
 
     Args:
@@ -96,12 +96,12 @@ class ResumableSampler:
         self.drop_last = drop_last
         self.num_batches = num_batches
         self._check()
-        self._place = Place()
+        self._current = SamplerPosition()
 
     @property
-    def place(self) -> Place:
+    def current(self) -> SamplerPosition:
         """Where the next batch comes from."""
-        return self._place
+        return self._current
 
     @property
     def batches_per_epoch(self) -> int:
@@ -115,31 +115,31 @@ class ResumableSampler:
         generator = torch.Generator().manual_seed(self.seed * _EPOCHS_APART + epoch)
         return torch.randperm(self.num_samples, generator=generator)
 
-    def ahead(self) -> Iterator[Rows]:
+    def upcoming(self) -> Iterator[BatchRows]:
         """The batches from here to the end of the pass; the place stays where it is."""
-        place, first = self._place, self._place.epoch
+        current, first = self._current, self._current.epoch
         epoch, order = -1, torch.empty(0)
-        while not self._ends(place, first):
-            if place.epoch != epoch:
-                epoch, order = place.epoch, self.order(place.epoch)
-            end = place.position + self.batch_size
-            yield Rows(epoch, order[place.position : end])
-            place = self._after(place)
+        while not self._ends(current, first):
+            if current.epoch != epoch:
+                epoch, order = current.epoch, self.order(current.epoch)
+            end = current.position + self.batch_size
+            yield BatchRows(epoch, order[current.position : end])
+            current = self._after(current)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """As `ahead`, in the form that a DataLoader asks for."""
-        for batch in self.ahead():
+        """As `upcoming`, in the form that a DataLoader asks for."""
+        for batch in self.upcoming():
             yield batch.rows.tolist()
 
     def __len__(self) -> int:
         """Batches left in this pass."""
         if self.num_batches is None:
-            return self._batches_in(self.num_samples - self._place.position)
-        return max(0, self.num_batches - self._place.num_batches)
+            return self._batches_in(self.num_samples - self._current.position)
+        return max(0, self.num_batches - self._current.num_batches)
 
     def advance(self) -> None:
         """Training has taken the next batch: move on."""
-        self._place = self._after(self._place)
+        self._current = self._after(self._current)
 
     def counted(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """A loader's batches, moving on with each that is taken.
@@ -153,7 +153,7 @@ class ResumableSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The place, as plain JSON."""
-        return {"version": _VERSION, **self._identity(), **asdict(self._place)}
+        return {"version": _VERSION, **self._identity(), **asdict(self._current)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a place.
@@ -178,8 +178,10 @@ class ResumableSampler:
                 f"position {state['position']} is behind the last of "
                 f"{self.num_samples} samples: the state has been changed by hand"
             )
-        place = Place(state["epoch"], state["position"], state["num_batches"])
-        self._place = self._normal(place)
+        current = SamplerPosition(
+            state["epoch"], state["position"], state["num_batches"]
+        )
+        self._current = self._normal(current)
 
     def _identity(self) -> dict[str, Any]:
         """What the order follows from, beside the epoch."""
@@ -194,20 +196,22 @@ class ResumableSampler:
             return num_samples // self.batch_size
         return -(-num_samples // self.batch_size)
 
-    def _ends(self, place: Place, first_epoch: int) -> bool:
+    def _ends(self, current: SamplerPosition, first_epoch: int) -> bool:
         if self.num_batches is None:
-            return place.epoch > first_epoch
-        return place.num_batches >= self.num_batches
+            return current.epoch > first_epoch
+        return current.num_batches >= self.num_batches
 
-    def _after(self, place: Place) -> Place:
-        position = min(place.position + self.batch_size, self.num_samples)
-        return self._normal(Place(place.epoch, position, place.num_batches + 1))
+    def _after(self, current: SamplerPosition) -> SamplerPosition:
+        position = min(current.position + self.batch_size, self.num_samples)
+        return self._normal(
+            SamplerPosition(current.epoch, position, current.num_batches + 1)
+        )
 
-    def _normal(self, place: Place) -> Place:
+    def _normal(self, current: SamplerPosition) -> SamplerPosition:
         """The same place; behind an epoch's last batch, the next epoch's begin."""
-        if self._batches_in(self.num_samples - place.position):
-            return place
-        return Place(place.epoch + 1, 0, place.num_batches)
+        if self._batches_in(self.num_samples - current.position):
+            return current
+        return SamplerPosition(current.epoch + 1, 0, current.num_batches)
 
     def _check(self) -> None:
         if self.num_samples < 1:

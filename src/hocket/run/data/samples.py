@@ -30,7 +30,7 @@ class Samples(Protocol):
     def fingerprint(self) -> int:
         """32 bits that follow from the content: workers notice that theirs differ."""
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Any:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """What the model takes: a tensor, a tuple of arguments, or a dict of them.
 
         Args:
@@ -38,12 +38,12 @@ class Samples(Protocol):
             draw: of what is varied; None takes the samples as they are.
         """
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Any:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """What the loss takes, for the same rows and the same draw."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class EpochRandom:
     """The random numbers of one epoch, for each row its own.
 
     Args:
@@ -105,11 +105,11 @@ class FirstSamples:
         """Of all of them."""
         return self.samples.fingerprint
 
-    def inputs(self, rows: Tensor, draw: Draw | None) -> Any:
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """As all of them."""
         return self.samples.inputs(rows, draw)
 
-    def targets(self, rows: Tensor, draw: Draw | None) -> Any:
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """As all of them."""
         return self.samples.targets(rows, draw)
 

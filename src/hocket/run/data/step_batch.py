@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 
 from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
-from hocket.run.comm.step_header import Step
+from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch, digest, split_batch
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepBatch:
     """One batch of a step, as this worker's replica sees it.
 
     Args:
@@ -32,7 +32,7 @@ class Work:
         loss_scale: what the loss is multiplied by before the backward.
     """
 
-    step: Step
+    step: StepHeader
     microbatches: tuple[Microbatch, ...]
     closes: bool = True
     loss_scale: float = 1.0
@@ -55,16 +55,16 @@ class Work:
 
 
 # The batches under way, by step and net.
-Batches: TypeAlias = Mapping[int, Mapping[str, Work]]
+Batches: TypeAlias = Mapping[int, Mapping[str, StepBatch]]
 
 
-def make_works(
+def make_step_batches(
     batches: Sequence[Any],
     number: int,
     layout: Layout,
     num_parts: int,
     example: Example,
-) -> list[Work]:
+) -> list[StepBatch]:
     """Cut the batches of one step into microbatches, and take this replica's.
 
     Args:
@@ -82,13 +82,15 @@ def make_works(
     num_samples = sum(part.num_samples for batch in parts for part in batch)
     each = num_parts // layout.num_replicas
     begin = layout.replica * each
-    works = []
+    step_batches = []
     for i, batch in enumerate(batches):
         mine = parts[i][begin : begin + each]
         sizes = tuple(part.num_samples for part in mine)
-        step = Step(number, digest(batch), num_samples, sizes, first=i * num_parts)
-        works.append(Work(step, mine, i == len(batches) - 1))
-    return works
+        step = StepHeader(
+            number, digest(batch), num_samples, sizes, first=i * num_parts
+        )
+        step_batches.append(StepBatch(step, mine, i == len(batches) - 1))
+    return step_batches
 
 
 def grouped(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

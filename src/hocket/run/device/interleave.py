@@ -76,7 +76,7 @@ class FreeRunning(LaneScheduler):
         """See `LaneScheduler.release`."""
 
 
-class Draw(Enum):
+class ScheduleChoice(Enum):
     """How an `Interleaver` picks the next lane."""
 
     UNIFORM = auto()  # any lane that can run, at each point
@@ -86,7 +86,7 @@ class Draw(Enum):
 class Interleaver(LaneScheduler):
     """One lane runs at a time; which one follows from the seed alone. For tests.
 
-    With `Draw.PCT`, a fault that needs `d` lanes' ops in a certain order is found with
+    With `ScheduleChoice.PCT`, a fault that needs `d` lanes' ops in a certain order is found with
     a probability of at least 1 / (n k^(d-1)) for n lanes and k points.
 
     Source: Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of
@@ -104,7 +104,7 @@ class Interleaver(LaneScheduler):
         self,
         seed: int,
         num_lanes: int,
-        draw: Draw = Draw.PCT,
+        draw: ScheduleChoice = ScheduleChoice.PCT,
         num_changes: int = 2,
         num_points: int = 50,
     ) -> None:
@@ -176,9 +176,9 @@ class Interleaver(LaneScheduler):
     def _pick(self, ready: Sequence[int]) -> int:
         """Choose among the lanes that can run."""
         match self._draw:
-            case Draw.UNIFORM:
+            case ScheduleChoice.UNIFORM:
                 return self._random.choice(ready)
-            case Draw.PCT:
+            case ScheduleChoice.PCT:
                 point = len(self.picked)
                 if point in self._changes:
                     self._priorities[self._running] = self._changes.index(point)

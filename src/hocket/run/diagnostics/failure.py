@@ -15,11 +15,11 @@ from typing import Final, assert_never
 from hocket import env
 from hocket.errors import HocketError, WaitError
 from hocket.run.diagnostics.flight_recorder import (
-    NOBODY,
+    NO_RANK,
     STARTING,
-    Entry,
-    State,
-    read_ring,
+    OpState,
+    RecordedOp,
+    read_flight_recorder,
 )
 from hocket.run.diagnostics.job_folder import WorkerFiles, write_json
 
@@ -30,7 +30,7 @@ MAX_BYTES: Final = 4 * 2**20  # of a report; a longer one is not ours
 _LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting")
 
 
-class Cause(Enum):
+class FailureCause(Enum):
     """What ended a worker."""
 
     RAISED = "raised"  # an exception of its own
@@ -42,7 +42,7 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FailureReport:
     """One worker's end.
 
     Args:
@@ -62,31 +62,33 @@ class Report:
     rank: int
     host: str
     pid: int
-    cause: Cause
+    cause: FailureCause
     code: int
     time_s: float
     monotonic_s: float
     kind: str = ""
     message: str = ""
     traceback: str = ""
-    last_ops: tuple[Entry, ...] = ()
+    last_ops: tuple[RecordedOp, ...] = ()
 
     @property
-    def last(self) -> Entry | None:
+    def last(self) -> RecordedOp | None:
         """The newest op; None if the worker began none."""
         return self.last_ops[-1] if self.last_ops else None
 
     @property
     def waits_for_rank(self) -> int:
-        """For whom it was waiting; `NOBODY` if it was not."""
-        if self.last is None or self.last.state is not State.WAITING:
-            return NOBODY
+        """For whom it was waiting; `NO_RANK` if it was not."""
+        if self.last is None or self.last.state is not OpState.WAITING:
+            return NO_RANK
         return self.last.from_rank
 
 
-def report_of(rank: int, entries: tuple[Entry, ...], error: BaseException) -> Report:
+def failure_report(
+    rank: int, entries: tuple[RecordedOp, ...], error: BaseException
+) -> FailureReport:
     """What a worker says about itself when an exception ends it."""
-    return Report(
+    return FailureReport(
         rank=rank,
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -101,9 +103,9 @@ def report_of(rank: int, entries: tuple[Entry, ...], error: BaseException) -> Re
     )
 
 
-def report_of_silent(
+def silent_failure_report(
     files: WorkerFiles, code: int, time_s: float, *, hung: bool
-) -> Report:
+) -> FailureReport:
     """What the launcher says about a worker that left no report.
 
     Args:
@@ -112,15 +114,15 @@ def report_of_silent(
         time_s: when it ended, in seconds since 1970.
         hung: the launcher ended it because it did not answer.
     """
-    snapshot = read_ring(files.ring)
+    snapshot = read_flight_recorder(files.recorder)
     faults = files.faults.read_text() if files.faults.exists() else ""
     if hung:
-        cause = Cause.HUNG
+        cause = FailureCause.HUNG
     elif code in {-signal.SIGTERM, -signal.SIGINT}:
-        cause = Cause.STOPPED
+        cause = FailureCause.STOPPED
     else:
-        cause = Cause.KILLED if code < 0 else Cause.EXITED
-    return Report(
+        cause = FailureCause.KILLED if code < 0 else FailureCause.EXITED
+    return FailureReport(
         rank=files.rank,
         host=socket.gethostname(),
         pid=snapshot.pid if snapshot else 0,
@@ -140,49 +142,51 @@ def code_of(error: BaseException) -> int:
     return env.exit_code_of(error)
 
 
-def write_report(path: Path, report: Report) -> None:
+def write_report(path: Path, report: FailureReport) -> None:
     """Write it as JSON, the whole file or none of it."""
     write_json(path, as_json(report))
 
 
-def as_json(report: Report) -> dict[str, object]:
+def as_json(report: FailureReport) -> dict[str, object]:
     """A report as JSON can hold it."""
     return asdict(report) | {"cause": report.cause.value}
 
 
-def read_report(path: Path) -> Report | None:
+def read_report(path: Path) -> FailureReport | None:
     """What `write_report` wrote; None if there is no file, or it is not one of ours."""
     import pydantic  # takes a while to import, and is needed only here
 
     try:
         if path.stat().st_size > MAX_BYTES:
             return None
-        return pydantic.TypeAdapter(Report).validate_json(path.read_bytes())
+        return pydantic.TypeAdapter(FailureReport).validate_json(path.read_bytes())
     except (OSError, pydantic.ValidationError):
         return None
 
 
-def _cause_of(error: BaseException, entries: tuple[Entry, ...]) -> Cause:
+def _cause_of(error: BaseException, entries: tuple[RecordedOp, ...]) -> FailureCause:
     """Whether a worker failed by itself, or because of another."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         asked = code_of(error) in {env.ExitCode.INTERRUPTED, env.ExitCode.TERMINATED}
-        return Cause.STOPPED if asked else Cause.EXITED
+        return FailureCause.STOPPED if asked else FailureCause.EXITED
     if isinstance(error, HocketError):
-        return Cause.WAITED if isinstance(error, WaitError) else Cause.RAISED
-    waits = bool(entries) and entries[-1].state is State.WAITING
+        return (
+            FailureCause.WAITED if isinstance(error, WaitError) else FailureCause.RAISED
+        )
+    waits = bool(entries) and entries[-1].state is OpState.WAITING
     lost = isinstance(error, RuntimeError) and any(t in str(error) for t in _LOST)
-    return Cause.WAITED if waits or lost else Cause.RAISED
+    return FailureCause.WAITED if waits or lost else FailureCause.RAISED
 
 
-def where(entry: Entry | None) -> str:
+def stopped_at(entry: RecordedOp | None) -> str:
     """Where a worker stood, like `at step 12 in 0B3`."""
     if entry is None or entry.step == STARTING:
         return "before its first op"
-    place = f"{'after' if entry.state is State.ENDED else 'in'} {entry.op}"
+    place = f"{'after' if entry.state is OpState.ENDED else 'in'} {entry.op}"
     return f"at step {entry.step} {place}"
 
 
-def table(entries: tuple[Entry, ...], now_s: float) -> list[str]:
+def ops_table(entries: tuple[RecordedOp, ...], now_s: float) -> list[str]:
     """The ops as lines of text, oldest first."""
     return [
         f"step {entry.step:>5}  {entry.op:<12} {_progress(entry, now_s)}"
@@ -191,18 +195,18 @@ def table(entries: tuple[Entry, ...], now_s: float) -> list[str]:
     ]
 
 
-def _progress(entry: Entry, now_s: float) -> str:
+def _progress(entry: RecordedOp, now_s: float) -> str:
     """How far an op came, and what it waited for."""
     what = entry.waits_for
-    if what and entry.from_rank != NOBODY:
+    if what and entry.from_rank != NO_RANK:
         what += f" from rank {entry.from_rank}"
     match entry.state:
-        case State.BEGUN:
+        case OpState.BEGUN:
             began = f"began {now_s - entry.begun_s:.3f} s before"
             return f"{began}, waited for {what}" if what else began
-        case State.WAITING:
+        case OpState.WAITING:
             return f"waiting {now_s - entry.changed_s:.3f} s for {what}"
-        case State.ENDED:
+        case OpState.ENDED:
             took = f"took {(entry.changed_s - entry.begun_s) * 1e3:.3f} ms"
             return f"{took}, waited for {what}" if what else took
         case _:

@@ -24,13 +24,13 @@ from typing import Final, TypeAlias
 
 NUM_SLOTS: Final = 128
 STARTING: Final = -1  # the step of what happens before the first op
-NOBODY: Final = -1  # the rank of whom nobody waits for
+NO_RANK: Final = -1  # the rank of whom nobody waits for
 
 # Called before a wait that may take long: with the channel's name, and for which rank.
 OnWait: TypeAlias = Callable[[str, int], None]
 
 
-class State(IntEnum):
+class OpState(IntEnum):
     """What a worker does with its newest op."""
 
     BEGUN = 1
@@ -39,7 +39,7 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordedOp:
     """One op of the ring.
 
     Args:
@@ -49,12 +49,12 @@ class Entry:
         begun_s: when it began, on its host's monotonic clock.
         changed_s: when it came to its state.
         waits_for: what it waited for last; empty if it never did.
-        from_rank: from whom; `NOBODY` if it never did.
+        from_rank: from whom; `NO_RANK` if it never did.
     """
 
     step: int
     op: str
-    state: State
+    state: OpState
     begun_s: float
     changed_s: float
     waits_for: str
@@ -62,7 +62,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RecorderSnapshot:
     """A ring as somebody else finds it.
 
     Args:
@@ -71,7 +71,7 @@ class Snapshot:
     """
 
     pid: int
-    entries: tuple[Entry, ...]
+    entries: tuple[RecordedOp, ...]
 
 
 #                         number, step, begun, op │ changed, state, from_rank, waits_for
@@ -82,14 +82,14 @@ _TAIL_AT: Final = _SLOT.size - _TAIL.size
 _HEADER: Final = struct.Struct("<8sq")
 _MAGIC: Final = b"hkring01"
 _SIZE: Final = _HEADER.size + NUM_SLOTS * _SLOT.size
-_STATES: Final = frozenset(State)
+_STATES: Final = frozenset(OpState)
 
 
-class Ring:
+class FlightRecorder:
     """Records what a worker does. One thread writes.
 
     Args:
-        buffer: of `Ring.create`; by default memory that nobody else sees.
+        buffer: of `FlightRecorder.create`; by default memory that nobody else sees.
         pid: of the process that writes.
     """
 
@@ -103,7 +103,7 @@ class Ring:
         _HEADER.pack_into(self._buffer, 0, _MAGIC, pid)
 
     @classmethod
-    def create(cls, path: Path, pid: int) -> Ring:
+    def create(cls, path: Path, pid: int) -> FlightRecorder:
         """A ring in a file, emptied if there is one already."""
         with path.open("a+b") as file:
             file.truncate(_SIZE)
@@ -115,7 +115,7 @@ class Ring:
         self._at = at = _HEADER.size + number % NUM_SLOTS * _SLOT.size
         now = monotonic()
         _SLOT.pack_into(
-            self._buffer, at, number, step, now, op.encode(), now, 1, NOBODY, b""
+            self._buffer, at, number, step, now, op.encode(), now, 1, NO_RANK, b""
         )
 
     def wait(self, what: str, from_rank: int) -> None:
@@ -132,12 +132,12 @@ class Ring:
         """The op is done."""
         _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 3)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RecordedOp, ...]:
         """The last ops, oldest first."""
         return _entries(self._buffer[:])
 
 
-def read_ring(path: Path) -> Snapshot | None:
+def read_flight_recorder(path: Path) -> RecorderSnapshot | None:
     """The ring of another process, dead or alive; None if it has made none yet."""
     try:
         data = path.read_bytes()
@@ -146,13 +146,15 @@ def read_ring(path: Path) -> Snapshot | None:
     if len(data) != _SIZE:
         return None
     magic, pid = _HEADER.unpack_from(data)
-    return Snapshot(pid, _entries(data)) if magic == _MAGIC else None
+    return RecorderSnapshot(pid, _entries(data)) if magic == _MAGIC else None
 
 
-def _entries(data: bytes) -> tuple[Entry, ...]:
+def _entries(data: bytes) -> tuple[RecordedOp, ...]:
     slots = list(_SLOT.iter_unpack(data[_HEADER.size :]))
     return tuple(
-        Entry(step, _text(op), State(state), begun_s, changed_s, _text(what), rank)
+        RecordedOp(
+            step, _text(op), OpState(state), begun_s, changed_s, _text(what), rank
+        )
         for number, step, begun_s, op, changed_s, state, rank, what in sorted(slots)
         if number and state in _STATES
     )

@@ -44,7 +44,7 @@ class WorkerFiles:
     rank: int
 
     @property
-    def ring(self) -> Path:
+    def recorder(self) -> Path:
         """Its last ops."""
         return self.folder / f"rank-{self.rank}.ring"
 

@@ -26,7 +26,7 @@ _wakeups: Final[list[int]] = []
 
 
 @contextlib.contextmanager
-def handling(number: signal.Signals, handler: Handler) -> Iterator[None]:
+def signal_handler(number: signal.Signals, handler: Handler) -> Iterator[None]:
     """Have a signal answered by a function; in the main thread only."""
 
     def put(new: object) -> object:
@@ -39,7 +39,7 @@ def handling(number: signal.Signals, handler: Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def waking(descriptor: int) -> Iterator[None]:
+def signal_wakeup(descriptor: int) -> Iterator[None]:
     """Have the number of each signal written to a socket; in the main thread only."""
     put = partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
     with _put(put, descriptor, _wakeups):

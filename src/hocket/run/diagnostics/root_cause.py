@@ -21,14 +21,19 @@ from typing import Final, assert_never
 import hocket.errors
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
-from hocket.run.diagnostics.failure import Cause, Report, table, where
-from hocket.run.diagnostics.flight_recorder import NOBODY, State
+from hocket.run.diagnostics.failure import (
+    FailureCause,
+    FailureReport,
+    ops_table,
+    stopped_at,
+)
+from hocket.run.diagnostics.flight_recorder import NO_RANK, OpState
 
 NUM_OPS: Final = 6  # of each worker, in the message; the reports hold all
 NUM_WORKERS: Final = 4  # whose last ops are in the message
 
 
-def first_failures(reports: Sequence[Report]) -> list[Report]:
+def first_failures(reports: Sequence[FailureReport]) -> list[FailureReport]:
     """The reports in the order in which the failures caused each other.
 
     The clock decides only among equals: 1. what failed by itself; 2. who hung, or was
@@ -37,16 +42,16 @@ def first_failures(reports: Sequence[Report]) -> list[Report]:
     """
     awaited = _awaited(reports)
 
-    def order(report: Report) -> int:
+    def order(report: FailureReport) -> int:
         match report.cause:
-            case Cause.RAISED | Cause.KILLED | Cause.EXITED:
+            case FailureCause.RAISED | FailureCause.KILLED | FailureCause.EXITED:
                 return 1
-            case Cause.HUNG:
+            case FailureCause.HUNG:
                 return 2
-            case Cause.STOPPED:
-                waits = report.waits_for_rank != NOBODY
+            case FailureCause.STOPPED:
+                waits = report.waits_for_rank != NO_RANK
                 return 3 if waits or report.rank not in awaited else 2
-            case Cause.WAITED:
+            case FailureCause.WAITED:
                 return 3
             case _:
                 assert_never(report.cause)
@@ -54,20 +59,22 @@ def first_failures(reports: Sequence[Report]) -> list[Report]:
     return sorted(reports, key=lambda r: (order(r), r.time_s, r.rank))
 
 
-def _awaited(reports: Sequence[Report]) -> set[int]:
+def _awaited(reports: Sequence[FailureReport]) -> set[int]:
     """For whom somebody waited in vain; nobody, if none gave up waiting.
 
     Who gave up may have waited for several at once, and not know for whom; those that
     were stopped while they waited know more.
     """
-    if all(r.cause is not Cause.WAITED for r in reports):
+    if all(r.cause is not FailureCause.WAITED for r in reports):
         return set()
     return {
-        r.waits_for_rank for r in reports if r.cause in {Cause.WAITED, Cause.STOPPED}
+        r.waits_for_rank
+        for r in reports
+        if r.cause in {FailureCause.WAITED, FailureCause.STOPPED}
     }
 
 
-def worker_error(reports: Sequence[Report], folder: Path) -> WorkerError:
+def worker_error(reports: Sequence[FailureReport], folder: Path) -> WorkerError:
     """The error that the launching process raises.
 
     Args:
@@ -75,56 +82,60 @@ def worker_error(reports: Sequence[Report], folder: Path) -> WorkerError:
         folder: where the reports are kept.
     """
     ordered = first_failures(reports)
-    lines = [headline(ordered[0]), *_hint(ordered[0]), *_own_traceback(ordered[0])]
+    lines = [
+        failure_headline(ordered[0]),
+        *_hint(ordered[0]),
+        *_own_traceback(ordered[0]),
+    ]
     if len(ordered) > 1:
-        lines += ["after that:", *(f"  {headline(r)}" for r in ordered[1:])]
+        lines += ["after that:", *(f"  {failure_headline(r)}" for r in ordered[1:])]
     for report in ordered[:NUM_WORKERS]:
         lines += last_ops(report)
     lines.append(f"all reports: {folder}")
     return WorkerError("\n".join(lines), ordered[0].rank, _exit_code(ordered))
 
 
-def headline(report: Report) -> str:
+def failure_headline(report: FailureReport) -> str:
     """One worker's end in one sentence: rank, what, step and op."""
-    place = where(report.last)
+    place = stopped_at(report.last)
     rank = f"rank {report.rank}"
     match report.cause:
-        case Cause.RAISED:
+        case FailureCause.RAISED:
             return f"{rank} raised {report.kind} {place}: {report.message}"
-        case Cause.KILLED:
+        case FailureCause.KILLED:
             by = _signal(-report.code)
             return f"{rank} was killed by {by} {place}{_waits(report)}"
-        case Cause.EXITED:
+        case FailureCause.EXITED:
             return f"{rank} ended with exit code {report.code} {place}{_waits(report)}"
-        case Cause.HUNG:
+        case FailureCause.HUNG:
             return f"{rank} hung {place}{_waits(report)}{_since(report)}"
-        case Cause.WAITED:
+        case FailureCause.WAITED:
             why = f"{report.kind}: {report.message}"
             return f"{rank} gave up {place}{_waits(report)}: {why}"
-        case Cause.STOPPED:
+        case FailureCause.STOPPED:
             return f"{rank} was stopped {place}{_waits(report)}{_since(report)}"
         case _:
             assert_never(report.cause)
 
 
-def last_ops(report: Report) -> list[str]:
+def last_ops(report: FailureReport) -> list[str]:
     """The newest ops of one worker, as lines of text."""
-    lines = table(report.last_ops[-NUM_OPS:], report.monotonic_s)
+    lines = ops_table(report.last_ops[-NUM_OPS:], report.monotonic_s)
     if not lines:
         return []
     title = f"the last ops of rank {report.rank}, newest last:"
     return [title, *(f"  {line}" for line in lines)]
 
 
-def _waits(report: Report) -> str:
+def _waits(report: FailureReport) -> str:
     last = report.last
-    if last is None or last.state is not State.WAITING:
+    if last is None or last.state is not OpState.WAITING:
         return ""
-    whom = f" from rank {last.from_rank}" if last.from_rank != NOBODY else ""
+    whom = f" from rank {last.from_rank}" if last.from_rank != NO_RANK else ""
     return f", waiting for {last.waits_for}{whom}"
 
 
-def _since(report: Report) -> str:
+def _since(report: FailureReport) -> str:
     """For how long a worker had been where it was found."""
     if report.last is None:
         return ""
@@ -139,26 +150,28 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _hint(report: Report) -> list[str]:
+def _hint(report: FailureReport) -> list[str]:
     """The usual reason, where there is one."""
-    if report.code == -signal.SIGKILL and report.cause is Cause.KILLED:
+    if report.code == -signal.SIGKILL and report.cause is FailureCause.KILLED:
         return ["if nobody sent that signal, the machine ran out of memory: see dmesg"]
     return []
 
 
-def _own_traceback(report: Report) -> list[str]:
+def _own_traceback(report: FailureReport) -> list[str]:
     """Where an error came from that hocket did not raise on purpose."""
     if hasattr(hocket.errors, report.kind):
         return []
     return [f"  {line}" for line in report.traceback.splitlines()]
 
 
-def _exit_code(ordered: Sequence[Report]) -> int:
+def _exit_code(ordered: Sequence[FailureReport]) -> int:
     """What the launching process should end with."""
     first, *others = ordered
-    gave_up = (r for r in others if r.cause is Cause.WAITED)
-    if first.cause is Cause.STOPPED and any(r.time_s < first.time_s for r in gave_up):
+    gave_up = (r for r in others if r.cause is FailureCause.WAITED)
+    if first.cause is FailureCause.STOPPED and any(
+        r.time_s < first.time_s for r in gave_up
+    ):
         return ExitCode.HANG
-    if first.cause in {Cause.HUNG, Cause.WAITED}:
+    if first.cause in {FailureCause.HUNG, FailureCause.WAITED}:
         return ExitCode.HANG
-    return first.code if first.cause is Cause.RAISED else ExitCode.WORKER
+    return first.code if first.cause is FailureCause.RAISED else ExitCode.WORKER

@@ -22,9 +22,9 @@ from hocket.core.schedule import Schedule
 from hocket.errors import DataError
 from hocket.passes.one_step import one_step
 from hocket.run.data.loss import TOTAL
-from hocket.run.data.step_batch import Work
+from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.memory import peak_bytes
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.play_plan import Portion
 from hocket.run.engine.player import Record
@@ -76,13 +76,15 @@ class Driver:
         guard: is entered around what is played.
     """
 
-    def __init__(self, executor: Executor, recorder: Ring, guard: Guard) -> None:
+    def __init__(
+        self, executor: Executor, recorder: FlightRecorder, guard: Guard
+    ) -> None:
         self._executor = executor
         self._plan = executor.plan
         self._recorder = recorder
         self._guard = guard
-        self._waiting: deque[list[Work]] = deque()  # read, and not begun
-        self._works: dict[int, Work] = {}  # begun, and not over
+        self._waiting: deque[list[StepBatch]] = deque()  # read, and not begun
+        self._works: dict[int, StepBatch] = {}  # begun, and not over
         self._open: _Segment | None = None
         self._last: _Segment | None = None
         self._results: deque[StepResult] = deque()  # of the loop that goes on
@@ -93,7 +95,7 @@ class Driver:
         return not self._waiting and self._open is None
 
     def train(
-        self, steps: Iterable[list[Work]], drains: Callable[[int], bool]
+        self, steps: Iterable[list[StepBatch]], drains: Callable[[int], bool]
     ) -> Iterator[StepResult]:
         """Yield one result per step, in order.
 
@@ -119,7 +121,7 @@ class Driver:
         while own:
             yield own.popleft()
 
-    def step(self, works: list[Work]) -> StepResult:
+    def step(self, works: list[StepBatch]) -> StepResult:
         """Play one step, and all before it, to its end."""
         self._waiting.append(works)
         self.drain()

@@ -30,7 +30,7 @@ from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
     CPU,
     EmulatedNet,
-    Plan,
+    EmulatedStages,
     example_output,
     leaves_of,
     make_net,
@@ -39,7 +39,11 @@ from hocket.run.engine.emulator.update import Updates
 from hocket.run.stage.seed import generators_kept
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
-from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory, Settings
+from hocket.run.weights.settings import (
+    OptimizerFactory,
+    SchedulerFactory,
+    TrainingSettings,
+)
 
 T = TypeVar("T")
 ByNet: TypeAlias = T | Mapping[str, T]
@@ -113,7 +117,7 @@ def emulate(
     cuts = cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
     scheduler_of = _by_net(schedulers or {}, names, "schedulers")
     settings = {
-        name: Settings(
+        name: TrainingSettings(
             optimizer,
             scheduler_of.get(name),
             clip_norm,
@@ -201,7 +205,7 @@ def _plan(
     has_loss: bool,
     cut_at: Sequence[str],
     freeze_at: Mapping[int, str],
-) -> Plan:
+) -> EmulatedStages:
     """Where a net stands; refuses flows between nets that nobody could read."""
     stages = _stages_of(program, name)
     inputs, loss_inputs = [], []
@@ -224,7 +228,7 @@ def _plan(
                 "output of another net goes to the last stage, for the loss, or to the "
                 "first, as the model's input"
             )
-    return Plan(
+    return EmulatedStages(
         name,
         stages,
         tuple(inputs),
@@ -252,7 +256,7 @@ def _check_losses(
 
 def _make_nets(
     program: Program,
-    plans: Sequence[Plan],
+    plans: Sequence[EmulatedStages],
     models: Mapping[str, nn.Module],
     pairs: Mapping[str, Any],
     parts: Mapping[str, Sequence[Microbatch]],

@@ -13,15 +13,15 @@ from torch import Tensor
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.comm.step_header import Step
+from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch, count_samples, digest, split_batch
-from hocket.run.data.loader import noted
+from hocket.run.data.loader import recorded_batches
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import Metrics, named_means
 from hocket.run.data.reads import parts_of
-from hocket.run.data.step_batch import Work
+from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.out_of_memory import MemoryWatch
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.play_plan import PlayPlan, Portion, plan_to_play
@@ -74,7 +74,7 @@ class Evaluator:
         executor: whose stages and transport are used.
         world: to add up over replicas.
         layout: this worker's place.
-        ring: told of each op.
+        recorder: told of each op.
         plan: for training: evaluation uses its placement and microbatches.
         timeout_s: after which a wait ends.
     """
@@ -84,7 +84,7 @@ class Evaluator:
         executor: Executor,
         world: World,
         layout: Layout,
-        ring: Ring,
+        recorder: FlightRecorder,
         plan: Plan,
         *,
         timeout_s: float,
@@ -94,7 +94,7 @@ class Evaluator:
         self._example = plan.example
         self._world = world
         self._layout = layout
-        self._ring = ring
+        self._recorder = recorder
         self._net = schedule.program.nets[0].name
         self._num_microbatches = schedule.program.nets[0].num_microbatches
         self._devices = tuple(stage.device for stage in schedule.program.stages)
@@ -130,7 +130,9 @@ class Evaluator:
         for runner in self._executor.runners.values():
             runner.train(mode=False)
         with torch.no_grad():
-            for batch in noted(loader, self._ring, self._number, "eval batch"):
+            for batch in recorded_batches(
+                loader, self._recorder, self._number, "eval batch"
+            ):
                 self._play(batch)
         return self._total()
 
@@ -140,8 +142,8 @@ class Evaluator:
         self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
         if mine:
             sizes = tuple(part.num_samples for part in mine)
-            step = Step(self._number, salt, num_samples, sizes)
-            batch = {self._net: Work(step, mine)}
+            step = StepHeader(self._number, salt, num_samples, sizes)
+            batch = {self._net: StepBatch(step, mine)}
             player = self._player(len(mine))
             player.begin(batch)
             player.play(Portion.STEP, self._number, {self._number: batch})
@@ -167,7 +169,7 @@ class Evaluator:
                 self._executor.runners,
                 {},
                 self._channels,
-                self._ring,
+                self._recorder,
                 on_output=self._on_output,
                 on_error=self._on_error,
                 evaluates=True,

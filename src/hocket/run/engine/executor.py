@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 from hocket.errors import RecipeError
 from hocket.run.comm.transport import Transport
-from hocket.run.data.step_batch import Batches, Work
+from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.player import Player, Record
 from hocket.run.engine.results import Results
 from hocket.run.engine.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.trainable_check import SameTrained
-from hocket.run.weights.stale_ties.loans import Loans
+from hocket.run.stage.trainable_check import TrainableCheck
+from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 
@@ -54,13 +54,13 @@ class Executor:
     device: torch.device
     player: Player
     sync: StepSync
-    ties: Loans
-    trained: SameTrained = field(init=False)
+    ties: WorkerTies
+    trained: TrainableCheck = field(init=False)
 
     def __post_init__(self) -> None:
         """Note which parameters are trained."""
         runners = self.runners.values()
-        self.trained = SameTrained(
+        self.trained = TrainableCheck(
             {name: p for runner in runners for name, p in runner.parameters.items()}
         )
 
@@ -73,8 +73,8 @@ class Executor:
         self,
         portion: Portion,
         first: int,
-        batches: Mapping[int, Work],
-        begun: Sequence[Work],
+        batches: Mapping[int, StepBatch],
+        begun: Sequence[StepBatch],
     ) -> Record:
         """Play a portion.
 
@@ -109,8 +109,8 @@ class Executor:
         """
         for runner in self.runners.values():
             if runner.versions is not None:
-                runner.versions.go_on_from(number)
-        self.ties.go_on_from(number)
+                runner.versions.resume_from(number)
+        self.ties.resume_from(number)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

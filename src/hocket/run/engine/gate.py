@@ -22,8 +22,8 @@ from torch import Tensor
 
 from hocket.errors import NonFiniteError
 from hocket.run.stage.precision import LossScale
-from hocket.run.weights.gradient_status import Judgement
-from hocket.run.weights.gradients import Gradients, Verdict
+from hocket.run.weights.gradient_status import PendingGradientStatus
+from hocket.run.weights.gradients import Gradients, GradientStatus
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.tied_weights import add_up_ties
 from hocket.run.weights.updater import Updater
@@ -92,7 +92,7 @@ class Gate:
         self._scale = scale
         self._on_norms = on_norms
         self._steps: dict[int, _Pending] = {}
-        self.status = Judgement(0, lambda: Verdict(0.0))
+        self.status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
     def complete(self, stage: int, step: int) -> None:
         """Note that a stage's gradients are there, over all replicas; post them early.
@@ -104,7 +104,7 @@ class Gate:
         pending.complete.add(stage)
         if (
             self._waits
-            and self._gradients.is_told_in_any_order
+            and self._gradients.allows_any_order
             and self._stages <= pending.complete
             and min(self._steps) == step  # the gate's sums are read one after the other
             and not any(self._ties[other] for other in self._stages)
@@ -152,11 +152,11 @@ class Gate:
         norms = pending.norms
         assert norms is not None
         if self._waits:
-            self.status = Judgement(step, self._gradients.learn)
+            self.status = PendingGradientStatus(step, self._gradients.wait)
         else:
-            verdict = self._gradients.verdict_of(norms)
-            self.status = Judgement(step, lambda: verdict)
-        pending.updates = self._judged(self.status.verdict, step)
+            status = self._gradients.status_of(norms)
+            self.status = PendingGradientStatus(step, lambda: status)
+        pending.updates = self._judged(self.status.status, step)
 
     def _post(self, pending: _Pending, step: int) -> None:
         """Have the gradients as they would be in one process, and post their norms."""
@@ -170,20 +170,20 @@ class Gate:
         if self._counts:
             self._on_norms(step, pending.norms)
         if self._waits:
-            self._gradients.tell(step, pending.norms.clone())
+            self._gradients.post(step, pending.norms.clone())
 
-    def _judged(self, verdict: Verdict, step: int) -> bool:
+    def _judged(self, status: GradientStatus, step: int) -> bool:
         """Do what the norms ask for; whether there is an update."""
         if self._scale is not None:
-            self._scale.update(overflowed=not verdict.is_finite)
-        elif not verdict.is_finite:
-            raise NonFiniteError(self._fault(verdict, step))
-        if verdict.is_finite and self._clip_norm is not None:
-            self._gradients.clip(verdict, self._clip_norm)
-        return verdict.is_finite
+            self._scale.update(overflowed=not status.is_finite)
+        elif not status.is_finite:
+            raise NonFiniteError(self._fault(status, step))
+        if status.is_finite and self._clip_norm is not None:
+            self._gradients.clip(status, self._clip_norm)
+        return status.is_finite
 
-    def _fault(self, verdict: Verdict, step: int) -> str:
-        name = verdict.culprit
+    def _fault(self, status: GradientStatus, step: int) -> str:
+        name = status.culprit
         at_fault = f"that of {name}, stage {self._stage_of[name]}"
         if self._waits:
             return (

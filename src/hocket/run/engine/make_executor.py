@@ -13,8 +13,8 @@ from hocket.core.gates import gates_of
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
-from hocket.run.cluster.group import Group
-from hocket.run.comm.all_sum import SumOfAll
+from hocket.run.cluster.group import WorkerGroup
+from hocket.run.comm.all_sum import AllSum
 from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
@@ -27,14 +27,14 @@ from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.refusals import refuse_hooks, refuse_shared
 from hocket.run.engine.results import Results
 from hocket.run.engine.step_sync import Norms, StepSync
-from hocket.run.engine.worker_context import Place
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradients import Gradients
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import Settings
-from hocket.run.weights.stale_ties.loan import find_loans
+from hocket.run.weights.settings import TrainingSettings
 from hocket.run.weights.stale_ties.make import give_versions
+from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.tied_weights import (
     Tie,
     equal_start,
@@ -52,8 +52,8 @@ def make_executor(
     model: nn.Module,
     modules: Sequence[StageModule],
     loss: LossFunction,
-    settings: Settings,
-    place: Place,
+    settings: TrainingSettings,
+    context: WorkerContext,
     channels: PointToPoint,
     *,
     seed: int,
@@ -67,7 +67,7 @@ def make_executor(
         modules: all stages.
         loss: as for the pipeline.
         settings: how to train.
-        place: this worker's.
+        context: this worker's.
         channels: its messages.
         seed: for random numbers in the forward.
 
@@ -76,20 +76,22 @@ def make_executor(
             shared weight is updated at two times.
     """
     _check_types(modules, settings.precision)
-    schedule, layout = plan.schedule, place.layout
-    runners = _make_runners(plan, modules, loss, settings, place, seed=seed)
-    replicas = place.with_replicas()
+    schedule, layout = plan.schedule, context.layout
+    runners = _make_runners(plan, modules, loss, settings, context, seed=seed)
+    replicas = context.with_replicas()
     shared = shared_parameters(modules)
-    loans = find_loans(_trained(shared, modules), schedule) if schedule.body else []
+    stale_ties = (
+        find_stale_ties(_trained(shared, modules), schedule) if schedule.body else []
+    )
     if schedule.body:
-        refuse_shared(loans, schedule)
+        refuse_shared(stale_ties, schedule)
         for stage, module in enumerate(modules):  # alike on all workers
             if schedule.program.stages[stage].delay:
                 refuse_hooks(stage, dict(module.named_parameters()))
     ties = find_ties(shared, schedule)
-    groups = tie_groups(ties, layout, place.timeout_s, place.ring.wait)
+    groups = tie_groups(ties, layout, context.timeout_s, context.recorder.wait)
     equal_start(runners, layout, replicas, ties, groups)
-    owned = owned_parameters(runners, one_step(schedule), layout.device, loans)
+    owned = owned_parameters(runners, one_step(schedule), layout.device, stale_ties)
     updaters = {
         stage: Updater(
             own,
@@ -99,13 +101,15 @@ def make_executor(
         )
         for stage, own in owned.items()
     }
-    lent = {loan.name for loan in loans}
-    ties = [tie for tie in ties if tie.name not in lent]  # these are equal by now
+    stale_names = {tie.name for tie in stale_ties}
+    ties = [
+        tie for tie in ties if tie.name not in stale_names
+    ]  # these are equal by now
     parts = _Parts(
         play_plan,
         modules,
         settings,
-        place,
+        context,
         updaters,
         _stage_of(model, modules),
         ties,
@@ -113,27 +117,27 @@ def make_executor(
             stage: tie_reducers(ties, groups, {stage: own})
             for stage, own in owned.items()
         },
-        _make_scale(settings.precision, place.world.device),
+        _make_scale(settings.precision, context.world.device),
     )
     predicts = settings.correction == "weight-prediction"
     predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
-    stale_ties = give_versions(
-        runners, schedule.program, loans, predict, layout, place.transport
+    worker_ties = give_versions(
+        runners, schedule.program, stale_ties, predict, layout, context.transport
     )
-    results = place.results(schedule, replicas)
+    results = context.results(schedule, replicas)
     sync = parts.sync(runners, results, replicas)
-    watch = MemoryWatch(schedule, plan.costs, place.world, layout.device)
+    watch = MemoryWatch(schedule, plan.costs, context.world, layout.device)
     player = Player(
         play_plan,
         layout.device,
         runners,
         updaters,
         channels,
-        place.ring,
+        context.recorder,
         sync,
-        stale_ties,
+        worker_ties,
         on_error=watch.on_error,
-        lanes=place.lanes,
+        lanes=context.lanes,
     )
     return Executor(
         play_plan,
@@ -141,12 +145,12 @@ def make_executor(
         updaters,
         results,
         parts.scale,
-        place.transport,
-        place.store,
-        place.world.device,
+        context.transport,
+        context.store,
+        context.world.device,
         player,
         sync,
-        stale_ties,
+        worker_ties,
     )
 
 
@@ -158,7 +162,7 @@ class _Parts:
         plan: what is played.
         modules: all stages.
         settings: how to train.
-        place: this worker's.
+        context: this worker's.
         updaters: this device's, by stage.
         stage_of: the stage of each trained parameter, in the uncut model's order.
         ties: the weights that stages on several devices hold.
@@ -169,8 +173,8 @@ class _Parts:
 
     plan: PlayPlan
     modules: Sequence[StageModule]
-    settings: Settings
-    place: Place
+    settings: TrainingSettings
+    context: WorkerContext
     updaters: dict[int, Updater]
     stage_of: dict[str, int]
     ties: Sequence[Tie]
@@ -182,14 +186,14 @@ class _Parts:
         self,
         runners: Mapping[int, StageRunner],
         results: Results,
-        replicas: Group | None,
+        replicas: WorkerGroup | None,
     ) -> StepSync:
         """Make what is exchanged in each step. Every worker must call this."""
         program = self.plan.program
         gates, gate_of = self._gates()
         everyone = None
         if self.plan.overlaps:
-            sums = self.place.with_everyone()
+            sums = self.context.with_everyone()
             everyone = self._gradients(sums, self._counted(), self.updaters)
         return StepSync(
             runners,
@@ -211,7 +215,7 @@ class _Parts:
         gates: list[Gate] = []
         gate_of: dict[int, Gate] = {}
         for number, group in enumerate(groups):
-            own = [n for n in group if stages[n].device == self.place.layout.device]
+            own = [n for n in group if stages[n].device == self.context.layout.device]
             gate = self._gate(number, group, own, waits=waits)
             if gate is not None:
                 gates.append(gate)
@@ -222,13 +226,13 @@ class _Parts:
         self, number: int, group: Sequence[int], own: Sequence[int], *, waits: bool
     ) -> Gate | None:
         """Make this worker's part; None where it has none. Every worker must call."""
-        layout, stages = self.place.layout, self.plan.program.stages
+        layout, stages = self.context.layout, self.plan.program.stages
         devices = sorted({stages[n].device for n in group})
         if not self.plan.overlaps:
             devices = list(range(layout.num_devices))  # errors are raised on all
         sums = None
         if waits and (len(devices) > 1 or not self.plan.overlaps):
-            sums = self.place.with_devices(devices, f"norms of gate {number}")
+            sums = self.context.with_devices(devices, f"norms of gate {number}")
         if layout.device not in devices:
             return None
         counts = layout.replica == 0
@@ -248,12 +252,12 @@ class _Parts:
 
     def _counted(self) -> set[str]:
         """The weights whose norms this device posts: those of which it is the first."""
-        own = self.place.layout.device
+        own = self.context.layout.device
         elsewhere = {tie.name for tie in self.ties if tie.devices[0] != own}
         return self.stage_of.keys() - elsewhere
 
     def _gradients(
-        self, sums: SumOfAll | None, counted: Collection[str], stages: Iterable[int]
+        self, sums: AllSum | None, counted: Collection[str], stages: Iterable[int]
     ) -> Gradients:
         held = {
             name: parameter
@@ -272,7 +276,7 @@ class _Parts:
             held,
             frozenset(held).intersection(counted),
             sums,
-            device=self.place.world.device,
+            device=self.context.world.device,
             dtype=reduce(torch.promote_types, types or {torch.float32}),
         )
 
@@ -300,12 +304,12 @@ def _make_runners(
     plan: Plan,
     modules: Sequence[StageModule],
     loss: LossFunction,
-    settings: Settings,
-    place: Place,
+    settings: TrainingSettings,
+    context: WorkerContext,
     *,
     seed: int,
 ) -> dict[int, StageRunner]:
-    world, layout = place.world, place.layout
+    world, layout = context.world, context.layout
     each = plan.schedule.program.num_microbatches_of(0)
     num_parts = each * layout.num_replicas * settings.accumulate
     last = len(modules) - 1
@@ -326,7 +330,7 @@ def _make_runners(
 
 
 def _reducer(
-    stage: int, parameters: Mapping[str, nn.Parameter], group: Group | None
+    stage: int, parameters: Mapping[str, nn.Parameter], group: WorkerGroup | None
 ) -> Reducer | None:
     if group is None:
         return None

@@ -28,17 +28,17 @@ from hocket.core.dataflow import Value
 from hocket.core.lane_plan import OpPlan
 from hocket.core.op import ASYNCHRONOUS, Kind, Op
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.step_batch import Batches, Work
+from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.device.stopwatch import Seconds, Stopwatch, make_stopwatch
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.ports import InputMaker
 from hocket.run.engine.stage_ops import StageOps
 from hocket.run.engine.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.stale_ties.loans import Loans
+from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 OnError: TypeAlias = Callable[[Op, int, Exception], None]
@@ -93,7 +93,7 @@ class _Turn:
     op: Op
     net: str
     text: str
-    action: Callable[[Work], None]
+    action: Callable[[StepBatch], None]
     waits: tuple[Value, ...]
     records: tuple[Value, ...]
 
@@ -142,9 +142,9 @@ class Player:
         runners: Mapping[int, StageRunner],
         updaters: Mapping[int, Updater],
         channels: PointToPoint,
-        recorder: Ring,
+        recorder: FlightRecorder,
         sync: StepSync | None = None,
-        ties: Loans | None = None,
+        ties: WorkerTies | None = None,
         *,
         on_output: OnOutput | None = None,
         on_error: OnError | None = None,
@@ -160,7 +160,7 @@ class Player:
         self._channels = channels
         self._recorder = recorder
         self._sync = NoSync() if sync is None else sync
-        self._ties = Loans((), {}, {}, ()) if ties is None else ties
+        self._ties = WorkerTies((), {}, {}, ()) if ties is None else ties
         self._on_output = on_output
         self._on_error = on_error
         self._evaluates = evaluates
@@ -201,11 +201,11 @@ class Player:
         self._num_losses: dict[tuple[int, int, int], int] = {}
         self._num_gradients: dict[tuple[int, int, int], int] = {}
         self._reducing: dict[int, tuple[Stopwatch, int]] = {}  # where R began, by stage
-        self._unfinished: dict[int, Work] = {}  # whose sum is under way, by stage
+        self._unfinished: dict[int, StepBatch] = {}  # whose sum is under way, by stage
         # What waits for an update of an earlier step, by stage.
         self._postponed: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
 
-    def begin(self, batch: Mapping[str, Work]) -> None:
+    def begin(self, batch: Mapping[str, StepBatch]) -> None:
         """Begin a batch: its header goes before its first messages.
 
         Args:
@@ -360,7 +360,7 @@ class Player:
         action = self._action(op, watch, i)
         return _Turn(op, net, text, action, plan.waits, plan.records)
 
-    def _action(self, op: Op, watch: Stopwatch, i: int) -> Callable[[Work], None]:
+    def _action(self, op: Op, watch: Stopwatch, i: int) -> Callable[[StepBatch], None]:
         match op:
             case Op(kind=Kind.FORWARD, microbatch=int(index)):
                 play = self._evaluate if self._evaluates else self._forward
@@ -379,14 +379,14 @@ class Player:
         return partial(play, op.stage, index, watch, i)
 
     def _evaluate(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: Work
+        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
     ) -> None:
         output = self._stages[stage].evaluate(work, index, watch, i)
         if output is not None and self._on_output is not None:
             self._on_output(stage, work.microbatches[index], output)
 
     def _forward(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: Work
+        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
     ) -> None:
         ops = self._stages[stage]
         if self._ties:
@@ -397,7 +397,7 @@ class Player:
             self._sync.after_losses(stage, work)
 
     def _backward(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: Work
+        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
     ) -> None:
         if (stage, index) in self._split:  # whole here, in halves in another step
             self._input_gradients(stage, index, watch, i, work)
@@ -409,20 +409,20 @@ class Player:
         self._count_gradient(stage, work)
 
     def _input_gradients(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: Work
+        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
     ) -> None:
         if self._ties:
             self._ties.before_backward(stage, work.step.number)
         self._stages[stage].input_gradients(work, index, watch, i)
 
     def _weight_gradients(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: Work
+        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
     ) -> None:
         self._stages[stage].weight_gradients(work, index, watch, i)
         self._count_gradient(stage, work)
 
     def _is_last(
-        self, left: dict[tuple[int, int, int], int], stage: int, work: Work
+        self, left: dict[tuple[int, int, int], int], stage: int, work: StepBatch
     ) -> bool:
         """Count one microbatch of a stage's batch; whether it was the last."""
         key = stage, work.step.number, work.step.first
@@ -431,7 +431,7 @@ class Player:
             left[key] = num_left
         return not num_left
 
-    def _count_gradient(self, stage: int, work: Work) -> None:
+    def _count_gradient(self, stage: int, work: StepBatch) -> None:
         """Count an op that added to a stage's gradients, and act behind the last.
 
         Then they go where the optimizer looks for them: the next step's may begin
@@ -444,7 +444,7 @@ class Player:
             versions.complete(work.step.number)
         self._when_next(stage, work, partial(self._complete, stage, work))
 
-    def _when_next(self, stage: int, work: Work, act: Callable[[], None]) -> None:
+    def _when_next(self, stage: int, work: StepBatch, act: Callable[[], None]) -> None:
         """Act on a step's complete gradients, when earlier steps have been updated."""
         versions = self._runners[stage].versions
         if versions is None or versions.is_next(work.step.number):
@@ -452,7 +452,7 @@ class Player:
         else:
             self._postponed.setdefault(stage, deque()).append((work.step.number, act))
 
-    def _complete(self, stage: int, work: Work) -> None:
+    def _complete(self, stage: int, work: StepBatch) -> None:
         if self._ties:
             self._ties.complete(stage, work.step.number)
             self._recorder.resume()
@@ -460,7 +460,7 @@ class Player:
         if stage in self._updaters and self._updaters[stage].reducer is None:
             self._sync.after_gradients(stage, work)
 
-    def _reduce(self, stage: int, watch: Stopwatch, i: int, work: Work) -> None:
+    def _reduce(self, stage: int, watch: Stopwatch, i: int, work: StepBatch) -> None:
         def start() -> None:
             reducer = self._updaters[stage].reducer
             assert reducer is not None
@@ -490,7 +490,7 @@ class Player:
                 watch, i = self._reducing.pop(stage)
                 watch.end(i)
 
-    def _update(self, stage: int, watch: Stopwatch, i: int, work: Work) -> None:
+    def _update(self, stage: int, watch: Stopwatch, i: int, work: StepBatch) -> None:
         updater = self._updaters[stage]
         updates = self._sync.before_update(stage, work, self._finish)
         self._recorder.resume()

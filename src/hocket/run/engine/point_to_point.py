@@ -27,8 +27,8 @@ from hocket.core.dataflow import Fact
 from hocket.core.lane_plan import Message
 from hocket.core.schedule import Schedule
 from hocket.run.comm.schema import Schema, message_tag, schema_of
-from hocket.run.comm.schema_exchange import Role, agree
-from hocket.run.comm.step_header import HEADER, Step, compare
+from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema
+from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.data.step_batch import Batches
 from hocket.run.engine.play_plan import PlayPlan, Portion, PortionPlan
@@ -78,7 +78,7 @@ class _Incoming:
     channel: Channel
     receiver: Receiver
     schemas: dict[Signature, Schema] = field(default_factory=dict)
-    coming: deque[tuple[Step, int]] = field(default_factory=deque)
+    coming: deque[tuple[StepHeader, int]] = field(default_factory=deque)
     tags: dict[tuple[int, int], int] = field(default_factory=dict)
     headers: set[StepKey] = field(default_factory=set)
     unread: set[StepKey] = field(default_factory=set)
@@ -128,7 +128,7 @@ class PointToPoint:
                 receiver = transport.receiver(channel)
                 self._in[fact, stage] = _Incoming(channel, receiver)
 
-    def begin(self, steps: Mapping[str, Step]) -> None:
+    def begin(self, steps: Mapping[str, StepHeader]) -> None:
         """Begin a batch: a header goes before its first output in each channel.
 
         Args:
@@ -185,7 +185,7 @@ class PointToPoint:
             self._expect(incoming)
 
     def send(
-        self, route: Route, step: Step, microbatch: int, values: Sequence[Tensor]
+        self, route: Route, step: StepHeader, microbatch: int, values: Sequence[Tensor]
     ) -> None:
         """Send what an op made; the values must not be changed afterwards."""
         outgoing = self._out[route]
@@ -196,19 +196,19 @@ class PointToPoint:
         schema = outgoing.schemas.get(size)
         if schema is None:
             schema = schema_of(values)
-            agree(
+            agree_on_schema(
                 self._store,
                 outgoing.channel,
                 str(size),
                 schema,
-                Role.SENDER,
+                ChannelEnd.SENDER,
                 self._timeout_s,
             )
             schema = outgoing.schemas[size] = self._known.setdefault(schema, schema)
         outgoing.sender.send(_tag(schema, step, microbatch), values, schema)
 
     def receive(
-        self, fact: Fact, stage: int, step: Step, microbatch: int
+        self, fact: Fact, stage: int, step: StepHeader, microbatch: int
     ) -> tuple[Tensor, ...]:
         """Wait for a value of another device; it stays valid until `release`.
 
@@ -224,7 +224,9 @@ class PointToPoint:
             self._expect_until(incoming, step, microbatch)
         return incoming.receiver.receive(incoming.tags[step.number, microbatch])
 
-    def release(self, fact: Fact, stage: int, step: Step, microbatch: int) -> None:
+    def release(
+        self, fact: Fact, stage: int, step: StepHeader, microbatch: int
+    ) -> None:
         """Give back the buffer of a message that is no longer needed."""
         incoming = self._in[fact, stage]
         incoming.receiver.release(incoming.tags.pop((step.number, microbatch)))
@@ -238,24 +240,26 @@ class PointToPoint:
         for outgoing in self._out.values():
             outgoing.sender.flush(self._timeout_s)
 
-    def _read_header(self, incoming: _Incoming, step: Step) -> None:
+    def _read_header(self, incoming: _Incoming, step: StepHeader) -> None:
         tag = _header_tag(step)
         (header,) = incoming.receiver.receive(tag)
         ends = incoming.channel
-        compare(step.header(), ends.to_rank, header, ends.from_rank)
+        check_same_header(step.header(), ends.to_rank, header, ends.from_rank)
         incoming.receiver.release(tag)
 
-    def _expect_until(self, incoming: _Incoming, step: Step, microbatch: int) -> None:
+    def _expect_until(
+        self, incoming: _Incoming, step: StepHeader, microbatch: int
+    ) -> None:
         """Look up the shapes of a message, and of those that are made before it."""
         while (step, microbatch) in incoming.coming:
             first, number = incoming.coming[0]
             size = first.sizes[number]
-            schema = agree(
+            schema = agree_on_schema(
                 self._store,
                 incoming.channel,
                 str(size),
                 None,
-                Role.RECEIVER,
+                ChannelEnd.RECEIVER,
                 self._timeout_s,
             )
             incoming.schemas[size] = self._known.setdefault(schema, schema)
@@ -277,15 +281,15 @@ class PointToPoint:
             incoming.coming.popleft()
 
 
-def _key(step: Step) -> StepKey:
+def _key(step: StepHeader) -> StepKey:
     return step.number, step.first
 
 
-def _tag(schema: Schema, step: Step, microbatch: int) -> int:
+def _tag(schema: Schema, step: StepHeader, microbatch: int) -> int:
     return message_tag(schema, step.number, step.first + microbatch, step.salt)
 
 
-def _header_tag(step: Step) -> int:
+def _header_tag(step: StepHeader) -> int:
     return message_tag(HEADER, step.number, step.first)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hocket.core.dataflow import Fact
 from hocket.core.program import Program
-from hocket.run.comm.step_header import Step
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.comm.step_header import StepHeader
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.point_to_point import PointToPoint, Route
 
 Values: TypeAlias = tuple[Tensor, ...]
@@ -32,7 +32,7 @@ class Input(ABC):
     """One of the places that values for a stage come from."""
 
     @abstractmethod
-    def take(self, step: Step, microbatch: int) -> Values:
+    def take(self, step: StepHeader, microbatch: int) -> Values:
         """Return a microbatch's values; waits for them where another device sends."""
 
 
@@ -46,7 +46,7 @@ class NearInput(Input):
     def __init__(self, values: dict[Key, Values]) -> None:
         self._values = values
 
-    def take(self, step: Step, microbatch: int) -> Values:
+    def take(self, step: StepHeader, microbatch: int) -> Values:
         """See `Input.take`; they are there."""
         return self._values.pop((step.number, microbatch), ())
 
@@ -71,7 +71,7 @@ class FarInput(Input):
         fact: Fact,
         stage: int,
         num_readers: int,
-        recorder: Ring,
+        recorder: FlightRecorder,
     ) -> None:
         self._channels = channels
         self._fact = fact
@@ -81,7 +81,7 @@ class FarInput(Input):
         self._shared: dict[Key, Values] = {}
         self._num_released: dict[Key, int] = {}
 
-    def take(self, step: Step, microbatch: int) -> Values:
+    def take(self, step: StepHeader, microbatch: int) -> Values:
         """See `Input.take`."""
         key = step.number, microbatch
         if key in self._shared:
@@ -92,7 +92,7 @@ class FarInput(Input):
             self._shared[key] = values
         return values
 
-    def release(self, step: Step, microbatch: int) -> None:
+    def release(self, step: StepHeader, microbatch: int) -> None:
         """Give back the memory of a microbatch's values."""
         if self._num_readers > 1:
             key = step.number, microbatch
@@ -128,7 +128,7 @@ class Output:
         self._near = near
         self._copies = copies and bool(near)
 
-    def put(self, step: Step, microbatch: int, values: Values) -> None:
+    def put(self, step: StepHeader, microbatch: int, values: Values) -> None:
         """Hand on what an op made for a microbatch."""
         for route in self._routes:
             self._channels.send(route, step, microbatch, values)
@@ -149,7 +149,11 @@ class InputMaker:
     """
 
     def __init__(
-        self, program: Program, device: int, channels: PointToPoint, recorder: Ring
+        self,
+        program: Program,
+        device: int,
+        channels: PointToPoint,
+        recorder: FlightRecorder,
     ) -> None:
         self._program = program
         self._device = device

@@ -11,12 +11,12 @@ from hocket.core.op import BACKWARDS
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError, RecipeError
 from hocket.run.stage.precision import Precision
-from hocket.run.weights.settings import Settings
-from hocket.run.weights.stale_ties.loan import Loan
+from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
 def refuse_without_effect(
-    settings: Settings, schedule: Schedule, max_delay: int
+    settings: TrainingSettings, schedule: Schedule, max_delay: int
 ) -> None:
     """See that what is said of old weights has an effect on an order.
 
@@ -45,7 +45,7 @@ def refuse_without_effect(
     )
 
 
-def refuse_settings(settings: Settings, schedule: Schedule) -> None:
+def refuse_settings(settings: TrainingSettings, schedule: Schedule) -> None:
     """See that settings go with an order; all go with one that has no body.
 
     Args:
@@ -64,20 +64,20 @@ def refuse_settings(settings: Settings, schedule: Schedule) -> None:
         )
 
 
-def refuse_shared(loans: Iterable[Loan], schedule: Schedule) -> None:
+def refuse_shared(stale_ties: Iterable[StaleTie], schedule: Schedule) -> None:
     """See that the first of the stages that share a weight can update it for all.
 
     Args:
-        loans: the weights of stages that cannot update them together.
+        stale_ties: the weights of stages that cannot update them together.
         schedule: says their delays, and in which order their backwards come.
 
     Raises:
         ModelError: it cannot; names the stages, the weight and their delays.
     """
-    for loan in loans:
-        if why := _why_not_lent(loan, schedule):
+    for tie in stale_ties:
+        if why := _why_not_tied(tie, schedule):
             raise ModelError(
-                f"stages {', '.join(map(str, loan.stages))} share {loan.name}, but "
+                f"stages {', '.join(map(str, tie.stages))} share {tie.name}, but "
                 f"{why}. Untie the weight, cut the model so that one stage holds it, "
                 'or take another order: "wpipe" or "pipedream", where the first stages '
                 'have the largest delay, "pipedream-2bw", where all are 1, or one that '
@@ -85,17 +85,17 @@ def refuse_shared(loans: Iterable[Loan], schedule: Schedule) -> None:
             )
 
 
-def _why_not_lent(loan: Loan, schedule: Schedule) -> str:
-    first = loan.stages[0]
+def _why_not_tied(tie: StaleTie, schedule: Schedule) -> str:
+    first = tie.stages[0]
     stages = schedule.program.stages
-    if not 0 < stages[first].delay == loan.delay:
-        delays = ", ".join(str(stages[stage].delay) for stage in loan.stages)
+    if not 0 < stages[first].delay == tie.delay:
+        delays = ", ".join(str(stages[stage].delay) for stage in tie.stages)
         return (
             f"their delays are {delays}: to update it for all, stage {first}, the "
             "first of them, must have the largest, and that must be above 0"
         )
     for number in schedule.lanes_of(stages[first].device):
-        newest = dict.fromkeys(loan.stages, 0)
+        newest = dict.fromkeys(tie.stages, 0)
         for op in schedule.lanes[number].ops:
             if op.kind not in BACKWARDS or op.stage not in newest:
                 continue
@@ -128,7 +128,7 @@ def refuse_hooks(stage: int, parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def _faults(settings: Settings, schedule: Schedule) -> Iterator[str]:
+def _faults(settings: TrainingSettings, schedule: Schedule) -> Iterator[str]:
     if settings.accumulate > 1:
         yield (
             f"accumulate is {settings.accumulate}: without flushes each batch is a "

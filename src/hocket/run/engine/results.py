@@ -5,7 +5,7 @@ They are ready when the last forward has run, long before the step's end:
     last stage   ... F B F B ─┬─ B B U ─┬─ finish: to all devices
                               │         │
                               └─▶ over the replicas
-                                tell: to all devices at once, for those that end
+                                post: to all devices at once, for those that end
                                 their lanes before this one does
 """
 
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.run.cluster.group import Group
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
-from hocket.run.comm.schema_exchange import learn
+from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 
 _KEY = "loss names"
@@ -47,7 +47,7 @@ class Results:
         last_device: int,
         device: int,
         transport: Transport,
-        group: Group | None,
+        group: WorkerGroup | None,
         store: dist.Store,
         *,
         timeout_s: float,
@@ -109,11 +109,11 @@ class Results:
         if self._group is not None:
             self._works[step] = self._group.all_reduce(sums, _WHAT)
 
-    def is_known(self, step: int) -> bool:
-        """On the last stage, after `begin`: whether `tell` would wait for nobody."""
+    def is_ready(self, step: int) -> bool:
+        """On the last stage, after `begin`: whether `post` would wait for nobody."""
         return self._group is None or bool(self._works[step].is_completed())
 
-    def tell(self, step: int) -> None:
+    def post(self, step: int) -> None:
         """On the last stage, after `begin`: tell all others, before `finish` would.
 
         Raises:
@@ -132,7 +132,7 @@ class Results:
         if self._receiver is not None:
             return self._receive(step)
         if step in self._sums:
-            self.tell(step)
+            self.post(step)
         return self._named.pop(step)
 
     def _made_schema(self) -> Schema:
@@ -144,7 +144,9 @@ class Results:
         assert self._receiver is not None
         if not self._names:
             what = "the names of the losses"
-            told = learn(self._store, self._channel, _KEY, what, self._timeout_s)
+            told = wait_for_value(
+                self._store, self._channel, _KEY, what, self._timeout_s
+            )
             self._names = json.loads(told)
         schema = self._made_schema()
         tag = message_tag(schema, step, 0)

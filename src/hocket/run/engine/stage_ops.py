@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hocket.core.program import Program
-from hocket.run.comm.step_header import Step
-from hocket.run.data.step_batch import Work
+from hocket.run.comm.step_header import StepHeader
+from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.stopwatch import Stopwatch
 from hocket.run.engine.ports import FarInput, Input, InputMaker
 from hocket.run.stage.runner import StageRunner
@@ -76,7 +76,7 @@ class StageOps:
         self._lock = threading.RLock()
 
     def forward(
-        self, work: Work, index: int, watch: Stopwatch, i: int, *, splits: bool
+        self, work: StepBatch, index: int, watch: Stopwatch, i: int, *, splits: bool
     ) -> None:
         """Play F.
 
@@ -106,7 +106,7 @@ class StageOps:
         if not self._keeps:
             _release(self._received_from, step, index)  # no backward will do so
 
-    def evaluate(self, work: Work, index: int, watch: Stopwatch, i: int) -> object:
+    def evaluate(self, work: StepBatch, index: int, watch: Stopwatch, i: int) -> object:
         """Play F without a backward.
 
         Returns:
@@ -121,7 +121,7 @@ class StageOps:
         _release(self._received_from, work.step, index)
         return values if self._is_last else None
 
-    def backward(self, work: Work, index: int, watch: Stopwatch, i: int) -> None:
+    def backward(self, work: StepBatch, index: int, watch: Stopwatch, i: int) -> None:
         """Play B."""
         step = work.step
         grads = _taken(self._gradient_inputs, step, index)
@@ -133,7 +133,9 @@ class StageOps:
         self._gradient_outputs.put(step, index, values)
         _release(self._received_from, step, index)
 
-    def input_gradients(self, work: Work, index: int, watch: Stopwatch, i: int) -> None:
+    def input_gradients(
+        self, work: StepBatch, index: int, watch: Stopwatch, i: int
+    ) -> None:
         """Play I; inputs that W does not read are given back at once."""
         step = work.step
         grads = _taken(self._gradient_inputs, step, index)
@@ -157,7 +159,7 @@ class StageOps:
         self._waiting[key] = _Waiting(remainder, tuple(held))
 
     def weight_gradients(
-        self, work: Work, index: int, watch: Stopwatch, i: int
+        self, work: StepBatch, index: int, watch: Stopwatch, i: int
     ) -> None:
         """Play W."""
         waiting = self._waiting.pop((work.step.number, index))
@@ -172,12 +174,12 @@ def _far(inputs: Sequence[Input]) -> list[FarInput]:
     return [one for one in inputs if isinstance(one, FarInput)]
 
 
-def _release(inputs: Sequence[FarInput], step: Step, index: int) -> None:
+def _release(inputs: Sequence[FarInput], step: StepHeader, index: int) -> None:
     for one in inputs:
         one.release(step, index)
 
 
-def _taken(inputs: Sequence[Input], step: Step, index: int) -> Sequence[Tensor]:
+def _taken(inputs: Sequence[Input], step: StepHeader, index: int) -> Sequence[Tensor]:
     """Take a microbatch's values from all inputs, in their order."""
     if len(inputs) == 1:
         return inputs[0].take(step, index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hocket.run.weights.gradient_status import Judgement
+from hocket.run.weights.gradient_status import PendingGradientStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class StepResult:
         bubble_fraction: the share of them in which this worker's lane did not work.
         peak_bytes: the most memory that this worker has held so far (on the GPU, or
             the process's resident set on a CPU).
-        judgement: of its gradients.
+        gradient_status: of its gradients.
     """
 
     step: int
@@ -30,7 +30,7 @@ class StepResult:
     seconds: float
     bubble_fraction: float
     peak_bytes: int
-    judgement: Judgement = field(repr=False, compare=False)
+    gradient_status: PendingGradientStatus = field(repr=False, compare=False)
 
     @property
     def grad_norm(self) -> float:
@@ -43,7 +43,7 @@ class StepResult:
             WaitError: another worker did not tell about its gradients; or the pipeline
                 ended before this one knew.
         """
-        return self.judgement.verdict.norm
+        return self.gradient_status.status.norm
 
     @property
     def skipped(self) -> bool:
@@ -51,4 +51,4 @@ class StepResult:
 
         Asked for like `grad_norm`.
         """
-        return not self.judgement.verdict.is_finite
+        return not self.gradient_status.status.is_finite

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hocket.run.comm.step_header import ReplicaCheck
-from hocket.run.data.step_batch import Work
+from hocket.run.data.step_batch import StepBatch
 from hocket.run.engine.gate import Finish, Gate
 from hocket.run.engine.results import Results
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.gradient_status import Judgement
-from hocket.run.weights.gradients import Gradients, Verdict
+from hocket.run.weights.gradient_status import PendingGradientStatus
+from hocket.run.weights.gradients import Gradients, GradientStatus
 
 
 class Norms(dict[int, Tensor]):
@@ -36,20 +36,20 @@ class Norms(dict[int, Tensor]):
 class NoSync:
     """Exchanges nothing: nothing is updated."""
 
-    def after_losses(self, stage: int, work: Work) -> None:
+    def after_losses(self, stage: int, work: StepBatch) -> None:
         """Called when the last stage's last forward of a batch has run."""
 
-    def after_backwards(self, stage: int, work: Work) -> None:
+    def after_backwards(self, stage: int, work: StepBatch) -> None:
         """Called when a stage's last backward of a step has run."""
 
-    def after_gradients(self, stage: int, work: Work) -> None:
+    def after_gradients(self, stage: int, work: StepBatch) -> None:
         """Called when a stage's gradients are complete, over all replicas."""
 
-    def before_update(self, stage: int, work: Work, finish: Finish) -> bool:
+    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> bool:
         """Called when a lane comes to an update; whether the update is made."""
         raise AssertionError("an update without gates")
 
-    def close(self, batch: Mapping[str, Work], finish: Finish) -> None:
+    def close(self, batch: Mapping[str, StepBatch], finish: Finish) -> None:
         """Called when a step is over that does not overlap with others."""
 
 
@@ -100,9 +100,9 @@ class StepSync(NoSync):
         self._everyone = everyone
         self._norms = norms
         self._steps: dict[int, _Step] = {}
-        self._status = Judgement(0, lambda: Verdict(0.0))
+        self._status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
-    def begin(self, batch: Mapping[str, Work]) -> None:
+    def begin(self, batch: Mapping[str, StepBatch]) -> None:
         """Begin a batch, before its first op; a step may take several."""
         for work in batch.values():
             step = self._steps.setdefault(work.step.number, _Step())
@@ -110,7 +110,7 @@ class StepSync(NoSync):
             if self._replicas is not None:
                 self._replicas.begin(work.step)
 
-    def after_losses(self, stage: int, work: Work) -> None:
+    def after_losses(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_losses`; the losses begin their way.
 
         Raises:
@@ -122,18 +122,18 @@ class StepSync(NoSync):
             shares = self._steps[number].shares
             self._results.begin(number, self._last.losses.read(), shares)
 
-    def after_backwards(self, stage: int, work: Work) -> None:
+    def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""
         number = work.step.number
-        if stage == self._last_stage and self._results.is_known(number):
-            self._results.tell(number)
+        if stage == self._last_stage and self._results.is_ready(number):
+            self._results.post(number)
             self._steps[number].has_posted_losses = True
 
-    def after_gradients(self, stage: int, work: Work) -> None:
+    def after_gradients(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_gradients`; the gate may post its norms early."""
         self._gate_of[stage].complete(stage, work.step.number)
 
-    def before_update(self, stage: int, work: Work, finish: Finish) -> bool:
+    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> bool:
         """See `NoSync.before_update`.
 
         Raises:
@@ -146,12 +146,12 @@ class StepSync(NoSync):
             self._replicas.finish(number)
         step = self._steps[number]
         if stage == self._last_stage and not step.has_posted_losses:
-            self._results.tell(number)
+            self._results.post(number)
             step.has_posted_losses = True
         finish(stage)
         return self._gate_of[stage].enter(stage, number, finish)
 
-    def close(self, batch: Mapping[str, Work], finish: Finish) -> None:
+    def close(self, batch: Mapping[str, StepBatch], finish: Finish) -> None:
         """See `NoSync.close`; workers without updates raise what all raise.
 
         Raises:
@@ -163,7 +163,7 @@ class StepSync(NoSync):
             for gate in self._gates:
                 gate.close(work.step.number, finish)
 
-    def end(self, number: int) -> tuple[dict[str, float], Judgement]:
+    def end(self, number: int) -> tuple[dict[str, float], PendingGradientStatus]:
         """End a step that is over on this worker; every worker calls it, step by step.
 
         Returns:
@@ -178,11 +178,11 @@ class StepSync(NoSync):
             (gate,) = self._gates
             self._status = gate.status
             return self._results.finish(number), self._status
-        _ = self._status.verdict  # read before the next is posted
-        self._everyone.tell(
+        _ = self._status.status  # read before the next is posted
+        self._everyone.post(
             number, self._everyone.no_norms() if norms is None else norms
         )
-        self._status = Judgement(number, self._everyone.learn)
+        self._status = PendingGradientStatus(number, self._everyone.wait)
         return self._results.finish(number), self._status
 
     def give_up(self) -> None:

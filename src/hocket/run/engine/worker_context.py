@@ -8,26 +8,26 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from hocket.core.schedule import Schedule
-from hocket.run.cluster.group import Group, join_groups
+from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import World
-from hocket.run.comm.all_sum import SumOfAll, SumOfGroup, SumOfMessages
+from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
 from hocket.run.device.device import Device
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.play_plan import PlayPlan
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.results import Results
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerContext:
     """One worker's place.
 
     Args:
         world: the job.
         layout: this worker's device and replica.
-        ring: told of waits.
+        recorder: told of waits.
         transport: carries all messages.
         store: with a prefix of this pipeline's own.
         timeout_s: after which a wait for another worker ends.
@@ -36,17 +36,17 @@ class Place:
 
     world: World
     layout: Layout
-    ring: Ring
+    recorder: FlightRecorder
     transport: Transport
     store: dist.Store
     timeout_s: float
     lanes: Device | None = None
 
-    def with_replicas(self) -> Group | None:
+    def with_replicas(self) -> WorkerGroup | None:
         """The workers of this one's device in all replicas; every worker must call."""
-        return replica_group(self.layout, self.timeout_s, self.ring.wait)
+        return replica_group(self.layout, self.timeout_s, self.recorder.wait)
 
-    def with_everyone(self, what: str = "norms") -> SumOfAll | None:
+    def with_everyone(self, what: str = "norms") -> AllSum | None:
         """Add up over all workers of all replicas; every worker must call this.
 
         Args:
@@ -57,7 +57,7 @@ class Place:
         """
         return self.with_devices(range(self.layout.num_devices), what)
 
-    def with_devices(self, devices: Sequence[int], what: str) -> SumOfAll | None:
+    def with_devices(self, devices: Sequence[int], what: str) -> AllSum | None:
         """Add up over some devices, of all replicas; every worker must call this.
 
         Args:
@@ -73,10 +73,10 @@ class Place:
         if self.world.device.type == "cpu":
             if layout.device not in devices:
                 return None
-            return SumOfMessages(layout, self.transport, what, devices)
+            return MessageAllSum(layout, self.transport, what, devices)
         ranks = tuple(rank for d in devices for rank in layout.replicas_of(d))
-        groups = join_groups([ranks], layout.rank, self.timeout_s, self.ring.wait)
-        return SumOfGroup(groups[0]) if groups else None
+        groups = join_groups([ranks], layout.rank, self.timeout_s, self.recorder.wait)
+        return GroupAllSum(groups[0]) if groups else None
 
     def channels(self, plan: PlayPlan) -> PointToPoint:
         """Make this worker's messages in training."""
@@ -90,7 +90,7 @@ class Place:
             timeout_s=self.timeout_s,
         )
 
-    def results(self, schedule: Schedule, replicas: Group | None) -> Results:
+    def results(self, schedule: Schedule, replicas: WorkerGroup | None) -> Results:
         """What hands round the losses, which the last stage's device knows."""
         last_device = schedule.program.stages[-1].device
         return Results(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hocket.run.cluster.layout import Layout
-from hocket.run.data.reads import Reads
+from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
@@ -33,7 +33,7 @@ def worker_loader(
     if not isinstance(loader, PartLoader):
         return loader
     runners = executor.runners.values()
-    reads = Reads(
+    reads = ReadSpec(
         inputs=any(runner.module.batch_inputs for runner in runners),
         targets=any(runner.loss is not None for runner in runners),
         num_microbatches=plan.schedule.program.nets[0].num_microbatches,

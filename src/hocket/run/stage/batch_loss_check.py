@@ -88,8 +88,8 @@ def check_mean(
         return
     num = min(num_samples, _MOST)
     rows = torch.arange(num)
-    trial = _Trial(named, output, targets, num_samples)
-    with generators_kept(device), _left_alone(loss), torch.no_grad():
+    trial = _LossTrial(named, output, targets, num_samples)
+    with generators_kept(device), _restored_attributes(loss), torch.no_grad():
         seed_generators(device, 0)
         once = trial.loss_of(rows)
         twice = trial.loss_of(torch.cat([rows, rows]))
@@ -103,7 +103,7 @@ def check_mean(
 
 
 @contextmanager
-def _left_alone(loss: LossFunction) -> Iterator[None]:
+def _restored_attributes(loss: LossFunction) -> Iterator[None]:
     """Put back what a loss that is a module keeps on itself."""
     if not isinstance(loss, nn.Module):
         yield
@@ -116,7 +116,7 @@ def _left_alone(loss: LossFunction) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _LossTrial:
     """Losses of some of a microbatch's samples."""
 
     named: Callable[[Any, Any], Mapping[str, Tensor]]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 
-class ParameterPlaces:
+class ParameterSlots:
     """Where trained parameters stand; one may stand in several modules.
 
     To fill them is to exchange entries of the modules' own dicts; the parameters stay

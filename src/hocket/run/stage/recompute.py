@@ -27,7 +27,7 @@ from hocket.run.stage.seed import generators_kept, random_state, set_random_stat
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ForwardInputs:
     """What a forward is given.
 
     Args:
@@ -46,12 +46,12 @@ class Replay:
     """All that a forward needs to run the same again.
 
     Args:
-        given: its arguments.
+        inputs: its arguments.
         buffers: copies of those it changes, from before its first run.
         random: the generator's state from before its first run.
     """
 
-    given: Given
+    inputs: ForwardInputs
     buffers: tuple[Tensor, ...]
     random: Tensor
 
@@ -68,7 +68,7 @@ class Replayer:
         self._device = device
         self._homes = changing_buffers(module)
 
-    def keep(self, given: Given) -> Replay:
+    def keep(self, inputs: ForwardInputs) -> Replay:
         """Call it when the generator is seeded, before the first run."""
         copies: dict[int, Tensor] = {}  # one of a buffer that has several homes
         for home, key in self._homes:
@@ -76,7 +76,7 @@ class Replayer:
             if id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
         buffers = tuple(copies[id(home[key])] for home, key in self._homes)
-        return Replay(given, buffers, random_state(self._device))
+        return Replay(inputs, buffers, random_state(self._device))
 
     @contextmanager
     def restored(self, replay: Replay) -> Iterator[None]:

@@ -23,16 +23,16 @@ from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.splitter import ByCompiled
 from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.precision import Precision
-from hocket.run.stage.recompute import Given, Replay, Replayer
+from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
 from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.make import NOTHING_LEFT, make_splitter
 from hocket.run.stage.split.splitter import Remainder, SplitBy, Splitter
-from hocket.run.stage.stale_weight_check import check_delayed_stage
-from hocket.run.stage.versions import Versions
+from hocket.run.stage.stale_weight_check import check_stale_weights
+from hocket.run.stage.versions import WeightVersions
 
 
 @dataclass(slots=True)
-class _Live:
+class _SavedForward:
     """What one microbatch leaves behind from its forward to its backward.
 
     Args:
@@ -110,8 +110,8 @@ class StageRunner:
         self.first_microbatch = first_microbatch
         self._autocast = precision.autocast(device)
         self.losses = LossValues(number, at_once=device.type == "cpu")
-        self.live: dict[tuple[int, int], _Live | Replay] = {}
-        self.versions: Versions | None = None
+        self.live: dict[tuple[int, int], _SavedForward | Replay] = {}
+        self.versions: WeightVersions | None = None
         self._takes_grad = tuple(value.requires_grad for value in module.inputs)
         self._trains = any(p.requires_grad for p in module.parameters())
         self._gives_grad = tuple(value.requires_grad for value in module.outputs)
@@ -171,7 +171,7 @@ class StageRunner:
             ModelError: the loss is no scalar, or does not depend on any weight;
                 it is no mean over samples, or the stage cannot have old weights.
         """
-        given = Given(microbatch, tuple(received), weight)
+        given = ForwardInputs(microbatch, tuple(received), weight)
         if self.versions is not None and not self._is_tried:
             self._try(given, self.versions.delay)
         with self._weights_of(step), self._seeded(step, index):
@@ -227,7 +227,7 @@ class StageRunner:
         return self._call(received, microbatch)
 
     def _forward(
-        self, given: Given, now: tuple[int, int], *, splits: bool
+        self, given: ForwardInputs, now: tuple[int, int], *, splits: bool
     ) -> tuple[Tensor, ...]:
         """With the weights that are in place."""
         if self._replayer is None:
@@ -241,7 +241,7 @@ class StageRunner:
         self.live[now] = replay
         return sent
 
-    def _try(self, given: Given, delay: int) -> None:
+    def _try(self, given: ForwardInputs, delay: int) -> None:
         """Check once that the stage may compute with old weights.
 
         What is compiled may have no whole backward: the stage's own code is checked.
@@ -250,7 +250,7 @@ class StageRunner:
         if isinstance(code.function, CompiledFunction):
             self.module.set_training_code(code.function.code)
         try:
-            check_delayed_stage(
+            check_stale_weights(
                 self.module,
                 lambda: self._call(self._inputs(given), given.microbatch),
                 device=self.device,
@@ -260,22 +260,22 @@ class StageRunner:
             self.module.set_training_code(code)
         self._is_tried = True
 
-    def _inputs(self, given: Given) -> list[Tensor]:
+    def _inputs(self, given: ForwardInputs) -> list[Tensor]:
         """The received values, as leaves of a new graph."""
         return [
             value.detach().requires_grad_() if takes else value
             for value, takes in zip(given.received, self._takes_grad, strict=True)
         ]
 
-    def _take(self, step: int, index: int, *, splits: bool) -> _Live:
+    def _take(self, step: int, index: int, *, splits: bool) -> _SavedForward:
         """What a forward left behind; it runs again if it left too little."""
         live = self.live.pop((step, index))
-        if isinstance(live, _Live):
+        if isinstance(live, _SavedForward):
             return live
         assert self._replayer is not None
         replayed = self._replayer.restored(live)
         with replayed, self._weights_of(step), self._seeded(step, index):
-            again, _ = self._run(live.given, splits=splits)
+            again, _ = self._run(live.inputs, splits=splits)
         return again
 
     def _weights_of(self, step: int) -> AbstractContextManager[None]:
@@ -303,8 +303,12 @@ class StageRunner:
         return self._splitter
 
     def _run(
-        self, given: Given, now: tuple[int, int] | None = None, *, splits: bool = False
-    ) -> tuple[_Live, tuple[Tensor, ...]]:
+        self,
+        given: ForwardInputs,
+        now: tuple[int, int] | None = None,
+        *,
+        splits: bool = False,
+    ) -> tuple[_SavedForward, tuple[Tensor, ...]]:
         """The forward: what its backward needs, and what goes to the next stage.
 
         The losses are told as those of a step and a microbatch, but not once more.
@@ -318,7 +322,7 @@ class StageRunner:
             depends = tuple(value.requires_grad for value in giving)
             edges = tuple(map(get_gradient_edge, compress(giving, depends)))
             sent = tuple(value.detach() for value in out)
-            return _Live(leaves, edges, depends=depends), sent
+            return _SavedForward(leaves, edges, depends=depends), sent
         named = self.loss_of(out, given.microbatch.targets)
         if self._checks_loss:
             self._check_loss(out, given.microbatch)
@@ -330,7 +334,9 @@ class StageRunner:
                 "the loss does not depend on any weight: it was detached, or made "
                 "from numbers (.item()), so nothing would be trained"
             )
-        return _Live(leaves, (total,), (torch.full_like(total, given.weight),)), ()
+        return _SavedForward(
+            leaves, (total,), (torch.full_like(total, given.weight),)
+        ), ()
 
     def _check_loss(self, output: Any, microbatch: Microbatch) -> None:
         """See that microbatches' losses add up to the batch's, once."""

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
-from hocket.model.capture.alike import alike
-from hocket.model.capture.attribute_writes import Notes
+from hocket.model.capture.are_close import are_close
+from hocket.model.capture.attribute_writes import AttributeSnapshot
 from hocket.model.capture.calls import attributes_kept
 from hocket.model.capture.no_checkpointing import CHECKPOINTING
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
-from hocket.run.stage.parameter_slots import ParameterPlaces
+from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import generators_kept, random_state, set_random_state
 
@@ -38,7 +38,7 @@ Leaves = Mapping[str, Tensor]
 _NUM_SAMPLED: Final = 4096  # elements of a gradient that are compared
 
 
-def check_delayed_stage(
+def check_stale_weights(
     module: StageModule,
     forward: Callable[[], Any],
     *,
@@ -63,7 +63,7 @@ def check_delayed_stage(
     """
     if delay == 0 or not _runs_modules(module):
         return
-    trial = _Trial(module, forward, device, delay)
+    trial = _StaleWeightTrial(module, forward, device, delay)
     with attributes_kept(module), generators_kept(device):
         trial.run()
 
@@ -75,7 +75,7 @@ def _runs_modules(module: StageModule) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TrialResult:
     """What one forward and backward made.
 
     Args:
@@ -90,7 +90,7 @@ class _Found:
     again: list[str]
 
 
-class _Trial:
+class _StaleWeightTrial:
     """Two forwards and backwards of one stage, on copies of its weights."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _Trial:
         )
         named = module.named_parameters()
         self._trained = {name: p for name, p in named if p.requires_grad}
-        self._places = ParameterPlaces(module, self._trained)
+        self._places = ParameterSlots(module, self._trained)
         parts = list(module.modules())
         self._homes = [(part._buffers, dict(part._buffers)) for part in parts]
         self._buffers = [
@@ -122,26 +122,26 @@ class _Trial:
         """Compare them.
 
         Raises:
-            ModelError: as `check_delayed_stage`.
+            ModelError: as `check_stale_weights`.
         """
-        notes = Notes(self._module)
+        notes = AttributeSnapshot(self._module)
         with self._untouched():
             first = self._once(self._copies())
             changed = notes.changed()
             leaves = self._copies()
             outputs = self._outputs(leaves)
-            if not alike(first.outputs, outputs):
-                raise ModelError(self._remembers(changed))
+            if not are_close(first.outputs, outputs):
+                raise ModelError(self._keeps_state(changed))
             second = self._backward(outputs, leaves, self._nothing(), changed)
         wrong = [
             name
             for name, grad in first.grads.items()
-            if not alike(grad, second.grads[name])
+            if not are_close(grad, second.grads[name])
         ]
         if wrong:
             raise ModelError(self._wrong(changed, second.again, wrong))
 
-    def _once(self, leaves: Leaves) -> _Found:
+    def _once(self, leaves: Leaves) -> _TrialResult:
         return self._backward(self._outputs(leaves), leaves, leaves)
 
     def _outputs(self, leaves: Leaves) -> list[Tensor]:
@@ -156,7 +156,7 @@ class _Trial:
         leaves: Leaves,
         placed: Leaves,
         changed: Sequence[str] = (),
-    ) -> _Found:
+    ) -> _TrialResult:
         """With other tensors in the weights' places, from random gradients."""
         set_random_state(self._device, self._random)
         starts = [x for x in outputs if x.requires_grad]
@@ -171,7 +171,7 @@ class _Trial:
                 raise ModelError(self._wrong(changed, again)) from error
         self._restore()
         grads = {name: _sample(leaf.grad) for name, leaf in leaves.items()}
-        return _Found([x.detach() for x in outputs], grads, again)
+        return _TrialResult([x.detach() for x in outputs], grads, again)
 
     def _copies(self) -> dict[str, Tensor]:
         return {
@@ -235,10 +235,10 @@ class _Trial:
     ) -> str:
         """What is to blame for a backward that failed, or came to something else."""
         if changed and not again:
-            return self._remembers(changed)
+            return self._keeps_state(changed)
         return self._reads_again(again, wrong)
 
-    def _remembers(self, changed: Sequence[str]) -> str:
+    def _keeps_state(self, changed: Sequence[str]) -> str:
         what = _some(changed) if changed else "in no attribute of its modules"
         return (
             f"{self._where}, but keeps state between forwards ({what}): a second "

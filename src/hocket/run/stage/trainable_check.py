@@ -9,7 +9,7 @@ from torch import nn
 from hocket.errors import ModelError
 
 
-class SameTrained:
+class TrainableCheck:
     """Notices when somebody freezes or thaws parameters under way.
 
     Which gradients are sent, reduced and kept, and which weights have versions, is

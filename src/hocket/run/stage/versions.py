@@ -28,12 +28,12 @@ from typing import Final, Protocol
 from torch import Tensor, nn
 
 from hocket.model.capture.no_checkpointing import NoCheckpointing, around_old_weights
-from hocket.run.stage.parameter_slots import ParameterPlaces
+from hocket.run.stage.parameter_slots import ParameterSlots
 
 Leaves = dict[str, Tensor]
 
 
-class Source(Protocol):
+class VersionSource(Protocol):
     """A weight of the stage that another stage updates (`weights/stale_ties`)."""
 
     @property
@@ -48,10 +48,10 @@ class Source(Protocol):
         """The leaf that a step reads."""
 
     def set_old(self, old: Sequence[Tensor]) -> None:
-        """Go on with other weights, as `Versions.set_old`."""
+        """Go on with other weights, as `WeightVersions.set_old`."""
 
 
-class Versions:
+class WeightVersions:
     """The weights that a stage may still read.
 
     Args:
@@ -71,7 +71,7 @@ class Versions:
         module: nn.Module,
         delay: int,
         predict: Callable[[], Mapping[str, Tensor] | None] | None = None,
-        borrowed: Mapping[str, Source] | None = None,
+        borrowed: Mapping[str, VersionSource] | None = None,
     ) -> None:
         self._own_delay = delay
         self._predict = predict
@@ -81,7 +81,7 @@ class Versions:
         old = trained.keys() - self._borrowed.keys() if delay else set()
         self._trained = {name: p for name, p in trained.items() if name in old}
         places = {n: p for n, p in trained.items() if n in old or n in self._borrowed}
-        self._places = ParameterPlaces(module, places)
+        self._places = ParameterSlots(module, places)
         self._placed: Leaves | None = None  # what stands in the parameters' places
         self._old: deque[Leaves] = deque()  # the oldest first
         self._newest: Leaves | None = None  # until somebody reads it
@@ -205,7 +205,7 @@ class Versions:
             for values in own
         )
 
-    def go_on_from(self, num_updates: int) -> None:
+    def resume_from(self, num_updates: int) -> None:
         """Go on with other weights in the parameters, after so many updates."""
         self._newest = None
         self._of_step.clear()

@@ -36,19 +36,19 @@ from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.point_to_point import PointToPoint
-from hocket.run.engine.worker_context import Place
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.tune.compile_stages import CompiledWork, compile_stages
+from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
-from hocket.run.weights.settings import Settings
+from hocket.run.weights.settings import TrainingSettings
 from hocket.run.weights.update_text import update_text
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class ProfiledModel:
     """What is known of a model before there is an order.
 
     Args:
@@ -61,7 +61,7 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CutModel:
     """What is known of a model in stages before there is an order.
 
     Args:
@@ -71,14 +71,14 @@ class Estimate:
         costs: as added up from single layers, and of messages; no stage recomputes.
     """
 
-    known: Study
+    known: ProfiledModel
     boundaries: tuple[int, ...]
     modules: tuple[StageModule, ...]
     costs: Costs
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanConfig:
     """What the user asked for.
 
     Args:
@@ -96,12 +96,12 @@ class Request:
         compiled_for: microbatches of the sizes that stages are compiled for; none where
             they run as they are.
         known: of the model, where that was studied already.
-        estimate: of its stages, where they were cut already.
+        cut_model: of its stages, where they were cut already.
     """
 
     model: nn.Module
     loss: LossFunction
-    settings: Settings
+    settings: TrainingSettings
     example: Microbatch
     spec: pytree.TreeSpec
     cut_names: Sequence[str] | None
@@ -111,73 +111,75 @@ class Request:
     seed: int = 0
     max_delay: int = 0
     compiled_for: tuple[Microbatch, ...] = ()
-    known: Study | None = None
-    estimate: Estimate | None = None
+    known: ProfiledModel | None = None
+    cut_model: CutModel | None = None
 
 
-def study(request: Request, world: World) -> Study:
+def profile_model(config: PlanConfig, world: World) -> ProfiledModel:
     """Capture the model and profile it. Every worker must call this.
 
     Raises:
         ModelError: the model cannot be captured.
         SchemaError: the workers have different models or settings.
     """
-    args, kwargs = pytree.tree_unflatten(request.example.leaves, request.spec)
-    captured = capture(request.model, args, kwargs, cut=request.cut_names or ())
+    args, kwargs = pytree.tree_unflatten(config.example.leaves, config.spec)
+    captured = capture(config.model, args, kwargs, cut=config.cut_names or ())
     _compare(
         world,
-        settings=short_hash(request.settings.text),
+        settings=short_hash(config.settings.text),
         model=captured.digest,
         weights=f"{digest(dict(captured.state.tensors)):08x}",
-        seed=str(request.seed),
-        updates=short_hash(_update_text(request, captured)),
-        compile=str(bool(request.compiled_for)),
+        seed=str(config.seed),
+        updates=short_hash(_update_text(config, captured)),
+        compile=str(bool(config.compiled_for)),
     )
-    return Study(captured, _profile(captured, request, world))
+    return ProfiledModel(captured, _profile(captured, config, world))
 
 
-def _update_text(request: Request, captured: Captured) -> str:
+def _update_text(config: PlanConfig, captured: Captured) -> str:
     tensors = captured.state.tensors.items()
     trained = {name: x for name, x in tensors if x.requires_grad}
-    return update_text(request.settings, trained)
+    return update_text(config.settings, trained)
 
 
-def estimate(request: Request, program: Program, place: Place) -> Estimate:
+def cut_and_measure(
+    config: PlanConfig, program: Program, context: WorkerContext
+) -> CutModel:
     """Cut the model, and measure what is not in its profile. Every worker must call.
 
     Args:
-        request: what the user asked for.
+        config: what the user asked for.
         program: how many stages there are, and on which devices.
-        place: this worker's.
+        context: this worker's.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
         SchemaError: the workers have different models or settings.
     """
-    world = place.world
-    known = study(request, world) if request.known is None else request.known
+    world = context.world
+    known = profile_model(config, world) if config.known is None else config.known
     if world.device.type != "cpu":
-        request.model.cpu()  # given there; each worker will take back its stages
-    boundaries = _boundaries(known, program, request.cut_names)
+        config.model.cpu()  # given there; each worker will take back its stages
+    boundaries = _boundaries(known, program, config.cut_names)
     modules = cut(known.captured, boundaries)
-    messages = measure_messages(world, place.transport)
+    messages = measure_messages(world, context.transport)
     costs = stage_costs(
         known.profile,
         boundaries,
         modules,
         link=messages.link,
         handling=messages.handling,
-        updates=measure_updates(modules, program, request.settings, place),
+        updates=measure_updates(modules, program, config.settings, context),
     )
-    costs = replace(costs, accumulates=request.settings.accumulate > 1)
-    return Estimate(known, boundaries, modules, costs)
+    costs = replace(costs, accumulates=config.settings.accumulate > 1)
+    return CutModel(known, boundaries, modules, costs)
 
 
 def build_plan(
-    request: Request,
+    config: PlanConfig,
     schedule_name: str,
     order: Schedule,
-    place: Place,
+    context: WorkerContext,
 ) -> tuple[Plan, PlayPlan, tuple[StageModule, ...], PointToPoint]:
     """Decide everything that can be decided before the first step.
 
@@ -190,30 +192,30 @@ def build_plan(
         ModelError: the model cannot be captured or cut as asked.
         SchemaError: the workers came to different plans.
     """
-    world = place.world
+    world = context.world
     _compare(world, schedule=short_hash(str(order)))
-    found = request.estimate or estimate(request, order.program, place)
+    found = config.cut_model or cut_and_measure(config, order.program, context)
     captured, modules = found.known.captured, found.modules
     order = freeze_stages(order, num_frozen_stages(modules))
-    costs = _recomputing(found.costs, order, request, world)
-    if request.compiled_for:
-        work = CompiledWork(
-            modules, request.loss, world.device, request.settings.precision
+    costs = _recomputing(found.costs, order, config, world)
+    if config.compiled_for:
+        work = CompileConfig(
+            modules, config.loss, world.device, config.settings.precision
         )
-        compile_stages(work, order, request.compiled_for, place)
+        compile_stages(work, order, config.compiled_for, context)
     play_plan = plan_to_play(order)
-    channels = place.channels(play_plan)
+    channels = context.channels(play_plan)
     if world.device.type == "cpu":
         costs = dry_run(
             costs,
             captured,
             order,
             modules,
-            request.loss,
-            request.example,
-            place,
+            config.loss,
+            config.example,
+            context,
             channels,
-            request.settings.precision,
+            config.settings.precision,
         )
     plan = Plan(
         found.boundaries,
@@ -231,19 +233,19 @@ def build_plan(
 
 
 def _recomputing(
-    costs: Costs, order: Schedule, request: Request, world: World
+    costs: Costs, order: Schedule, config: PlanConfig, world: World
 ) -> Costs:
-    most = request.memory_bytes
-    if request.recompute == "auto" and most is None:
+    most = config.memory_bytes
+    if config.recompute == "auto" and most is None:
         most = memory_bytes(world)
-    return recomputing(request.recompute, order, costs, most)
+    return recomputing(config.recompute, order, costs, most)
 
 
-def _profile(captured: Captured, request: Request, world: World) -> Profile:
+def _profile(captured: Captured, config: PlanConfig, world: World) -> Profile:
     """Found again by rank 0, or measured on all workers at once, and then the mean."""
     conditions = conditions_of(captured, world.device)
-    precision = request.settings.precision
-    folder = request.profile_dir
+    precision = config.settings.precision
+    folder = config.profile_dir
     if folder is not None and precision is not Precision.FLOAT32:
         folder = folder / precision.value
     path = None if folder is None else path_of(folder, conditions)
@@ -255,17 +257,17 @@ def _profile(captured: Captured, request: Request, world: World) -> Profile:
         return Profile.from_json(found)
 
     def finish(output: object) -> Tensor:
-        return losses_of(request.loss, output, request.example.targets)[TOTAL]
+        return losses_of(config.loss, output, config.example.targets)[TOTAL]
 
     world.barrier("profile")
     with precision.autocast(world.device):
         own = profile(
             captured,
-            request.example.leaves,
+            config.example.leaves,
             device=world.device,
             make_splitter=ByLayers,
             finish=finish,
-            targets=request.example.targets,
+            targets=config.example.targets,
         )
     parts = world.gather_json(own.to_json(), "profile measured")
     mean = mean_profile([Profile.from_json(part) for part in parts])
@@ -275,7 +277,7 @@ def _profile(captured: Captured, request: Request, world: World) -> Profile:
 
 
 def _boundaries(
-    known: Study, program: Program, cut_names: Sequence[str] | None
+    known: ProfiledModel, program: Program, cut_names: Sequence[str] | None
 ) -> tuple[int, ...]:
     num_stages, captured = program.num_stages, known.captured
     if cut_names is not None:

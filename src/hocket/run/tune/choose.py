@@ -20,11 +20,11 @@ from hocket.model.profile.work import measured_work
 from hocket.planner.candidate import Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
-from hocket.run.cluster.broadcast import told_by_first
+from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import memory_bytes
-from hocket.run.tune.build import Request, Study, study
+from hocket.run.tune.build import PlanConfig, ProfiledModel, profile_model
 from hocket.run.tune.order import make_order
 from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters
@@ -40,16 +40,16 @@ _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
 
 def choose_order(
-    request: Request,
+    config: PlanConfig,
     world: World,
     layout: Layout,
     num_microbatches: int,
     stages_per_device: int | None,
-) -> tuple[Request, str, int]:
+) -> tuple[PlanConfig, str, int]:
     """The schedule to make, the same on every worker. Every worker must call this.
 
     Args:
-        request: what the user asked for.
+        config: what the user asked for.
         world: all workers.
         layout: devices and replicas.
         num_microbatches: in each replica.
@@ -64,28 +64,32 @@ def choose_order(
         PlanError: no order takes the numbers.
         ModelError: the model cannot be captured.
     """
-    if request.max_delay < 0:
-        raise PlanError(f"max_delay is {request.max_delay}: weights are 0 or more old")
-    known = study(request, world)
-    most = request.memory_bytes
+    if config.max_delay < 0:
+        raise PlanError(f"max_delay is {config.max_delay}: weights are 0 or more old")
+    known = profile_model(config, world)
+    most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
 
     def decide() -> tuple[str, int]:
-        num_samples = request.example.num_samples * layout.num_replicas
+        num_samples = config.example.num_samples * layout.num_replicas
         return _best(
-            request,
+            config,
             known,
             _cluster(world, layout, most),
             num_samples * num_microbatches,
-            _search(request, layout, num_microbatches, stages_per_device),
+            _search(config, layout, num_microbatches, stages_per_device),
         )
 
-    name, num_stages = told_by_first(world, decide, "choice of the schedule")
-    return replace(request, known=known), name, num_stages
+    name, num_stages = decide_on_rank_0(world, decide, "choice of the schedule")
+    return replace(config, known=known), name, num_stages
 
 
 def _best(
-    request: Request, known: Study, cluster: Cluster, batch_size: int, search: Search
+    config: PlanConfig,
+    known: ProfiledModel,
+    cluster: Cluster,
+    batch_size: int,
+    search: Search,
 ) -> tuple[str, int]:
     """The schedule's name, and its stages per device.
 
@@ -95,14 +99,14 @@ def _best(
     """
     tensors = known.captured.state.tensors.items()
     trained = {name: x for name, x in tensors if x.requires_grad}
-    make = request.settings.make_optimizer
+    make = config.settings.make_optimizer
     states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
     work = measured_work(
         known.captured,
-        {request.example.num_samples: known.profile},
+        {config.example.num_samples: known.profile},
         states,
         update_s_per_byte=0.0,  # the same whatever the order
-        correction=correction_cost(request.settings, trained),
+        correction=correction_cost(config.settings, trained),
     )
     try:
         ranking = rank(work, cluster, batch_size, search)
@@ -131,7 +135,7 @@ def _nothing_fits(least: Outcome) -> FitError:
 
 
 def _search(
-    request: Request,
+    config: PlanConfig,
     layout: Layout,
     num_microbatches: int,
     stages_per_device: int | None,
@@ -139,17 +143,17 @@ def _search(
     choices: tuple[int, ...] = STAGES_PER_DEVICE
     if stages_per_device is not None:
         choices = (stages_per_device,)
-    elif request.cut_names is not None:
-        choices = ((len(request.cut_names) + 1) // layout.num_devices,)
+    elif config.cut_names is not None:
+        choices = ((len(config.cut_names) + 1) // layout.num_devices,)
     return Search(
-        schedules=tuple(playable(layout, num_microbatches, request.max_delay)),
+        schedules=tuple(playable(layout, num_microbatches, config.max_delay)),
         num_devices=(layout.num_devices,),
         num_microbatches=(num_microbatches,),
         stages_per_device=choices,
-        recompute=_RECOMPUTE[request.recompute],
+        recompute=_RECOMPUTE[config.recompute],
         data_parallel=False,
-        max_delay=request.max_delay,
-        clips=request.settings.clip_norm is not None,
+        max_delay=config.max_delay,
+        clips=config.settings.clip_norm is not None,
     )
 
 

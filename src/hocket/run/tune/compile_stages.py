@@ -22,19 +22,25 @@ from hocket.errors import ModelError
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.engine.worker_context import Place
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.compiled.capture import (
     CannotCompileError,
-    Capture,
-    Needs,
+    CompiledCapture,
+    RequiredGraphs,
     capture_stage,
 )
 from hocket.run.stage.compiled.function import CompiledFunction, form_of
-from hocket.run.stage.compiled.given import modules_of
+from hocket.run.stage.compiled.inputs import modules_of
 from hocket.run.stage.compiled.lower import settings
-from hocket.run.stage.compiled.plain import plain
-from hocket.run.stage.compiled.trace import Seen, empty, make_mode, on_fakes, see
-from hocket.run.stage.compiled.trial import try_out
+from hocket.run.stage.compiled.trace import (
+    FakeRun,
+    empty,
+    make_mode,
+    on_fakes,
+    run_on_fakes,
+)
+from hocket.run.stage.compiled.traceable import check_traceable
+from hocket.run.stage.compiled.trial import check_compiled
 from hocket.run.stage.precision import Precision
 
 _TIMEOUT_S: Final = 3600.0  # for the slowest worker, when the fastest has ended
@@ -47,7 +53,7 @@ class CompileWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledWork:
+class CompileConfig:
     """What is compiled.
 
     Args:
@@ -64,7 +70,10 @@ class CompiledWork:
 
 
 def compile_stages(
-    work: CompiledWork, order: Schedule, parts: Sequence[Microbatch], place: Place
+    work: CompileConfig,
+    order: Schedule,
+    parts: Sequence[Microbatch],
+    context: WorkerContext,
 ) -> None:
     """Compile this worker's stages, in place. Every worker must call this.
 
@@ -72,21 +81,21 @@ def compile_stages(
         work: what is compiled.
         order: one step.
         parts: the microbatches that are to be expected.
-        place: this worker's.
+        context: this worker's.
 
     Warns:
         CompileWarning: a stage runs as it is; says why.
     """
     sizes: Mapping[int, Microbatch] = {part.num_samples: part for part in parts}
     with settings():
-        for stage in order.program.stages_on[place.layout.device]:
-            needs = _needs(order, stage)
+        for stage in order.program.stages_on[context.layout.device]:
+            needs = _required_graphs(order, stage)
             compile_stage(work, stage, needs, list(sizes.values()))
-    place.world.barrier("compiling", _TIMEOUT_S)
+    context.world.barrier("compiling", _TIMEOUT_S)
 
 
 def compile_stage(
-    work: CompiledWork, stage: int, needs: Needs, parts: Sequence[Microbatch]
+    work: CompileConfig, stage: int, needs: RequiredGraphs, parts: Sequence[Microbatch]
 ) -> None:
     """Compile one stage, in place, or warn that it runs as it is.
 
@@ -105,18 +114,18 @@ def compile_stage(
             with warnings.catch_warnings(action="ignore"):  # they are torch's own
                 form, capture = _captured(work, stage, needs, part)
         except Exception as error:
-            warnings.warn(_told(stage, error), CompileWarning, stacklevel=2)
+            warnings.warn(_warning_text(stage, error), CompileWarning, stacklevel=2)
             return
         function.captures[form] = capture
     module.set_training_code(replace(code, function=function))
 
 
-def _needs(order: Schedule, stage: int) -> Needs:
+def _required_graphs(order: Schedule, stage: int) -> RequiredGraphs:
     kinds = {op.kind for lane in order.lanes for op in lane.ops if op.stage == stage}
-    return Needs(Kind.BACKWARD in kinds, Kind.BACKWARD_INPUT in kinds)
+    return RequiredGraphs(Kind.BACKWARD in kinds, Kind.BACKWARD_INPUT in kinds)
 
 
-def _told(stage: int, error: Exception) -> str:
+def _warning_text(stage: int, error: Exception) -> str:
     if isinstance(error, CannotCompileError | ModelError):
         why = str(error)
     else:
@@ -126,33 +135,33 @@ def _told(stage: int, error: Exception) -> str:
 
 
 def _captured(
-    work: CompiledWork, stage: int, needs: Needs, part: Microbatch
-) -> tuple[Any, Capture]:
+    work: CompileConfig, stage: int, needs: RequiredGraphs, part: Microbatch
+) -> tuple[Any, CompiledCapture]:
     module = work.modules[stage]
     values = _values(work, stage, part)
-    with plain(modules_of(module.training_code)):
-        seen = _seen(work, stage, values)
+    with check_traceable(modules_of(module.training_code)):
+        fake_run = _seen(work, stage, values)
         if stage == len(work.modules) - 1:
-            differentiated = _used(work, seen, part)
+            differentiated = _used(work, fake_run, part)
         else:
             differentiated = [
                 x.requires_grad and value.requires_grad
-                for x, value in zip(seen.outputs, module.outputs, strict=True)
+                for x, value in zip(fake_run.outputs, module.outputs, strict=True)
             ]
-        num_fixed = len(seen.call.args) - len(values)
-        capture = capture_stage(seen, differentiated, num_fixed, needs)
-    form = form_of(seen.call.args[len(module.training_code.state) :])
-    return form, try_out(capture, seen)
+        num_fixed = len(fake_run.call.args) - len(values)
+        capture = capture_stage(fake_run, differentiated, num_fixed, needs)
+    form = form_of(fake_run.call.args[len(module.training_code.state) :])
+    return form, check_compiled(capture, fake_run)
 
 
-def _seen(work: CompiledWork, stage: int, values: Sequence[Any]) -> Seen:
+def _seen(work: CompileConfig, stage: int, values: Sequence[Any]) -> FakeRun:
     module = work.modules[stage]
     args = (*module.training_arguments(values, _HOST), *values)
     autocast = work.precision.autocast(work.device)
-    return see(module.training_code, args, work.device, autocast)
+    return run_on_fakes(module.training_code, args, work.device, autocast)
 
 
-def _values(work: CompiledWork, stage: int, part: Microbatch) -> list[Any]:
+def _values(work: CompileConfig, stage: int, part: Microbatch) -> list[Any]:
     """What comes with a microbatch, without memory."""
     module = work.modules[stage]
     types = {value.name: value.dtype for value in module.inputs}
@@ -182,20 +191,20 @@ def _without_memory(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-def _used(work: CompiledWork, seen: Seen, part: Microbatch) -> list[bool]:
+def _used(work: CompileConfig, fake_run: FakeRun, part: Microbatch) -> list[bool]:
     """Of each output of the model, whether the loss depends on it."""
-    wants = [x.requires_grad for x in seen.outputs]
+    wants = [x.requires_grad for x in fake_run.outputs]
     if sum(wants) <= 1:
         return wants
     mode = make_mode()  # the loss may leave things behind in it
-    outputs = [empty(mode, x.shape, x.dtype, work.device) for x in seen.outputs]
+    outputs = [empty(mode, x.shape, x.dtype, work.device) for x in fake_run.outputs]
     leaves = [x.requires_grad_() for x in compress(outputs, wants)]
     try:
         with on_fakes(mode), work.precision.autocast(work.device):
             targets = pytree.tree_map_only(
                 Tensor, lambda x: mode.from_tensor(x).to(work.device), part.targets
             )
-            out = work.modules[-1].rebuilt(seen.shape.filled(outputs))
+            out = work.modules[-1].rebuilt(fake_run.shape.filled(outputs))
             total = losses_of(work.loss, out, targets)[TOTAL]
             grads = torch.autograd.grad(total, leaves, allow_unused=True)
     except Exception as error:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.clock import clock_of
-from hocket.model.profile.measure import as_it_was
+from hocket.model.profile.measure import restored_model
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
@@ -49,7 +49,7 @@ def ddp_seconds(
 
         return step
 
-    with as_it_was(captured, world.device), warnings.catch_warnings():
+    with restored_model(captured, world.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch advises is not for this copy
         for finds_unused in (False, True):
             own_s = _tried(captured.model, step_of, world, finds_unused=finds_unused)

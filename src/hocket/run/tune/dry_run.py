@@ -34,20 +34,20 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.timeline import Timeline
 from hocket.model.capture.capture import Captured
-from hocket.model.profile.measure import as_it_was
+from hocket.model.profile.measure import restored_model
 from hocket.model.stages.stage import StageModule
 from hocket.passes.steps_as_one import steps_as_one
 from hocket.run.cluster.world import World
-from hocket.run.comm.step_header import Step
+from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
-from hocket.run.data.step_batch import Work
+from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.engine.play_plan import Portion, plan_to_play
 from hocket.run.engine.player import Player
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.timeline import gather_timeline
-from hocket.run.engine.worker_context import Place
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 
@@ -62,7 +62,7 @@ def dry_run(
     modules: Sequence[StageModule],
     loss: LossFunction,
     microbatch: Microbatch,
-    place: Place,
+    context: WorkerContext,
     channels: PointToPoint,
     precision: Precision,
 ) -> Costs:
@@ -78,16 +78,16 @@ def dry_run(
         modules: all stages.
         loss: as for the pipeline.
         microbatch: played as each of them.
-        place: this worker's.
+        context: this worker's.
         channels: its messages, as in training.
         precision: what forwards and losses compute in.
     """
-    world, device = place.world, place.layout.device
+    world, device = context.world, context.layout.device
     if schedule.body:
         least = schedule.program.num_steps - schedule.num_repeats + 1
         schedule = schedule.with_num_steps(least)
     order = steps_as_one(_without_ends(schedule))
-    with as_it_was(captured, world.device):
+    with restored_model(captured, world.device):
         for module in modules:
             module.train()
         runners = _runners(costs, order, modules, loss, world, device, precision)
@@ -98,24 +98,24 @@ def dry_run(
             runners,
             {},
             channels,
-            place.ring,
+            context.recorder,
             on_error=watch.on_error,
             prefix="dry run ",
-            lanes=place.lanes,
+            lanes=context.lanes,
         )
         batch = _batch(microbatch, order.program)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
-        _, *rounds = _played(player, runners, batch, order, costs, place, least)
+        _, *rounds = _played(player, runners, batch, order, costs, context, least)
     return fit(costs, rounds, _in_body(schedule))
 
 
 def _played(
     player: Player,
     runners: Mapping[int, StageRunner],
-    batch: Work,
+    batch: StepBatch,
     order: Schedule,
     costs: Costs,
-    place: Place,
+    context: WorkerContext,
     least: int,
 ) -> list[Timeline]:
     """Play rounds, the first of them to warm up; every worker gets their timelines."""
@@ -124,24 +124,24 @@ def _played(
     rounds: list[Timeline] = []
     spent_s = 0.0
     while len(rounds) <= least or spent_s < _ENOUGH_S:
-        place.world.barrier("dry run")
+        context.world.barrier("dry run")
         player.begin(batches[batch.step.number])
         record = player.play(Portion.STEP, batch.step.number, batches)
         for runner in runners.values():
             runner.losses.read()
             for parameter in runner.parameters.values():
                 parameter.grad = None
-        played = gather_timeline(order, costs, record, place.world, place.layout)
+        played = gather_timeline(order, costs, record, context.world, context.layout)
         rounds.append(played)
         spent_s += played.makespan_s
     return rounds
 
 
-def _batch(microbatch: Microbatch, program: Program) -> Work:
+def _batch(microbatch: Microbatch, program: Program) -> StepBatch:
     """Return the same microbatch, many times."""
     parts = (microbatch,) * program.num_microbatches_of(0)
     sizes = tuple(part.num_samples for part in parts)
-    return Work(Step(0, 0, sum(sizes), sizes), parts)
+    return StepBatch(StepHeader(0, 0, sum(sizes), sizes), parts)
 
 
 def _runners(

@@ -19,19 +19,19 @@ from hocket.model.profile.work import counted_work
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking
-from hocket.planner.work import Work
-from hocket.run.cluster.world import World, world_of_one
+from hocket.planner.work import ModelCosts
+from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import host_bytes
 from hocket.run.stage.precision import Precision
-from hocket.run.tune.profile_workers import Wanted, measure_at_hand, resized
+from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import (
     OptimizerFactory,
     Parameters,
-    Settings,
+    TrainingSettings,
     precision_of,
 )
 
@@ -115,11 +115,11 @@ def plan(
     trained = _trained(captured)
     states = optimizer_bytes(trained, lambda named: optimizer(Parameters(named)))
     size = num_samples if batch_size is None else batch_size
-    settings = Settings(optimizer, correction=correction)
+    settings = TrainingSettings(optimizer, correction=correction)
     corrected = correction_cost(settings, trained)
     if device is not None:
         finish = None if loss is None else _finish(loss, batch[1], num_samples)
-        work: Work = counted_work(
+        work: ModelCosts = counted_work(
             captured,
             device,
             states,
@@ -128,7 +128,7 @@ def plan(
             correction=corrected,
         )
         return rank(work, cluster, size, search)
-    wanted = Wanted(
+    wanted = ProfileConfig(
         captured,
         batch[1],
         loss,
@@ -139,10 +139,10 @@ def plan(
         search.stages_per_device,
         corrected,
     )
-    workers = world_of_one(_own_device()) if world is None else world
-    found = measure_at_hand(wanted, workers)
+    workers = single_process_world(_own_device()) if world is None else world
+    found = profile_workers(wanted, workers)
     cluster = replace(cluster, ring=found.ring, shares_cores=found.shares_cores)
-    return rank(found.work, cluster, size, search, found.played)
+    return rank(found.work, cluster, size, search, found.trials)
 
 
 def _measurable(precision: str) -> Precision:

@@ -28,15 +28,15 @@ from hocket.model.profile.measure import profile
 from hocket.model.profile.profile import Profile, mean_profile
 from hocket.model.profile.work import measured_work
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
-from hocket.planner.trial import Played, Trial
-from hocket.planner.work import Work
+from hocket.planner.trial import MeasuredTrials, Trial
+from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.ddp_trial import ddp_seconds
-from hocket.run.tune.trial_runs import Subject, measure_ring, play_trials
-from hocket.run.weights.settings import OptimizerFactory, Parameters, Settings
+from hocket.run.tune.trial_runs import TrialConfig, measure_ring, run_trials
+from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingSettings
 
 _SMALLER: Final = 4  # the second size of a microbatch: so many times smaller
 _NUM_UPDATES: Final = 3
@@ -44,7 +44,7 @@ _GRADIENT: Final = 1e-3  # of each element; zeros take AdamW twice as long on a 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProfileConfig:
     """What a plan is made for.
 
     Args:
@@ -62,7 +62,7 @@ class Wanted:
     captured: Captured
     targets: Any
     loss: LossFunction | None
-    settings: Settings
+    settings: TrainingSettings
     states: Mapping[str, int]
     batch_size: int
     num_devices: int
@@ -112,55 +112,55 @@ def resized(targets: Any, known: int, num_samples: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class AtHand:
+class WorkerProfiles:
     """What was measured.
 
     Args:
         work: the layers.
-        played: whole cuts, and DDP.
+        trials: whole cuts, and DDP.
         ring: of all workers; None where nothing was reduced.
         shares_cores: whether workers have no core to spare for reductions.
     """
 
-    work: Work
-    played: Played
+    work: ModelCosts
+    trials: MeasuredTrials
     ring: Link | None
     shares_cores: bool
 
 
-def measure_at_hand(wanted: Wanted, world: World) -> AtHand:
+def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
     """Measure on all workers at once. Every worker must call this.
 
     Args:
-        wanted: the same on every worker.
+        config: the same on every worker.
         world: as many workers as there are devices, or one that stands for all.
     """
-    captured, device = wanted.captured, world.device
-    profiles = {size: _profile(wanted, size, world) for size in wanted.sizes}
-    make_optimizer = wanted.settings.make_optimizer
-    rate = _update_s_per_byte(captured, make_optimizer, wanted.states, device)
+    captured, device = config.captured, world.device
+    profiles = {size: _profile(config, size, world) for size in config.sizes}
+    make_optimizer = config.settings.make_optimizer
+    rate = _update_s_per_byte(captured, make_optimizer, config.states, device)
     work = measured_work(
         captured,
         profiles,
-        wanted.states,
+        config.states,
         update_s_per_byte=median(world.gather_json(rate, "update")),
-        correction=wanted.correction,
+        correction=config.correction,
     )
-    played = Played()
-    if wanted.loss is not None and device.type == "cpu":
-        subject = Subject(
+    trials = MeasuredTrials()
+    if config.loss is not None and device.type == "cpu":
+        subject = TrialConfig(
             captured,
-            wanted.loss,
-            wanted.settings,
+            config.loss,
+            config.settings,
             profiles,
-            {size: wanted.microbatch(size) for size in wanted.sizes},
+            {size: config.microbatch(size) for size in config.sizes},
         )
-        cuts = play_trials(subject, world, wanted.stages_per_device)
-        largest = wanted.microbatch(wanted.sizes[-1])
-        with wanted.settings.precision.autocast(device):
-            whole_s = ddp_seconds(captured, wanted.loss, largest, world)
-        played = Played(cuts, _added_by_ddp(whole_s, cuts, largest.num_samples))
-    return AtHand(work, played, measure_ring(world), _shares_cores(world))
+        cuts = run_trials(subject, world, config.stages_per_device)
+        largest = config.microbatch(config.sizes[-1])
+        with config.settings.precision.autocast(device):
+            whole_s = ddp_seconds(captured, config.loss, largest, world)
+        trials = MeasuredTrials(cuts, _added_by_ddp(whole_s, cuts, largest.num_samples))
+    return WorkerProfiles(work, trials, measure_ring(world), _shares_cores(world))
 
 
 def _added_by_ddp(
@@ -175,15 +175,15 @@ def _added_by_ddp(
     return max(0.0, whole_s - plain_s)
 
 
-def _profile(wanted: Wanted, num_samples: int, world: World) -> Profile:
-    microbatch = wanted.microbatch(num_samples)
+def _profile(config: ProfileConfig, num_samples: int, world: World) -> Profile:
+    microbatch = config.microbatch(num_samples)
     world.barrier("profile")
-    with wanted.settings.precision.autocast(world.device):
+    with config.settings.precision.autocast(world.device):
         own = profile(
-            wanted.captured,
+            config.captured,
             microbatch.leaves,
             device=world.device,
-            finish=wanted.finish(microbatch),
+            finish=config.finish(microbatch),
             targets=microbatch.targets,
             make_splitter=ByLayers,
         )

@@ -26,10 +26,10 @@ from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.balance import balance
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
-from hocket.run.cluster.broadcast import told_by_first
+from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.device.memory import memory_bytes
-from hocket.run.engine.worker_context import Place
-from hocket.run.tune.build import Estimate, Request, estimate, study
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.tune.build import CutModel, PlanConfig, cut_and_measure, profile_model
 from hocket.run.tune.link_costs import MessageCosts, measure_messages
 from hocket.run.tune.order import make_order
 from hocket.schedules import SCHEDULES
@@ -38,33 +38,35 @@ _MODULO: Final = "ooo-modulo"
 _AS_FAST: Final = 1e-9  # of a step: such a difference is none
 
 
-def is_timed(schedule: object, request: Request, stages_per_device: int | None) -> bool:
+def is_timed(
+    schedule: object, config: PlanConfig, stages_per_device: int | None
+) -> bool:
     """Whether an order of this name is made for what is measured.
 
     Args:
         schedule: as the user asked for it.
-        request: what else was asked for.
+        config: what else was asked for.
         stages_per_device: where the user has chosen it.
     """
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
         return False
-    is_free = stages_per_device is None and request.cut_names is None
+    is_free = stages_per_device is None and config.cut_names is None
     return _takes_costs(schedule) or (schedule == _MODULO and is_free)
 
 
 def timed_order(
     name: str,
-    request: Request,
-    place: Place,
+    config: PlanConfig,
+    context: WorkerContext,
     num_microbatches: int,
     stages_per_device: int | None,
-) -> tuple[Request, Schedule]:
+) -> tuple[PlanConfig, Schedule]:
     """Measure, and make the order; the same on every worker, all of which must call.
 
     Args:
         name: of a schedule, for which `is_timed` holds.
-        request: what the user asked for.
-        place: this worker's, with a transport that is used for nothing else.
+        config: what the user asked for.
+        context: this worker's, with a transport that is used for nothing else.
         num_microbatches: in each replica.
         stages_per_device: where the user has chosen it.
 
@@ -77,9 +79,9 @@ def timed_order(
         ModelError: the model cannot be captured or cut as asked.
     """
     if _takes_costs(name):
-        return _for_costs(name, request, place, num_microbatches, stages_per_device)
-    v, request = _stages_per_device(request, place, num_microbatches)
-    return request, make_order(name, place.layout, num_microbatches, v)
+        return _for_costs(name, config, context, num_microbatches, stages_per_device)
+    v, config = _stages_per_device(config, context, num_microbatches)
+    return config, make_order(name, context.layout, num_microbatches, v)
 
 
 def _takes_costs(name: str) -> bool:
@@ -88,24 +90,24 @@ def _takes_costs(name: str) -> bool:
 
 def _for_costs(
     name: str,
-    request: Request,
-    place: Place,
+    config: PlanConfig,
+    context: WorkerContext,
     num_microbatches: int,
     stages_per_device: int | None,
-) -> tuple[Request, Schedule]:
+) -> tuple[PlanConfig, Schedule]:
     """The order itself is made for the costs."""
-    shape = place.layout, num_microbatches, stages_per_device
-    world = place.world
+    shape = context.layout, num_microbatches, stages_per_device
+    world = context.world
     first = make_order(name, *shape)  # whatever its costs, it has these stages
-    found = estimate(request, first.program, place)
-    most = request.memory_bytes
+    found = cut_and_measure(config, first.program, context)
+    most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
 
     def decide() -> str:
         offered: dict[str, Any] = {"memory_bytes": most}
         taken = SCHEDULES[name].options
         options = {key: offered[key] for key in offered if key in taken}
-        *before, last = _recomputing(request, first, found)
+        *before, last = _recomputing(config, first, found)
         for costs in before:  # the fewer recompute, the better
             try:
                 return str(make_order(name, *shape, costs=costs, **options))
@@ -113,62 +115,66 @@ def _for_costs(
                 continue
         return str(make_order(name, *shape, costs=last, **options))
 
-    text = told_by_first(world, decide, f"order of {name}")
-    return replace(request, estimate=found), Schedule.parse(text)
+    text = decide_on_rank_0(world, decide, f"order of {name}")
+    return replace(config, cut_model=found), Schedule.parse(text)
 
 
-def _recomputing(request: Request, order: Schedule, found: Estimate) -> Iterator[Costs]:
+def _recomputing(
+    config: PlanConfig, order: Schedule, found: CutModel
+) -> Iterator[Costs]:
     """The costs to try in turn: which stages of an order recompute."""
     order = freeze_stages(order, num_frozen_stages(found.modules))
-    if request.recompute != "all":
+    if config.recompute != "all":
         yield recomputing("none", order, found.costs)
-    if request.recompute != "none":
+    if config.recompute != "none":
         yield recomputing("all", order, found.costs)
 
 
 def _stages_per_device(
-    request: Request, place: Place, num_microbatches: int
-) -> tuple[int, Request]:
+    config: PlanConfig, context: WorkerContext, num_microbatches: int
+) -> tuple[int, PlanConfig]:
     """How many groups of layers each device gets."""
-    known = study(request, place.world) if request.known is None else request.known
-    request = replace(request, known=known)
-    messages = measure_messages(place.world, place.transport)
+    known = (
+        profile_model(config, context.world) if config.known is None else config.known
+    )
+    config = replace(config, known=known)
+    messages = measure_messages(context.world, context.transport)
 
-    most = len(known.captured.layers) // place.layout.num_devices
+    most = len(known.captured.layers) // context.layout.num_devices
     if most <= 1:
-        return 1, request
+        return 1, config
 
     def decide() -> int:
         steps_s = {
-            v: _step_s(request, place, messages, num_microbatches, v)
+            v: _step_s(config, context, messages, num_microbatches, v)
             for v in range(1, most + 1)
         }
         enough_s = min(steps_s.values()) * (1 + _AS_FAST)
         return min(v for v, step_s in steps_s.items() if step_s <= enough_s)
 
     name = f"stages per device of {_MODULO}"
-    return told_by_first(place.world, decide, name), request
+    return decide_on_rank_0(context.world, decide, name), config
 
 
 def _step_s(
-    request: Request,
-    place: Place,
+    config: PlanConfig,
+    context: WorkerContext,
     messages: MessageCosts,
     num_microbatches: int,
     stages_per_device: int,
 ) -> float:
     """One step with groups of layers that take nearly the same."""
-    known, num_samples = request.known, request.example.num_samples
+    known, num_samples = config.known, config.example.num_samples
     assert known is not None
     profiles = {num_samples: known.profile}
     work = measured_work(known.captured, profiles, {}, update_s_per_byte=0.0)
-    num_stages = place.layout.num_devices * stages_per_device
+    num_stages = context.layout.num_devices * stages_per_device
     stages = stage_costs(
         work.layers(num_samples),
         balance(known.profile.layer_s, num_stages),
-        recomputes=request.recompute == "all",
+        recomputes=config.recompute == "all",
         update_s_per_byte=0.0,  # the same whatever the groups
     )
     costs = Costs(stages, link=messages.link, handling=messages.handling)
-    order = make_order(_MODULO, place.layout, num_microbatches, stages_per_device)
+    order = make_order(_MODULO, context.layout, num_microbatches, stages_per_device)
     return simulate(order, costs).makespan_s

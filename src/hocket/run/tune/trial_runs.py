@@ -30,16 +30,16 @@ from hocket.planner.balance import balance
 from hocket.planner.trial import Trial
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.world import World
-from hocket.run.comm.transports import buffers_of, make_transport
+from hocket.run.comm.transports import buffers_needed, make_transport
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.play_plan import plan_to_play
-from hocket.run.engine.worker_context import Place
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
-from hocket.run.weights.settings import Settings
+from hocket.run.weights.settings import TrainingSettings
 from hocket.schedules import make_schedule
 
 MOST_STAGES: Final = 4  # on a device; more are told from these
@@ -52,7 +52,7 @@ _NUM_ROUNDS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TrialConfig:
     """What is tried out.
 
     Args:
@@ -65,24 +65,24 @@ class Subject:
 
     captured: Captured
     loss: LossFunction
-    settings: Settings
+    settings: TrainingSettings
     profiles: Mapping[int, Profile]
     microbatches: Mapping[int, Microbatch]
 
 
-def play_trials(
-    subject: Subject, world: World, stages_per_device: Sequence[int]
+def run_trials(
+    config: TrialConfig, world: World, stages_per_device: Sequence[int]
 ) -> tuple[Trial, ...]:
     """Play cuts of the smaller microbatch, and whole models. Every worker must call.
 
     Args:
-        subject: the same on every worker.
+        config: the same on every worker.
         world: all workers: as many as there are devices.
         stages_per_device: that a plan may ask for.
     """
     return tuple(
-        _played(subject, world, *shape)
-        for shape in _shapes(subject, world.world_size, stages_per_device)
+        _played(config, world, *shape)
+        for shape in _shapes(config, world.world_size, stages_per_device)
     )
 
 
@@ -95,20 +95,20 @@ def measure_ring(world: World) -> Link | None:
     if world.world_size == 1:
         return None
     small_s, large_s = (_reduced_s(world, size) for size in _SIZES)
-    told = [float(x) for x in world.broadcast_json([small_s, large_s], name="ring")]
+    measured = [float(x) for x in world.broadcast_json([small_s, large_s], name="ring")]
     num_messages = 2 * (world.world_size - 1)
-    s_per_byte = max(0.0, told[1] - told[0]) / (_SIZES[1] - _SIZES[0])
-    latency_s = max(0.0, told[0] - s_per_byte * _SIZES[0]) / num_messages
+    s_per_byte = max(0.0, measured[1] - measured[0]) / (_SIZES[1] - _SIZES[0])
+    latency_s = max(0.0, measured[0] - s_per_byte * _SIZES[0]) / num_messages
     per_message = s_per_byte * world.world_size / num_messages
     return Link(latency_s, 1.0 / per_message) if per_message else Link(latency_s)
 
 
 def _shapes(
-    subject: Subject, num_workers: int, stages_per_device: Sequence[int]
+    config: TrialConfig, num_workers: int, stages_per_device: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Samples of a microbatch, devices, and stages on each."""
-    num_layers = len(subject.captured.layers)
-    sizes = sorted(subject.profiles)
+    num_layers = len(config.captured.layers)
+    sizes = sorted(config.profiles)
     for size in sizes:
         yield size, 1, 1
     if num_workers == 1:
@@ -120,32 +120,34 @@ def _shapes(
         yield sizes[-1], num_workers, 1
 
 
-def _played(subject: Subject, world: World, num_samples: int, p: int, v: int) -> Trial:
-    profile = subject.profiles[num_samples]
+def _played(
+    config: TrialConfig, world: World, num_samples: int, p: int, v: int
+) -> Trial:
+    profile = config.profiles[num_samples]
     boundaries = balance(profile.layer_s, p * v)
-    modules = cut(subject.captured, boundaries)
+    modules = cut(config.captured, boundaries)
     order = freeze_stages(_order(p, v), num_frozen_stages(modules))
     with contextlib.ExitStack() as stack:
-        place = _place(world, p, order, stack)
-        messages = measure_messages(world, place.transport)
+        context = _context(world, p, order, stack)
+        messages = measure_messages(world, context.transport)
         costs = stage_costs(
             profile,
             boundaries,
             modules,
             link=messages.link,
             handling=messages.handling,
-            updates=measure_updates(modules, order.program, subject.settings, place),
+            updates=measure_updates(modules, order.program, config.settings, context),
         )
         costs = dry_run(
             costs,
-            subject.captured,
+            config.captured,
             order,
             modules,
-            subject.loss,
-            subject.microbatches[num_samples],
-            place,
-            place.channels(plan_to_play(order)),
-            subject.settings.precision,
+            config.loss,
+            config.microbatches[num_samples],
+            context,
+            context.channels(plan_to_play(order)),
+            config.settings.precision,
         )
     return Trial(num_samples, p, boundaries, costs)
 
@@ -160,22 +162,22 @@ def _order(p: int, v: int) -> Schedule:
     )
 
 
-def _place(
+def _context(
     world: World, num_devices: int, order: Schedule, stack: contextlib.ExitStack
-) -> Place:
+) -> WorkerContext:
     store = dist.PrefixStore(f"trial {next(_num_trials)}", world.store)
-    ring = Ring()
+    recorder = FlightRecorder()
     transport = make_transport(
         "auto",
         world,
         store,
-        ring,
-        num_buffers=buffers_of(order),
+        recorder,
+        num_buffers=buffers_needed(order),
         timeout_s=world.timeout_s,
     )
     stack.callback(transport.close)
     layout = make_layout(world, world.world_size // num_devices)
-    return Place(world, layout, ring, transport, store, world.timeout_s)
+    return WorkerContext(world, layout, recorder, transport, store, world.timeout_s)
 
 
 _num_trials = count()

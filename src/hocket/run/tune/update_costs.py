@@ -26,10 +26,10 @@ from hocket.model.profile.clock import clock_of
 from hocket.model.profile.costs import UpdateCost
 from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.world import World
-from hocket.run.engine.worker_context import Place
-from hocket.run.stage.versions import Versions
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.stage.versions import WeightVersions
 from hocket.run.weights.gradients import Gradients
-from hocket.run.weights.settings import Settings
+from hocket.run.weights.settings import TrainingSettings
 from hocket.run.weights.updater import Updater
 
 _NUM_STEPS = 5
@@ -38,7 +38,10 @@ _GRADIENT = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
 
 
 def measure_updates(
-    modules: Sequence[StageModule], program: Program, settings: Settings, place: Place
+    modules: Sequence[StageModule],
+    program: Program,
+    settings: TrainingSettings,
+    context: WorkerContext,
 ) -> list[UpdateCost]:
     """The cost of each stage's update, measured by whoever holds it.
 
@@ -49,13 +52,13 @@ def measure_updates(
         program: says where they live, and how old the weights are that they read.
         settings: as for the pipeline; the optimizer is made once more per stage, on
             copies.
-        place: this worker's.
+        context: this worker's.
 
     Raises:
         RecipeError: an optimizer cannot be stepped as pipelines do it.
     """
-    world, measured = place.world, {}
-    for stage in program.stages_on[place.layout.device]:
+    world, measured = context.world, {}
+    for stage in program.stages_on[context.layout.device]:
         module, delay = modules[stage].to(world.device), program.stages[stage].delay
         cost = _measure(module, settings, world, delay)
         measured[str(stage)] = [*astuple(cost)]
@@ -68,7 +71,7 @@ def measure_updates(
 
 
 def _measure(
-    module: StageModule, settings: Settings, world: World, delay: int
+    module: StageModule, settings: TrainingSettings, world: World, delay: int
 ) -> UpdateCost:
     device = world.device
     copies = {
@@ -82,7 +85,9 @@ def _measure(
         return UpdateCost(0.0, 0)
     judged = _gradients(copies, device)
     keeps = delay and settings.correction != "weight-prediction"
-    versions = Versions(nn.ParameterList(copies.values()), delay) if keeps else None
+    versions = (
+        WeightVersions(nn.ParameterList(copies.values()), delay) if keeps else None
+    )
     clock = clock_of(device)
     seconds, guess_bytes = [], 0
     for step in range(delay + _NUM_STEPS):
@@ -92,7 +97,7 @@ def _measure(
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
         begin = clock()
-        verdict = judged.verdict_of(judged.own_norms())
+        verdict = judged.status_of(judged.own_norms())
         if settings.clip_norm is not None:
             judged.clip(verdict, settings.clip_norm)
         if versions is not None:
@@ -151,7 +156,7 @@ def _update(updater: Updater) -> None:
 
 def _work_bytes(
     copies: Mapping[str, nn.Parameter],
-    settings: Settings,
+    settings: TrainingSettings,
     device: torch.device,
     delay: int,
 ) -> int:

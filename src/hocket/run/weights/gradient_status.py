@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hocket.errors import WaitError
-from hocket.run.weights.gradients import Verdict
+from hocket.run.weights.gradients import GradientStatus
 
 
-class Judgement:
+class PendingGradientStatus:
     """One step's verdict; the first to ask waits for it, where it has not come yet.
 
     Args:
         step: whose gradients they are.
-        learn: finds out; called once.
+        wait: finds out; called once.
     """
 
-    def __init__(self, step: int, learn: Callable[[], Verdict]) -> None:
+    def __init__(self, step: int, wait: Callable[[], GradientStatus]) -> None:
         self.step = step
-        self._learn: Callable[[], Verdict] | None = learn
-        self._verdict = Verdict(0.0)
+        self._wait: Callable[[], GradientStatus] | None = wait
+        self._status = GradientStatus(0.0)
         self._fault = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def status(self) -> GradientStatus:
         """What all workers know.
 
         Raises:
@@ -32,18 +32,18 @@ class Judgement:
         """
         if self._fault:
             raise WaitError(self._fault)
-        if self._learn is not None:
+        if self._wait is not None:
             try:
-                self._verdict = self._learn()
+                self._status = self._wait()
             except WaitError as error:
                 self._fault = str(error)
                 raise
-            self._learn = None
-        return self._verdict
+            self._wait = None
+        return self._status
 
     def give_up(self) -> None:
         """The pipeline ends: what is not known by now will never be."""
-        if self._learn is not None and not self._fault:
+        if self._wait is not None and not self._fault:
             self._fault = (
                 f"nothing is known about all gradients of step {self.step}: the "
                 "pipeline ended before this worker had heard of those of the others"

@@ -24,13 +24,13 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from hocket.run.comm.all_sum import SumOfAll
+from hocket.run.comm.all_sum import AllSum
 
 _NONE: Final = -1.0  # told instead of a norm: the parameter got no gradient
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GradientStatus:
     """What all workers know of a step's gradients.
 
     Args:
@@ -65,29 +65,31 @@ class Gradients:
         names: tuple[str, ...],
         held: Mapping[str, nn.Parameter],
         counted: frozenset[str],
-        all_workers: SumOfAll | None,
+        all_workers: AllSum | None,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self._names = names
         self._held = tuple(held.values())
-        told = [(i, held[name]) for i, name in enumerate(names) if name in counted]
-        self._told = [parameter for _, parameter in told]
+        selected = [(i, held[name]) for i, name in enumerate(names) if name in counted]
+        self._counted = [parameter for _, parameter in selected]
         self._all_workers = all_workers
         self._device = device
         self._type = dtype
         # Made once: to index with lists makes the host wait for a GPU, each time.
-        self._rows = torch.tensor([i for i, _ in told], dtype=torch.long, device=device)
+        self._rows = torch.tensor(
+            [i for i, _ in selected], dtype=torch.long, device=device
+        )
         self._none = torch.tensor(_NONE, dtype=dtype, device=device)
         self._norms = torch.zeros(0)
 
     @property
-    def is_told_in_any_order(self) -> bool:
+    def allows_any_order(self) -> bool:
         """Whether each worker may tell several such groups in an order of its own."""
-        return self._all_workers is None or self._all_workers.is_told_in_any_order
+        return self._all_workers is None or self._all_workers.allows_any_order
 
-    def tell(self, step: int, norms: Tensor | None = None) -> None:
+    def post(self, step: int, norms: Tensor | None = None) -> None:
         """Tell all others; every worker must call this, with its gradients complete.
 
         Args:
@@ -96,32 +98,32 @@ class Gradients:
         """
         self._norms = self.own_norms() if norms is None else norms
         if self._all_workers is not None:
-            self._all_workers.tell(self._norms, step)
+            self._all_workers.post(self._norms, step)
 
-    def learn(self) -> Verdict:
-        """What all have told; once after each `tell`.
+    def wait(self) -> GradientStatus:
+        """What all have told; once after each `post`.
 
         Raises:
             WaitError: another worker did not come.
         """
         norms = self._norms
         if self._all_workers is not None:
-            self._all_workers.learn()
-        return self.verdict_of(norms)
+            self._all_workers.wait()
+        return self.status_of(norms)
 
-    def verdict_of(self, norms: Tensor) -> Verdict:
+    def status_of(self, norms: Tensor) -> GradientStatus:
         """What follows from norms that nobody else adds to."""
         values = norms.tolist()
         # To pick some costs several times as much as the rest.
         found = norms[norms != _NONE] if _NONE in values else norms
         total = torch.linalg.vector_norm(found.to(self._type)).item()
         if math.isfinite(total):
-            return Verdict(total)
-        return Verdict(total, self._first_at_fault(values))
+            return GradientStatus(total)
+        return GradientStatus(total, self._first_at_fault(values))
 
-    def clip(self, verdict: Verdict, max_norm: float) -> None:
+    def clip(self, status: GradientStatus, max_norm: float) -> None:
         """Scale all gradients so that together they measure no more than `max_norm`."""
-        total = torch.tensor(verdict.norm, dtype=self._type, device=self._device)
+        total = torch.tensor(status.norm, dtype=self._type, device=self._device)
         torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, total)
 
     def no_norms(self) -> Tensor:
@@ -131,9 +133,9 @@ class Gradients:
     def own_norms(self) -> Tensor:
         """Of every parameter of the model, 0 for what others tell; float64."""
         norms = self.no_norms()
-        grads = [_values(p.grad) for p in self._told if p.grad is not None]
+        grads = [_values(p.grad) for p in self._counted if p.grad is not None]
         found = iter(torch._foreach_norm(grads) if grads else ())
-        own = [self._none if p.grad is None else next(found) for p in self._told]
+        own = [self._none if p.grad is None else next(found) for p in self._counted]
         if own:
             norms.index_copy_(0, self._rows, torch.stack(own).double())
         return norms

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hocket.run.cluster.group import Group
+from hocket.run.cluster.group import WorkerGroup
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Reducer:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        group: Group,
+        group: WorkerGroup,
         what: str,
     ) -> None:
         self._group = group

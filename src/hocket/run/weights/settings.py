@@ -42,7 +42,7 @@ SchedulerFactory = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """How to train.
 
     Args:

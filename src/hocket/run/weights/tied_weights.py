@@ -19,12 +19,12 @@ from torch import nn
 
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
-from hocket.run.cluster.group import Group, join_groups
+from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.layout import Layout
 from hocket.run.diagnostics.flight_recorder import OnWait
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.stale_ties.loan import Loan
+from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ def find_ties(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> list[T
 
 def tie_groups(
     ties: Sequence[Tie], layout: Layout, timeout_s: float, on_wait: OnWait
-) -> dict[tuple[int, ...], Group]:
+) -> dict[tuple[int, ...], WorkerGroup]:
     """This worker's groups with the holders of its shared weights, by devices.
 
     Every worker makes all groups, in the same order.
     """
-    own: dict[tuple[int, ...], Group] = {}
+    own: dict[tuple[int, ...], WorkerGroup] = {}
     for devices in dict.fromkeys(tie.devices for tie in ties):
         ranks = [
             tuple(replica * layout.num_devices + device for device in devices)
@@ -77,7 +77,7 @@ def owned_parameters(
     runners: Mapping[int, StageRunner],
     schedule: Schedule,
     device: int,
-    loans: Iterable[Loan] = (),
+    stale_ties: Iterable[StaleTie] = (),
 ) -> dict[int, dict[str, nn.Parameter]]:
     """Which of the device's stages steps which weight: each exactly one.
 
@@ -85,7 +85,7 @@ def owned_parameters(
     last, when all of them have added their gradients. A weight that is lent belongs to
     the one that lends it, and to no stage of any other device.
     """
-    lenders = {loan.name: loan.stages[0] for loan in loans}
+    lenders = {tie.name: tie.stages[0] for tie in stale_ties}
     order = [
         op.stage
         for i in schedule.lanes_of(device)
@@ -116,7 +116,7 @@ def add_up_ties(reducers: Sequence[Reducer]) -> None:
 
 def tie_reducers(
     ties: Sequence[Tie],
-    groups: Mapping[tuple[int, ...], Group],
+    groups: Mapping[tuple[int, ...], WorkerGroup],
     owned: Mapping[int, Mapping[str, nn.Parameter]],
 ) -> list[Reducer]:
     """One reducer for each trained weight that this worker shares, in order of name."""
@@ -140,9 +140,9 @@ def tie_reducers(
 def equal_start(
     runners: Mapping[int, StageRunner],
     layout: Layout,
-    group: Group | None,
+    group: WorkerGroup | None,
     ties: Sequence[Tie],
-    groups: Mapping[tuple[int, ...], Group],
+    groups: Mapping[tuple[int, ...], WorkerGroup],
 ) -> None:
     """Give all replicas the first one's weights, and all holders the first holder's."""
     if group is not None:

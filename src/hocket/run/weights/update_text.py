@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from hocket.model.profile.optimizer_bytes import stand_ins
-from hocket.run.weights.settings import Parameters, Settings
+from hocket.model.profile.optimizer_bytes import small_copies
+from hocket.run.weights.settings import Parameters, TrainingSettings
 
 _PLAIN: Final = (bool, int, float, str, tuple, type(None))
 
 
-def update_text(settings: Settings, parameters: Mapping[str, Tensor]) -> str:
+def update_text(settings: TrainingSettings, parameters: Mapping[str, Tensor]) -> str:
     """The optimizer and the learning-rate schedule, with all their numbers.
 
     Args:
@@ -33,7 +33,7 @@ def update_text(settings: Settings, parameters: Mapping[str, Tensor]) -> str:
     Returns:
         Text; empty where stand-ins are too small for the user's functions.
     """
-    small = stand_ins(parameters)
+    small = small_copies(parameters)
     if not small:
         return ""
     with contextlib.suppress(Exception):  # of the user's; their own call will tell
@@ -41,7 +41,7 @@ def update_text(settings: Settings, parameters: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _lines(settings: Settings, small: dict[str, nn.Parameter]) -> Iterator[str]:
+def _lines(settings: TrainingSettings, small: dict[str, nn.Parameter]) -> Iterator[str]:
     optimizer = settings.make_optimizer(Parameters(small))
     scheduler = settings.make_scheduler(optimizer)
     yield f"{type(optimizer).__name__}, {type(scheduler).__name__}"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hocket.run.weights.correction.correction import Correction
 from hocket.run.weights.correction.make import make_correction
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import Parameters, Settings
+from hocket.run.weights.settings import Parameters, TrainingSettings
 
 
 class Updater:
@@ -31,7 +31,7 @@ class Updater:
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        settings: Settings,
+        settings: TrainingSettings,
         *,
         reducer: Reducer | None = None,
         delay: int = 0,

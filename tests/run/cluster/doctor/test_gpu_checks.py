@@ -11,8 +11,8 @@ import torch
 
 from hocket.run.cluster.doctor.finding import Verdict
 from hocket.run.cluster.doctor.gpu import (
-    Device,
-    Gpus,
+    Gpu,
+    HostGpus,
     driver_version,
     judge_gpus,
     judge_peer_access,
@@ -20,9 +20,9 @@ from hocket.run.cluster.doctor.gpu import (
 )
 from tests.run.cluster.doctor.test_host_checks import check
 
-A100: Final = Device("NVIDIA A100-SXM4-80GB", 80 * 2**30)
-NONE: Final = Gpus("", "2.13.0+cpu", "", "", (), ())
-TWO: Final = Gpus("550.54", "2.13.0", "12.6", "", (A100, A100), ())
+A100: Final = Gpu("NVIDIA A100-SXM4-80GB", 80 * 2**30)
+NONE: Final = HostGpus("", "2.13.0+cpu", "", "", (), ())
+TWO: Final = HostGpus("550.54", "2.13.0", "12.6", "", (A100, A100), ())
 
 
 def test_no_gpu_is_said_plainly() -> None:

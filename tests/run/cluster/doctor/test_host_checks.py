@@ -17,13 +17,13 @@ import torch
 import hocket
 from hocket.run.cluster.doctor.cores import Cores, judge_cores, judge_load, probe_cores
 from hocket.run.cluster.doctor.finding import Finding, Verdict, worst
+from hocket.run.cluster.doctor.host_name import Naming, judge_name, probe_name
 from hocket.run.cluster.doctor.limits import (
     Limits,
     judge_locked_memory,
     judge_open_files,
     probe_limits,
 )
-from hocket.run.cluster.doctor.names import Naming, judge_name, probe_name
 from hocket.run.cluster.doctor.ports import (
     DEFAULT_PORT,
     Ports,
@@ -31,9 +31,9 @@ from hocket.run.cluster.doctor.ports import (
     judge_free_ports,
     probe_ports,
 )
-from hocket.run.cluster.doctor.room import (
-    Memory,
-    Space,
+from hocket.run.cluster.doctor.space import (
+    DiskSpace,
+    HostMemory,
     judge_disk,
     judge_memory,
     judge_shared_memory,
@@ -42,8 +42,8 @@ from hocket.run.cluster.doctor.room import (
     probe_shared_memory,
 )
 from hocket.run.cluster.doctor.versions import (
-    Needed,
-    Versions,
+    RequiredPackage,
+    SoftwareVersions,
     judge_encoding,
     judge_same_versions,
     judge_versions,
@@ -180,7 +180,7 @@ def test_locked_memory() -> None:
 )
 def test_shared_memory(free_bytes: int, verdict: Verdict) -> None:
     """What docker gives is too little for a data loader of images."""
-    space = Space("/dev/shm", 16 * GIB, free_bytes, -1)
+    space = DiskSpace("/dev/shm", 16 * GIB, free_bytes, -1)
     told = ["of 16 GiB free"] + ["--shm-size=8g"] * (verdict is not Verdict.OK)
     check(judge_shared_memory(space), verdict, *told)
 
@@ -188,28 +188,30 @@ def test_shared_memory(free_bytes: int, verdict: Verdict) -> None:
 @pytest.mark.parametrize(
     ("space", "verdict", "told"),
     [
-        (Space("/data", GIB, 100 * GIB, 5), Verdict.OK, "100 GiB free in /data"),
-        (Space("/data", GIB, 5 * GIB, 5), Verdict.WARN, "old checkpoints"),
-        (Space("/data", GIB, 100 * MIB, 5), Verdict.FAIL, "100 MiB free"),
-        (Space("/data", GIB, 100 * GIB, 0), Verdict.FAIL, "no file can be made"),
-        (Space("/data", GIB, 100 * GIB, -1), Verdict.OK, "100 GiB"),
+        (DiskSpace("/data", GIB, 100 * GIB, 5), Verdict.OK, "100 GiB free in /data"),
+        (DiskSpace("/data", GIB, 5 * GIB, 5), Verdict.WARN, "old checkpoints"),
+        (DiskSpace("/data", GIB, 100 * MIB, 5), Verdict.FAIL, "100 MiB free"),
+        (DiskSpace("/data", GIB, 100 * GIB, 0), Verdict.FAIL, "no file can be made"),
+        (DiskSpace("/data", GIB, 100 * GIB, -1), Verdict.OK, "100 GiB"),
         (
-            Space("/data", GIB, 100 * GIB, 5, "Read-only file system"),
+            DiskSpace("/data", GIB, 100 * GIB, 5, "Read-only file system"),
             Verdict.FAIL,
             "nothing can be written: Read-only file system",
         ),
     ],
 )
-def test_disk(space: Space, verdict: Verdict, told: str) -> None:
+def test_disk(space: DiskSpace, verdict: Verdict, told: str) -> None:
     """Bytes, files, and the right to write."""
     check(judge_disk(space), verdict, told)
 
 
 def test_memory() -> None:
     """Shared among the workers of the host."""
-    check(judge_memory(Memory(16 * GIB), 4), Verdict.OK, "4 GiB for each of 4 workers")
-    check(judge_memory(Memory(4 * GIB), 4), Verdict.WARN, "1 GiB for each")
-    check(judge_memory(Memory(GIB), 4), Verdict.FAIL, "256 MiB for each")
+    check(
+        judge_memory(HostMemory(16 * GIB), 4), Verdict.OK, "4 GiB for each of 4 workers"
+    )
+    check(judge_memory(HostMemory(4 * GIB), 4), Verdict.WARN, "1 GiB for each")
+    check(judge_memory(HostMemory(GIB), 4), Verdict.FAIL, "256 MiB for each")
 
 
 def test_room_is_looked_for(tmp_path: Path) -> None:
@@ -291,18 +293,22 @@ def test_ports_are_read() -> None:
 
 # ------------------------------------------------------------------------- versions
 
-VERSIONS: Final = Versions(
-    "0.1.0", "2.13.0+cpu", "3.11.4", (Needed("torch", "2.11", "2.13.0"),), "UTF-8"
+VERSIONS: Final = SoftwareVersions(
+    "0.1.0",
+    "2.13.0+cpu",
+    "3.11.4",
+    (RequiredPackage("torch", "2.11", "2.13.0"),),
+    "UTF-8",
 )
 
 
 def test_versions() -> None:
     """What is needed is there, and new enough; numbers, not letters, are compared."""
     check(judge_versions(VERSIONS), Verdict.OK, "torch 2.13.0+cpu")
-    old = replace(VERSIONS, needed=(Needed("torch", "2.11", "2.9.1+cu128"),))
+    old = replace(VERSIONS, needed=(RequiredPackage("torch", "2.11", "2.9.1+cu128"),))
     told = "torch 2.9.1+cu128 (needs 2.11 or newer)"
     check(judge_versions(old), Verdict.FAIL, told, "pip install")
-    none = replace(VERSIONS, needed=(Needed("typer", "", ""),))
+    none = replace(VERSIONS, needed=(RequiredPackage("typer", "", ""),))
     check(judge_versions(none), Verdict.FAIL, "typer is missing")
 
 

@@ -9,8 +9,12 @@ import pytest
 
 from hocket.errors import WaitError
 from hocket.run.cluster.doctor.finding import Finding, Verdict
-from hocket.run.cluster.doctor.job import judge_clocks, judge_meeting, judge_no_meeting
-from hocket.run.cluster.doctor.links import Link, judge_links, pairs_of
+from hocket.run.cluster.doctor.job import (
+    judge_clocks,
+    judge_failed_rendezvous,
+    judge_rendezvous,
+)
+from hocket.run.cluster.doctor.links import MeasuredLink, judge_links, pairs_of
 from tests.run.cluster.doctor.test_host_checks import check
 from tests.run.support.forked import run_forked
 
@@ -18,10 +22,10 @@ ONE: Final = ("a", "a")
 TWO: Final = ("a", "a", "b", "b")
 
 
-def links(*speeds: float, same_host: bool = True) -> list[Link]:
+def links(*speeds: float, same_host: bool = True) -> list[MeasuredLink]:
     """Of rank 0 with each other."""
     return [
-        Link((0, other), same_host, speed, 1e-4)
+        MeasuredLink((0, other), same_host, speed, 1e-4)
         for other, speed in enumerate(speeds, start=1)
     ]
 
@@ -48,7 +52,10 @@ def test_links_that_are_all_slow() -> None:
 
 def test_a_link_that_is_broken() -> None:
     """Who, and what the backend said."""
-    broken = [*links(2e9), Link((2, 5), False, 0.0, 0.0, "timed out connecting")]
+    broken = [
+        *links(2e9),
+        MeasuredLink((2, 5), False, 0.0, 0.0, "timed out connecting"),
+    ]
     told = ["1 of 2 pairs cannot: ranks 2 and 5: timed out", "firewall"]
     check(judge_links(broken, "NCCL"), Verdict.FAIL, *told)
 
@@ -77,10 +84,12 @@ def test_clocks() -> None:
 
 def test_meeting() -> None:
     """Over what, and why not."""
-    met = judge_meeting(TWO, ["eth0 (10.0.0.1)"] * 2 + ["ib0 (10.0.0.2)"] * 2)
+    met = judge_rendezvous(TWO, ["eth0 (10.0.0.1)"] * 2 + ["ib0 (10.0.0.2)"] * 2)
     told = "4 workers on 2 hosts met, over eth0 (10.0.0.1), ib0 (10.0.0.2)"
     check(met, Verdict.OK, told)
-    check(judge_no_meeting(WaitError("nobody came")), Verdict.FAIL, "nobody came")
+    check(
+        judge_failed_rendezvous(WaitError("nobody came")), Verdict.FAIL, "nobody came"
+    )
 
 
 @pytest.mark.timeout(60)

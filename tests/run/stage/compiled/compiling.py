@@ -9,15 +9,15 @@ import torch
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
-from hocket.run.stage.compiled.capture import Needs
+from hocket.run.stage.compiled.capture import RequiredGraphs
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.lower import settings
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
-from hocket.run.tune.compile_stages import CompiledWork, compile_stage
+from hocket.run.tune.compile_stages import CompileConfig, compile_stage
 
 CPU = torch.device("cpu")
-BOTH = Needs(whole=True, apart=True)
+BOTH = RequiredGraphs(whole=True, split=True)
 
 
 def compile_one(
@@ -26,11 +26,11 @@ def compile_one(
     loss: LossFunction,
     parts: Sequence[Microbatch],
     *,
-    needs: Needs = BOTH,
+    needs: RequiredGraphs = BOTH,
     precision: Precision = Precision.FLOAT32,
 ) -> None:
     """Compile one stage for these microbatches, or warn."""
-    work = CompiledWork(modules, loss, CPU, precision)
+    work = CompileConfig(modules, loss, CPU, precision)
     with settings():
         compile_stage(work, stage, needs, parts)
 

@@ -12,7 +12,7 @@ from hocket.errors import ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.run.data.batch import Microbatch
-from hocket.run.stage.compiled.capture import Needs
+from hocket.run.stage.compiled.capture import RequiredGraphs
 from hocket.run.stage.runner import StageRunner
 from tests.run.stage.compiled.compiling import CPU, compile_one, function_of
 from tests.run.stage.split.test_runner import grads_of
@@ -133,7 +133,7 @@ def test_one_tensor_that_is_several_outputs(splits: bool) -> None:
     for is_compiled in (False, True):
         (module,) = cut(capture(model, part.leaves, capture="export"), ())
         if is_compiled:
-            needs = Needs(whole=not splits, apart=splits)
+            needs = RequiredGraphs(whole=not splits, split=splits)
             compile_one([module], 0, of_all_three, [part], needs=needs)
         runners.append(StageRunner(0, module, of_all_three, device=CPU, seed=0))
     for runner in runners:

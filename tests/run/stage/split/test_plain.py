@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.stage.split.plain import keeps_to_itself, operator_of
+from hocket.run.stage.split.module_operators import has_own_kernel, operator_of
 from tests.run.stage.split.halves import (
     assert_same,
     found,
@@ -134,7 +134,7 @@ def test_a_shape_that_changes_later_is_read_anew() -> None:
 
 def test_recurrent_kernels_are_not_watched_unless_they_own_more() -> None:
     """All of their weights are read by the kernel, which has no route."""
-    assert keeps_to_itself(nn.GRU(5, 4, num_layers=2, bidirectional=True))
-    assert keeps_to_itself(Read(extra=False))
-    assert not keeps_to_itself(Read(extra=True))
-    assert not keeps_to_itself(nn.Linear(5, 4))
+    assert has_own_kernel(nn.GRU(5, 4, num_layers=2, bidirectional=True))
+    assert has_own_kernel(Read(extra=False))
+    assert not has_own_kernel(Read(extra=True))
+    assert not has_own_kernel(nn.Linear(5, 4))

@@ -147,8 +147,8 @@ def _note(
         before = own.added[t - d] if t >= d else torch.zeros_like(added)
         now = now + (added - before)
     own.newest = now
-    foresees = wanted.correction == "weight-prediction"
-    ahead = d * _direction(stage, p, now, added) if foresees else 0.0
+    predicts_from_state = wanted.correction == "weight-prediction"
+    ahead = d * _direction(stage, p, now, added) if predicts_from_state else 0.0
     own.reads.append(now + ahead)
 
 

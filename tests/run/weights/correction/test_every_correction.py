@@ -14,7 +14,7 @@ import hocket
 from hocket.errors import RecipeError
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.weights.correction.correction import CorrectionName
-from hocket.run.weights.settings import Settings
+from hocket.run.weights.settings import TrainingSettings
 from hocket.run.weights.updater import Updater
 from tests.run.support.optimizers import OPTIMIZERS
 from tests.run.weights.correction.one_weight import descent
@@ -62,8 +62,8 @@ def by_hand(correction: str, delays: tuple[int, ...], num_steps: int) -> list[Te
             before = u[t - d] if t >= d else torch.zeros_like(u[t])
             feeds = correction == "error-feedback"
             w.append(w[t] + u[t] + (u[t] - before if feeds else 0.0))
-            foresees = correction == "weight-prediction"
-            reads.append(w[-1] - d * LR * moved[i] if foresees else w[-1])
+            predicts_from_state = correction == "weight-prediction"
+            reads.append(w[-1] - d * LR * moved[i] if predicts_from_state else w[-1])
     return [w[-1] for w, _, _ in lists]
 
 
@@ -150,7 +150,7 @@ def test_it_goes_on_from_a_saved_state(
     name: CorrectionName, optimizer: str, num_before: int
 ) -> None:
     """Bit for bit, by way of what a checkpoint can hold."""
-    settings = Settings(OPTIMIZERS[optimizer], correction=name)
+    settings = TrainingSettings(OPTIMIZERS[optimizer], correction=name)
     model, other = small_model(), small_model()
     straight = Updater(dict(model.named_parameters()), settings, delay=2)
     updated(straight, range(num_before))
@@ -178,7 +178,7 @@ def test_an_unknown_word_is_refused() -> None:
     )
     unknown: Any = "magic"
     with pytest.raises(RecipeError, match=said):
-        Settings(descent(LR), correction=unknown)
+        TrainingSettings(descent(LR), correction=unknown)
     with pytest.raises(RecipeError, match=said):
         hocket.emulate(
             hocket.Program.chain([0], 1, delays=[1]),
@@ -192,9 +192,11 @@ def test_an_unknown_word_is_refused() -> None:
 
 def test_workers_compare_the_word() -> None:
     """Each tells the others what it was told."""
-    texts = {Settings(descent(LR), correction=name).text for name in NAMES}
+    texts = {TrainingSettings(descent(LR), correction=name).text for name in NAMES}
     discounts = {
-        Settings(descent(LR), correction="lr-discount", num_discounted_updates=n).text
+        TrainingSettings(
+            descent(LR), correction="lr-discount", num_discounted_updates=n
+        ).text
         for n in (5, 6)
     }
     assert len(texts | discounts) == len(NAMES) + 2

@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.errors import RecipeError
 from hocket.run.weights.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
-from hocket.run.weights.settings import Settings
+from hocket.run.weights.settings import TrainingSettings
 from hocket.run.weights.updater import Updater
 from tests.run.weights.correction.one_weight import descent, train
 
@@ -20,7 +20,7 @@ LR = 0.2
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_rates_grow_to_what_was_asked_for(delay: int) -> None:
     """`lr / (1 + d) ** (1 - t / 1000)` in update `t`."""
-    settings = Settings(descent(LR), correction="lr-discount")
+    settings = TrainingSettings(descent(LR), correction="lr-discount")
     w = [1.0]
     for t in range(20):
         rate = LR / (1 + delay) ** (1 - t / 1000)
@@ -30,7 +30,9 @@ def test_rates_grow_to_what_was_asked_for(delay: int) -> None:
 
 def test_it_fades_over_as_many_updates_as_are_asked_for() -> None:
     """`lr / (1 + d) ** (1 - t / n)`, and `lr` from update `n` on."""
-    settings = Settings(descent(LR), correction="lr-discount", num_discounted_updates=4)
+    settings = TrainingSettings(
+        descent(LR), correction="lr-discount", num_discounted_updates=4
+    )
     w = [1.0]
     for t in range(9):
         rate = LR / 3 ** max(0.0, 1 - t / 4)
@@ -44,7 +46,9 @@ def test_it_fades_to_nothing(lr: Any) -> None:
     weights = []
     for correction in ("lr-discount", "none"):
         weight = nn.Parameter(torch.ones(3))
-        settings = Settings(lambda p: torch.optim.Adam(p, lr=lr), correction=correction)
+        settings = TrainingSettings(
+            lambda p: torch.optim.Adam(p, lr=lr), correction=correction
+        )
         updater = Updater({"w": weight}, settings, delay=2)
         if updater.correction is not None:
             updater.correction.load_state_dict(
@@ -59,7 +63,7 @@ def test_it_fades_to_nothing(lr: Any) -> None:
 def test_schedules_see_the_rates_that_were_given() -> None:
     """One that builds on the last rate is not discounted twice."""
     weight = nn.Parameter(torch.ones(3))
-    settings = Settings(
+    settings = TrainingSettings(
         descent(LR),
         lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
         correction="lr-discount",
@@ -94,7 +98,7 @@ def test_an_optimizer_without_rates_is_refused() -> None:
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": None})
 
-    settings = Settings(Rateless, correction="lr-discount")
+    settings = TrainingSettings(Rateless, correction="lr-discount")
     parameters = {"w": nn.Parameter(torch.ones(3))}
     with pytest.raises(RecipeError, match=r"Rateless has lr=None.*error-feedback"):
         Updater(parameters, settings, delay=1)

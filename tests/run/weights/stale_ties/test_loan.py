@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
 from hocket.run.engine.refusals import refuse_shared
-from hocket.run.weights.stale_ties.loan import Loan, find_loans
+from hocket.run.weights.stale_ties.stale_tie import StaleTie, find_stale_ties
 from hocket.schedules import make_schedule
 
 NAMES = ("wpipe", "wpipe-overlapped", "pipedream")
@@ -30,11 +30,11 @@ def test_equal_delays_on_other_devices_meet_at_the_update() -> None:
     """So it is in 2BW; in WPipe the first of the stages lends its weight."""
     shared = {"wte": (0, 3), "head": (1, 2)}
     order = make_schedule("pipedream-2bw", num_devices=4, num_microbatches=4)
-    assert find_loans(shared, order) == []
+    assert find_stale_ties(shared, order) == []
     order = make_schedule("wpipe", num_devices=2, num_microbatches=4, num_steps=6)
-    assert find_loans(shared, order) == [
-        Loan("head", (1, 2), (1, 0), 1),
-        Loan("wte", (0, 3), (0, 1), 1),
+    assert find_stale_ties(shared, order) == [
+        StaleTie("head", (1, 2), (1, 0), 1),
+        StaleTie("wte", (0, 3), (0, 1), 1),
     ]
 
 
@@ -58,7 +58,7 @@ def test_every_order_lets_the_first_stage_update(
     if num == 1:
         return
     stages = data.draw(st.lists(st.integers(0, num - 1), min_size=2, unique=True))
-    refuse_shared(find_loans({"w": sorted(stages)}, order), order)
+    refuse_shared(find_stale_ties({"w": sorted(stages)}, order), order)
 
 
 def test_a_first_stage_of_less_delay_is_refused() -> None:
@@ -67,13 +67,13 @@ def test_a_first_stage_of_less_delay_is_refused() -> None:
     text = str(order).replace(
         "stage 3 net=model device=1", "stage 3 net=model device=1 delay=1"
     )
-    loans = find_loans({"w": (2, 3)}, Schedule.parse(text))
+    stale_ties = find_stale_ties({"w": (2, 3)}, Schedule.parse(text))
     with pytest.raises(ModelError, match=r"their delays are 0, 1: .* Untie the"):
-        refuse_shared(loans, Schedule.parse(text))
+        refuse_shared(stale_ties, Schedule.parse(text))
 
 
 def test_gradients_of_two_steps_do_not_mix() -> None:
     """On one device the first version is read by two steps, and has one gradient."""
     order = Schedule.parse(MIXED)
     with pytest.raises(ModelError, match="the gradients of two steps would mix"):
-        refuse_shared(find_loans({"w": (0, 1)}, order), order)
+        refuse_shared(find_stale_ties({"w": (0, 1)}, order), order)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.run.stage.versions import Versions
-from hocket.run.weights.stale_ties.borrowed import Borrowed
-from hocket.run.weights.stale_ties.lent import Lent
+from hocket.run.stage.versions import WeightVersions
+from hocket.run.weights.stale_ties.owner import TieOwner
+from hocket.run.weights.stale_ties.replica import TieReplica
 from tests.run.support.transport_pair import (
     KINDS,
     SHARED,
@@ -38,23 +38,25 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.zeros(2, 3))
 
 
-def lent_by(worker: Worker, delay: int) -> tuple[Weight, Versions, Lent]:
+def lent_by(worker: Worker, delay: int) -> tuple[Weight, WeightVersions, TieOwner]:
     """Rank 0's."""
     module = Weight()
-    versions = Versions(module, delay)
+    versions = WeightVersions(module, delay)
     sender, receiver = worker.ends
-    lent = Lent("weight", module.weight, versions, [receiver], [sender], predicts=False)
+    lent = TieOwner(
+        "weight", module.weight, versions, [receiver], [sender], predicts=False
+    )
     return module, versions, lent
 
 
-def borrowed_by(worker: Worker, delay: int) -> tuple[nn.Parameter, Borrowed]:
+def borrowed_by(worker: Worker, delay: int) -> tuple[nn.Parameter, TieReplica]:
     """Rank 1's."""
     parameter = Weight().weight
     ends = worker.ends
-    return parameter, Borrowed("weight", delay, parameter, *ends, predicts=False)
+    return parameter, TieReplica("weight", delay, parameter, *ends, predicts=False)
 
 
-def lend(worker: Worker, *, delay: int) -> list[Any]:
+def send_values(worker: Worker, *, delay: int) -> list[Any]:
     """Each update adds 1; the gradients that there were then."""
     module, versions, lent = lent_by(worker, delay)
     found: list[Any] = []
@@ -71,7 +73,7 @@ def lend(worker: Worker, *, delay: int) -> list[Any]:
         versions.before_update()
         module.weight.data += 1.0
         versions.after_update()
-        lent.lend()
+        lent.send_values()
     return found
 
 
@@ -88,7 +90,7 @@ def borrow(worker: Worker, *, delay: int) -> list[Any]:
         found.append(leaf.unique().tolist())
         if step != 2:
             leaf.grad = torch.full((2, 3), step + 1.0)
-        borrowed.give_back(step)
+        borrowed.send_gradient(step)
     borrowed.settle()
     return [found, parameter.unique().tolist(), borrowed.num_bytes]
 
@@ -102,7 +104,7 @@ def test_each_step_reads_its_version_and_has_its_gradient(
     there, here = run_pair(
         tmp_path,
         Settings(kind),
-        partial(lend, delay=delay),
+        partial(send_values, delay=delay),
         partial(borrow, delay=delay),
     )
     assert (there.error, here.error) == ("", "")
@@ -125,7 +127,7 @@ def give_back_and_wait(worker: Worker) -> None:
     """Wait for values that never come."""
     _, borrowed = borrowed_by(worker, 1)
     borrowed.read(0).grad = torch.ones(2, 3)
-    borrowed.give_back(0)
+    borrowed.send_gradient(0)
     worker.meet("ready")
     borrowed.read(2)
 

@@ -23,7 +23,7 @@ METADATA: Final = ".metadata"
 _FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-class _Record:
+class _DcpRecord:
     """Stands for an object of DCP's: its fields, and nothing that it does."""
 
     fields: Any
@@ -38,7 +38,7 @@ class _Record:
             raise AttributeError(name) from None
 
 
-class _Tensors(_Record):
+class _Tensors(_DcpRecord):
     """Where a tensor is, and of what form."""
 
 
@@ -55,13 +55,13 @@ def _table() -> dict[str, Any]:
     records = ("Metadata", "MetadataIndex", "ChunkStorageMetadata", "StorageMeta")
     more = ("TensorProperties", "BytesStorageMetadata")
     table: dict[str, Any] = {
-        metadata + name: type(name, (_Record,), {}) for name in (*records, *more)
+        metadata + name: type(name, (_DcpRecord,), {}) for name in (*records, *more)
     }
     table |= {
         metadata + "TensorStorageMetadata": type("Tensors", (_Tensors,), {}),
         metadata + "_MEM_FORMAT_ENCODING": _first,
         "torch.distributed.checkpoint.filesystem._StorageInfo": type(
-            "Info", (_Record,), {}
+            "Info", (_DcpRecord,), {}
         ),
         "torch.Size": tuple,
         "torch.serialization._get_layout": _first,

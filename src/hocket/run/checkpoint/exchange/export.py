@@ -28,18 +28,18 @@ from hocket.run.checkpoint.format.durable import remove_folder, sync_folder, wri
 from hocket.run.checkpoint.format.folder import find
 from hocket.run.checkpoint.format.manifest import MANIFEST, Section
 from hocket.run.checkpoint.format.opened import (
-    Opened,
-    Place,
+    OpenedCheckpoint,
+    TensorLocation,
     check_pointer,
     open_checkpoint,
 )
 from hocket.run.checkpoint.format.read import read_tensor
-from hocket.run.checkpoint.format.tensor_file import Source, write_tensors
+from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 
 MAX_FILE_BYTES: Final = 5 * 10**9  # as the Hugging Face hub wants them
 
 
-class Format(Enum):
+class WeightFormat(Enum):
     """What other programs read."""
 
     SAFETENSORS = "safetensors"
@@ -51,7 +51,7 @@ class Format(Enum):
 def export(
     checkpoint: str | Path,
     target: str | Path,
-    format: Format = Format.SAFETENSORS,  # noqa: A002  (it is the word for it)
+    format: WeightFormat = WeightFormat.SAFETENSORS,  # noqa: A002  (it is the word for it)
     *,
     step: int | str = "latest",
     averaged: bool = False,
@@ -77,19 +77,19 @@ def export(
     """
     target = Path(target)
     opened = open_one(checkpoint, step)
-    places = _places(opened, averaged=averaged)
+    locations = _places(opened, averaged=averaged)
     if target.exists():
         raise CheckpointError(f"{target} exists already: give another name")
     try:
         match format:
-            case Format.SAFETENSORS:
-                return _safetensors(places, opened, target, max_file_bytes)
-            case Format.HUGGING_FACE:
-                return _hugging_face(places, opened, target, max_file_bytes)
-            case Format.TORCH:
-                return _torch(places, opened, target)
-            case Format.DISTRIBUTED:
-                return _distributed(places, opened, target)
+            case WeightFormat.SAFETENSORS:
+                return _safetensors(locations, opened, target, max_file_bytes)
+            case WeightFormat.HUGGING_FACE:
+                return _hugging_face(locations, opened, target, max_file_bytes)
+            case WeightFormat.TORCH:
+                return _torch(locations, opened, target)
+            case WeightFormat.DISTRIBUTED:
+                return _distributed(locations, opened, target)
             case _:
                 assert_never(format)
     except OSError as error:
@@ -109,7 +109,7 @@ def read_weights(
     return _state_dict(_places(opened, averaged=averaged), opened)
 
 
-def open_one(checkpoint: str | Path, step: int | str = "latest") -> Opened:
+def open_one(checkpoint: str | Path, step: int | str = "latest") -> OpenedCheckpoint:
     """The checkpoint at a path, or the one of a step in the folder there.
 
     Raises:
@@ -123,17 +123,19 @@ def open_one(checkpoint: str | Path, step: int | str = "latest") -> Opened:
     return open_checkpoint(path)
 
 
-def _places(opened: Opened, *, averaged: bool) -> dict[str, Place]:
-    places = opened.places(Section.WEIGHTS)
+def _places(opened: OpenedCheckpoint, *, averaged: bool) -> dict[str, TensorLocation]:
+    locations = opened.locations(Section.WEIGHTS)
     if averaged:
         if not opened.manifest.run.has_averages:
             raise CheckpointError(f"{opened.path} holds no averaged weights")
-        places |= opened.places(Section.AVERAGED)
-    return places
+        locations |= opened.locations(Section.AVERAGED)
+    return locations
 
 
-def _state_dict(places: Mapping[str, Place], opened: Opened) -> dict[str, Tensor]:
-    state = {name: read_tensor(place, name) for name, place in places.items()}
+def _state_dict(
+    locations: Mapping[str, TensorLocation], opened: OpenedCheckpoint
+) -> dict[str, Tensor]:
+    state = {name: read_tensor(place, name) for name, place in locations.items()}
     for first, others in opened.manifest.run.ties.items():
         if first in state:
             state |= dict.fromkeys(others, state[first])
@@ -141,10 +143,13 @@ def _state_dict(places: Mapping[str, Place], opened: Opened) -> dict[str, Tensor
 
 
 def _safetensors(
-    places: Mapping[str, Place], opened: Opened, target: Path, max_file_bytes: int
+    locations: Mapping[str, TensorLocation],
+    opened: OpenedCheckpoint,
+    target: Path,
+    max_file_bytes: int,
 ) -> list[Path]:
     """`model.safetensors`, or `model-00001-of-00002.safetensors` ... and an index."""
-    groups = list(_split(places, max_file_bytes))
+    groups = list(_split(locations, max_file_bytes))
     if len(groups) == 1:
         names = [target.name]
     else:
@@ -174,7 +179,7 @@ def _safetensors(
     return files
 
 
-def _index(names: list[str], groups: list[dict[str, Place]]) -> bytes:
+def _index(names: list[str], groups: list[dict[str, TensorLocation]]) -> bytes:
     sizes = [place.record.num_bytes for group in groups for place in group.values()]
     weight_map = {
         key: name for name, group in zip(names, groups, strict=True) for key in group
@@ -184,7 +189,10 @@ def _index(names: list[str], groups: list[dict[str, Place]]) -> bytes:
 
 
 def _hugging_face(
-    places: Mapping[str, Place], opened: Opened, target: Path, max_file_bytes: int
+    locations: Mapping[str, TensorLocation],
+    opened: OpenedCheckpoint,
+    target: Path,
+    max_file_bytes: int,
 ) -> list[Path]:
     config = opened.manifest.run.config
     if config is None:
@@ -194,16 +202,18 @@ def _hugging_face(
         )
 
     def write(folder: Path) -> None:
-        _safetensors(places, opened, folder / "model.safetensors", max_file_bytes)
+        _safetensors(locations, opened, folder / "model.safetensors", max_file_bytes)
         write_file(folder / "config.json", json.dumps(config, indent=2).encode())
 
     return _as_folder(target, write)
 
 
-def _torch(places: Mapping[str, Place], opened: Opened, target: Path) -> list[Path]:
+def _torch(
+    locations: Mapping[str, TensorLocation], opened: OpenedCheckpoint, target: Path
+) -> list[Path]:
     temporary = target.with_name(f".{target.name}.new")
     try:
-        torch.save(_state_dict(places, opened), temporary)
+        torch.save(_state_dict(locations, opened), temporary)
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -214,11 +224,11 @@ def _torch(places: Mapping[str, Place], opened: Opened, target: Path) -> list[Pa
 
 
 def _distributed(
-    places: Mapping[str, Place], opened: Opened, target: Path
+    locations: Mapping[str, TensorLocation], opened: OpenedCheckpoint, target: Path
 ) -> list[Path]:
     import torch.distributed.checkpoint as dcp
 
-    state: dict[str, Any] = dict(_state_dict(places, opened))
+    state: dict[str, Any] = dict(_state_dict(locations, opened))
 
     def write(folder: Path) -> None:
         with warnings.catch_warnings():  # it warns that one process is all there is
@@ -245,12 +255,12 @@ def _as_folder(target: Path, write: Any) -> list[Path]:
 
 
 def _split(
-    places: Mapping[str, Place], max_file_bytes: int
-) -> Iterator[dict[str, Place]]:
+    locations: Mapping[str, TensorLocation], max_file_bytes: int
+) -> Iterator[dict[str, TensorLocation]]:
     """Groups of at most so many bytes, or of one tensor that has more."""
-    group: dict[str, Place] = {}
+    group: dict[str, TensorLocation] = {}
     size = 0
-    for name, place in places.items():
+    for name, place in locations.items():
         if group and size + place.record.num_bytes > max_file_bytes:
             yield group
             group, size = {}, 0
@@ -263,6 +273,6 @@ def _from_1(count: int) -> range:
     return range(1, count + 1)
 
 
-def _source(name: str, place: Place) -> Source:
+def _source(name: str, place: TensorLocation) -> TensorSource:
     record = place.record
-    return Source(record.dtype, record.shape, partial(read_tensor, place, name))
+    return TensorSource(record.dtype, record.shape, partial(read_tensor, place, name))

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.collect import Share
-from hocket.run.checkpoint.commit import Order, clean, commit
+from hocket.run.checkpoint.collect import WorkerShare
+from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.exchange.dcp import METADATA, read_dcp
 from hocket.run.checkpoint.format.lock import FolderLock
-from hocket.run.checkpoint.format.manifest import Run, Section
-from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.checkpoint.format.manifest import RunRecord, Section
+from hocket.run.cluster.store_exchange import StoreExchange
 
 _TIMEOUT_S: Final = 60.0  # nobody is waited for
 _NUM_SHOWN: Final = 5
@@ -52,7 +52,7 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
     source, folder = Path(source), Path(folder)
     tensors = _with_prefix(source, _read(source), prefix)
     tensors, ties = _once(tensors)
-    run = Run(step=0, weights_only=True, ties=ties, config=_config(source))
+    run = RunRecord(step=0, weights_only=True, ties=ties, config=_config(source))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)
@@ -60,9 +60,9 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
     try:
         clean(folder)
-        share = Share(0, 0, {Section.WEIGHTS: tensors}, (), {})
-        alone = Exchange(dist.HashStore(), 0, 1, _TIMEOUT_S)
-        return commit(Order(folder, run, None), lambda: share, alone)
+        share = WorkerShare(0, 0, {Section.WEIGHTS: tensors}, (), {})
+        alone = StoreExchange(dist.HashStore(), 0, 1, _TIMEOUT_S)
+        return commit(SaveJob(folder, run, None), lambda: share, alone)
     finally:
         lock.release()
 

@@ -104,7 +104,7 @@ class TensorFile:
         """Of the whole file."""
         return self.header_bytes + sum(x.num_bytes for x in self.tensors.values())
 
-    def places(self) -> Iterator[tuple[str, TensorRecord, int]]:
+    def locations(self) -> Iterator[tuple[str, TensorRecord, int]]:
         """Each tensor with the byte at which it begins."""
         begin = self.header_bytes
         for name, record in self.tensors.items():
@@ -113,7 +113,7 @@ class TensorFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ParameterGroup:
     """Parameters that an optimizer treats alike.
 
     Args:
@@ -126,7 +126,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
+class CorrectionRecord:
     """The correction of one stage's old gradients.
 
     Args:
@@ -139,7 +139,7 @@ class Corrected:
 
 
 @dataclass(frozen=True, slots=True)
-class Updates:
+class UpdateRecord:
     """What steps the weights of one stage.
 
     Args:
@@ -152,15 +152,15 @@ class Updates:
     """
 
     optimizer: str
-    groups: tuple[Group, ...]
+    groups: tuple[ParameterGroup, ...]
     states: dict[str, Any]
     scheduler: str | None = None
     scheduler_state: Any = None
-    correction: Corrected | None = None
+    correction: CorrectionRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkerPart:
     """All that one worker wrote.
 
     Args:
@@ -174,7 +174,7 @@ class Part:
     rank: Count
     replica: Count
     files: tuple[TensorFile, ...]
-    updates: tuple[Updates, ...] = ()
+    updates: tuple[UpdateRecord, ...] = ()
     random: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -192,7 +192,7 @@ class PartRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRecord:
     """What a checkpoint knows of the run that it is of, beside its tensors.
 
     Args:
@@ -235,16 +235,16 @@ class Manifest:
     number: Count
     saved_at: str
     hocket: str
-    run: Run
+    run: RunRecord
     parts: tuple[PartRecord, ...]
     format: Literal["hocket checkpoint"] = "hocket checkpoint"
     version: Literal[1, 2] = VERSION
 
 
-T = TypeVar("T", Manifest, Part)
+T = TypeVar("T", Manifest, WorkerPart)
 
 
-def to_json(value: Manifest | Part) -> bytes:
+def to_json(value: Manifest | WorkerPart) -> bytes:
     """As it stands in the file."""
     return json.dumps(value, default=_plain, indent=1).encode()
 

@@ -17,10 +17,10 @@ from hocket.run.checkpoint.format.manifest import (
     MANIFEST,
     MANIFEST_HASH,
     Manifest,
-    Part,
     Section,
     TensorFile,
     TensorRecord,
+    WorkerPart,
     from_json,
 )
 
@@ -31,7 +31,7 @@ _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """Where the bytes of a tensor are.
 
     Args:
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedCheckpoint:
     """A checkpoint, read but for its tensors.
 
     Args:
@@ -57,25 +57,25 @@ class Opened:
 
     path: Path
     manifest: Manifest
-    parts: tuple[Part, ...]
+    parts: tuple[WorkerPart, ...]
 
-    def files(self, section: Section) -> Iterator[tuple[Part, TensorFile]]:
+    def files(self, section: Section) -> Iterator[tuple[WorkerPart, TensorFile]]:
         """The tensor files of one section, by rank."""
         for part in self.parts:
             for file in part.files:
                 if file.section is section:
                     yield part, file
 
-    def places(self, section: Section) -> dict[str, Place]:
+    def locations(self, section: Section) -> dict[str, TensorLocation]:
         """Every tensor of a section, by name."""
         return {
-            name: Place(self.path / file.name, begin, record)
+            name: TensorLocation(self.path / file.name, begin, record)
             for _, file in self.files(section)
-            for name, record, begin in file.places()
+            for name, record, begin in file.locations()
         }
 
 
-def open_checkpoint(path: Path) -> Opened:
+def open_checkpoint(path: Path) -> OpenedCheckpoint:
     """Read manifest and parts, and see that all files are there in full length.
 
     Raises:
@@ -94,7 +94,7 @@ def open_checkpoint(path: Path) -> Opened:
     return opened
 
 
-def read_checkpoint(path: Path) -> Opened:
+def read_checkpoint(path: Path) -> OpenedCheckpoint:
     """The same, whatever the folder's name.
 
     Raises:
@@ -103,13 +103,15 @@ def read_checkpoint(path: Path) -> Opened:
     content = _checked(path / MANIFEST, _expected(path), MANIFEST_HASH)
     manifest = from_json(Manifest, content, path / MANIFEST)
     parts = tuple(
-        from_json(Part, _checked(path / x.name, x.sha256, MANIFEST), path / x.name)
+        from_json(
+            WorkerPart, _checked(path / x.name, x.sha256, MANIFEST), path / x.name
+        )
         for x in manifest.parts
     )
     for part in parts:
         for file in part.files:
             _check_file(path / file.name, file, path / part.name)
-    return Opened(path, manifest, parts)
+    return OpenedCheckpoint(path, manifest, parts)
 
 
 @contextmanager
@@ -163,11 +165,11 @@ def hash_range(
     return digest.hexdigest()
 
 
-def damaged_tensor(place: Place, name: str) -> DamagedError:
+def damaged_tensor(location: TensorLocation, name: str) -> DamagedError:
     """What to say of a tensor whose bytes do not match its hash."""
-    last = place.begin + place.record.num_bytes
+    last = location.begin + location.record.num_bytes
     return DamagedError(
-        f"{place.path} is damaged: the bytes {place.begin:,} to {last:,} ({name}) are "
+        f"{location.path} is damaged: the bytes {location.begin:,} to {last:,} ({name}) are "
         "not those that were saved (SHA-256)"
     )
 

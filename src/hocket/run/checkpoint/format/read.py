@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hocket.run.checkpoint.format.dtypes import BY_NAME
 from hocket.run.checkpoint.format.opened import (
-    Place,
+    TensorLocation,
     damaged_tensor,
     hash_range,
     open_file,
@@ -20,54 +20,54 @@ from hocket.run.checkpoint.format.opened import (
 K = TypeVar("K", bound=Hashable)
 
 
-def read_tensors(places: Mapping[K, Place]) -> dict[K, Tensor]:
+def read_tensors(locations: Mapping[K, TensorLocation]) -> dict[K, Tensor]:
     """Tensors by any key, in new memory on the CPU.
 
     Raises:
         DamagedError: a byte differs from what was saved; names the file.
     """
-    by_file: dict[Path, list[tuple[K, Place]]] = {}
-    for key, place in places.items():
-        by_file.setdefault(place.path, []).append((key, place))
+    by_file: dict[Path, list[tuple[K, TensorLocation]]] = {}
+    for key, location in locations.items():
+        by_file.setdefault(location.path, []).append((key, location))
     found: dict[K, Tensor] = {}
     for path, wanted in by_file.items():
         with open_file(path) as handle:
-            for key, place in sorted(wanted, key=lambda pair: pair[1].begin):
-                found[key] = _read(handle, place, str(key))
+            for key, location in sorted(wanted, key=lambda pair: pair[1].begin):
+                found[key] = _read(handle, location, str(key))
     return found
 
 
-def check_tensors(places: Mapping[str, Place]) -> None:
+def check_tensors(locations: Mapping[str, TensorLocation]) -> None:
     """Read tensors only to see that they are what was saved.
 
     Raises:
         DamagedError: a byte differs; names the file.
     """
-    for name, place in places.items():
-        with open_file(place.path) as handle:
-            size = place.record.num_bytes
-            found = hash_range(handle, place.begin, size, place.path)
-        if found != place.record.sha256:
-            raise damaged_tensor(place, name)
+    for name, location in locations.items():
+        with open_file(location.path) as handle:
+            size = location.record.num_bytes
+            found = hash_range(handle, location.begin, size, location.path)
+        if found != location.record.sha256:
+            raise damaged_tensor(location, name)
 
 
-def read_tensor(place: Place, name: str) -> Tensor:
+def read_tensor(location: TensorLocation, name: str) -> Tensor:
     """One tensor.
 
     Raises:
         DamagedError: a byte differs from what was saved; names the file.
     """
-    with open_file(place.path) as handle:
-        return _read(handle, place, name)
+    with open_file(location.path) as handle:
+        return _read(handle, location, name)
 
 
-def _read(handle: int, place: Place, name: str) -> Tensor:
-    record = place.record
+def _read(handle: int, location: TensorLocation, name: str) -> Tensor:
+    record = location.record
     content = torch.empty(record.num_bytes, dtype=torch.uint8)
     view = content.numpy().data
     if (
-        hash_range(handle, place.begin, record.num_bytes, place.path, view)
+        hash_range(handle, location.begin, record.num_bytes, location.path, view)
         != record.sha256
     ):
-        raise damaged_tensor(place, name)
+        raise damaged_tensor(location, name)
     return content.view(BY_NAME[record.dtype]).reshape(record.shape)

@@ -31,7 +31,7 @@ SLICE_BYTES: Final = 4 * 2**20  # hashed, and written while the cache still has 
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A tensor to be written: its form is known before its content is needed.
 
     Args:
@@ -45,7 +45,7 @@ class Source:
     read: Callable[[], Tensor]
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Source:
+    def of(cls, name: str, tensor: Tensor) -> TensorSource:
         """A tensor that is there already.
 
         Raises:
@@ -67,10 +67,10 @@ class Source:
 def write_tensors(
     path: Path,
     section: Section,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, TensorSource],
     metadata: Mapping[str, str] | None = None,
     *,
-    go_on: Callable[[], None] = lambda: None,
+    wants_more: Callable[[], None] = lambda: None,
 ) -> TensorFile:
     """Write a new file and see that it is on disk.
 
@@ -79,7 +79,7 @@ def write_tensors(
         section: what it holds.
         sources: the tensors, by name.
         metadata: further facts for the header.
-        go_on: called now and then; whatever it raises ends the writing.
+        wants_more: called now and then; whatever it raises ends the writing.
 
     Raises:
         OSError: the disk is full, or the like.
@@ -92,7 +92,7 @@ def write_tensors(
             digest = hashlib.sha256()
             content = bytes_of(source.read())
             for begin in range(0, len(content), SLICE_BYTES):
-                go_on()
+                wants_more()
                 piece = content[begin : begin + SLICE_BYTES]
                 digest.update(piece)
                 write_all(handle, piece)
@@ -101,7 +101,9 @@ def write_tensors(
     return TensorFile(section, path.name, len(header), header_sha256, records)
 
 
-def make_header(sources: Mapping[str, Source], metadata: Mapping[str, str]) -> bytes:
+def make_header(
+    sources: Mapping[str, TensorSource], metadata: Mapping[str, str]
+) -> bytes:
     """What stands before the tensors."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0

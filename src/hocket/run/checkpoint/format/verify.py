@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.format.opened import (
-    Opened,
-    Place,
+    OpenedCheckpoint,
+    TensorLocation,
     check_pointer,
     damaged_tensor,
     hash_range,
@@ -16,7 +16,7 @@ from hocket.run.checkpoint.format.opened import (
 )
 
 
-def verify(path: str | Path) -> Opened:
+def verify(path: str | Path) -> OpenedCheckpoint:
     """Check a whole checkpoint.
 
     Args:
@@ -33,10 +33,12 @@ def verify(path: str | Path) -> Opened:
         for file in part.files:
             file_path = path / file.name
             with open_file(file_path) as handle:
-                for name, record, begin in file.places():
+                for name, record, begin in file.locations():
                     found = hash_range(handle, begin, record.num_bytes, file_path)
                     if found != record.sha256:
-                        raise damaged_tensor(Place(file_path, begin, record), name)
+                        raise damaged_tensor(
+                            TensorLocation(file_path, begin, record), name
+                        )
     return opened
 
 

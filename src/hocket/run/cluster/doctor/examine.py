@@ -21,19 +21,19 @@ from hocket.errors import RunError
 from hocket.run.cluster.doctor.cores import judge_cores, judge_load, probe_cores
 from hocket.run.cluster.doctor.finding import Finding
 from hocket.run.cluster.doctor.gpu import judge_gpus, judge_peer_access, probe_gpus
-from hocket.run.cluster.doctor.job import examine_job, judge_no_meeting
+from hocket.run.cluster.doctor.host_name import judge_name, probe_name
+from hocket.run.cluster.doctor.job import examine_job, judge_failed_rendezvous
 from hocket.run.cluster.doctor.limits import (
     judge_locked_memory,
     judge_open_files,
     probe_limits,
 )
-from hocket.run.cluster.doctor.names import judge_name, probe_name
 from hocket.run.cluster.doctor.ports import (
     judge_default_port,
     judge_free_ports,
     probe_ports,
 )
-from hocket.run.cluster.doctor.room import (
+from hocket.run.cluster.doctor.space import (
     judge_disk,
     judge_memory,
     judge_shared_memory,
@@ -94,7 +94,7 @@ def examine(folder: Path) -> list[Finding]:
     except RunError as error:
         speaks = env.LOCAL_RANK.integer() == 0
         own = list(examine_host(folder)) if speaks else []
-        return [*own, judge_no_meeting(error)] if speaks else []
+        return [*own, judge_failed_rendezvous(error)] if speaks else []
     with contextlib.closing(world):
         return _examine_together(world, folder)
 

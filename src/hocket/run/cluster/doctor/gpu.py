@@ -13,7 +13,7 @@ from hocket.run.cluster.doctor.finding import Finding, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Gpu:
     """One GPU that torch can use.
 
     Args:
@@ -26,7 +26,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class HostGpus:
     """Of one host.
 
     Args:
@@ -42,26 +42,26 @@ class Gpus:
     torch: str
     cuda: str
     error: str
-    devices: tuple[Device, ...]
+    devices: tuple[Gpu, ...]
     apart: tuple[tuple[int, int], ...]
 
 
-def probe_gpus() -> Gpus:
+def probe_gpus() -> HostGpus:
     """Ask the kernel and torch."""
-    devices: list[Device] = []
+    devices: list[Gpu] = []
     apart: list[tuple[int, int]] = []
     if torch.cuda.is_available():
         numbers = range(torch.cuda.device_count())
         for number in numbers:
             found = torch.cuda.get_device_properties(number)
-            devices.append(Device(found.name, found.total_memory))
+            devices.append(Gpu(found.name, found.total_memory))
         apart = [
             (a, b)
             for a in numbers
             for b in numbers
             if a != b and not torch.cuda.can_device_access_peer(a, b)
         ]
-    return Gpus(
+    return HostGpus(
         driver=driver_version(Path("/proc/driver/nvidia/version")),
         torch=str(torch.__version__),
         cuda=torch.version.cuda or torch.version.hip or "",
@@ -71,7 +71,7 @@ def probe_gpus() -> Gpus:
     )
 
 
-def judge_gpus(gpus: Gpus, num_workers: int) -> Finding:
+def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
     """Whether torch can use the GPUs that are there, one for each worker.
 
     Args:
@@ -99,7 +99,7 @@ def judge_gpus(gpus: Gpus, num_workers: int) -> Finding:
     return Finding("GPU", Verdict.OK, found, numbers=numbers)
 
 
-def judge_peer_access(gpus: Gpus) -> Finding:
+def judge_peer_access(gpus: HostGpus) -> Finding:
     """Whether messages between GPUs of one host take the short way."""
     check = "peer access"
     if len(gpus.devices) < 2:
@@ -119,7 +119,7 @@ def judge_peer_access(gpus: Gpus) -> Finding:
     )
 
 
-def _judge_none(gpus: Gpus) -> Finding:
+def _judge_none(gpus: HostGpus) -> Finding:
     """Why torch has no GPU to use, if there should be one."""
     numbers = asdict(gpus)
     if not gpus.driver:

@@ -26,7 +26,7 @@ def examine_job(world: World) -> Iterator[Finding]:
     Args:
         world: at least two workers.
     """
-    yield judge_meeting(world.hosts, world.gather_json(interface_of(world)))
+    yield judge_rendezvous(world.hosts, world.gather_json(interface_of(world)))
     versions = world.gather_json(asdict(probe_versions()), "versions")
     yield judge_same_versions(versions)
     skew_s = clock_offset_s(world.rank, world.hosts, time.time)
@@ -43,7 +43,7 @@ def interface_of(world: World) -> str:
     return f"{interface} ({world.address})" if world.address else interface
 
 
-def judge_meeting(hosts: Sequence[str], interfaces: Sequence[str]) -> Finding:
+def judge_rendezvous(hosts: Sequence[str], interfaces: Sequence[str]) -> Finding:
     """How the workers found each other; that they have is certain here.
 
     Args:
@@ -59,7 +59,7 @@ def judge_meeting(hosts: Sequence[str], interfaces: Sequence[str]) -> Finding:
     return Finding("meeting", Verdict.OK, found)
 
 
-def judge_no_meeting(error: Exception) -> Finding:
+def judge_failed_rendezvous(error: Exception) -> Finding:
     """Why the workers did not find each other."""
     return Finding(
         "meeting",

@@ -28,7 +28,7 @@ _SLOW_BYTES_PER_S: Final = 12.5e6  # 100 Mb/s: a model of 100 MB takes 8 s
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MeasuredLink:
     """What two workers measured.
 
     Args:
@@ -46,7 +46,7 @@ class Link:
     error: str = ""
 
 
-def measure_links(world: World, device: torch.device) -> list[Link]:
+def measure_links(world: World, device: torch.device) -> list[MeasuredLink]:
     """Every two workers add up, one pair after another. Every worker must call this.
 
     Args:
@@ -55,7 +55,7 @@ def measure_links(world: World, device: torch.device) -> list[Link]:
     """
     backend = "gloo" if device.type == "cpu" else "nccl"
     timeout = timedelta(seconds=min(_PAIR_TIMEOUT_S, world.timeout_s))
-    own: list[Link] = []
+    own: list[MeasuredLink] = []
     for pair in pairs_of(world.hosts):
         group = dist.new_group(list(pair), timeout=timeout, backend=backend)
         world.barrier(f"link {pair}")
@@ -63,7 +63,7 @@ def measure_links(world: World, device: torch.device) -> list[Link]:
             link = _measure(world, cast(dist.ProcessGroup, group), pair, device)
             own += [link] if world.rank == pair[0] else []
     told = world.gather_json([asdict(link) for link in own], f"links over {backend}")
-    found = [Link(**one) for links in told for one in links]
+    found = [MeasuredLink(**one) for links in told for one in links]
     return sorted(found, key=lambda link: tuple(link.ranks))
 
 
@@ -82,7 +82,7 @@ def pairs_of(hosts: Sequence[str]) -> list[tuple[int, int]]:
     return sorted(some)[:_MAX_PAIRS]
 
 
-def judge_links(links: Sequence[Link], backend: str) -> Finding:
+def judge_links(links: Sequence[MeasuredLink], backend: str) -> Finding:
     """Whether all can talk, and none is much slower than the others of its kind."""
     check = f"all-reduce, {backend}"
     numbers = {"links": [asdict(link) for link in links]}
@@ -121,7 +121,7 @@ def judge_links(links: Sequence[Link], backend: str) -> Finding:
 
 def _measure(
     world: World, group: dist.ProcessGroup, pair: tuple[int, int], device: torch.device
-) -> Link:
+) -> MeasuredLink:
     same_host = world.hosts[pair[0]] == world.hosts[pair[1]]
     try:
         latency_s = min(_rounds(torch.ones(1, device=device), group, 8))
@@ -132,8 +132,8 @@ def _measure(
             time_s = min(_rounds(_flat(num_bytes, device), group, _NUM_TRIES))
     except RuntimeError as error:
         said = str(error).strip().split("\n", 1)[0]
-        return Link(pair, same_host, 0.0, 0.0, said)
-    return Link(pair, same_host, num_bytes / time_s, latency_s)
+        return MeasuredLink(pair, same_host, 0.0, 0.0, said)
+    return MeasuredLink(pair, same_host, num_bytes / time_s, latency_s)
 
 
 def _rounds(
@@ -160,7 +160,7 @@ def _flat(num_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.ones(num_bytes // 4, device=device)
 
 
-def _slow(links: Sequence[Link]) -> list[Link]:
+def _slow(links: Sequence[MeasuredLink]) -> list[MeasuredLink]:
     """Those that stand out among links of one kind, or are slow for any."""
     usual = median(link.bytes_per_s for link in links) if links else 0.0
     return [
@@ -170,12 +170,12 @@ def _slow(links: Sequence[Link]) -> list[Link]:
     ]
 
 
-def _summary(kind: str, links: Sequence[Link]) -> str:
+def _summary(kind: str, links: Sequence[MeasuredLink]) -> str:
     usual = median(link.bytes_per_s for link in links)
     latency_s = median(link.latency_s for link in links)
     pairs = f"{len(links)} pair{'s' * (len(links) > 1)}"
     return f"{pairs} {kind} at {byte_size(usual)}/s, {seconds(latency_s)} at least"
 
 
-def _both(link: Link) -> str:
+def _both(link: MeasuredLink) -> str:
     return f"{link.ranks[0]} and {link.ranks[1]}"

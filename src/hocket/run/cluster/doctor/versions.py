@@ -17,7 +17,7 @@ from hocket.run.cluster.doctor.finding import Finding, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class RequiredPackage:
     """A package that hocket needs.
 
     Args:
@@ -32,7 +32,7 @@ class Needed:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class SoftwareVersions:
     """Of what runs here.
 
     Args:
@@ -46,13 +46,13 @@ class Versions:
     hocket: str
     torch: str
     python: str
-    needed: tuple[Needed, ...]
+    needed: tuple[RequiredPackage, ...]
     encoding: str
 
 
-def probe_versions() -> Versions:
+def probe_versions() -> SoftwareVersions:
     """Ask the packages."""
-    return Versions(
+    return SoftwareVersions(
         hocket=__version__,
         torch=str(torch.__version__),
         python=platform.python_version(),
@@ -61,7 +61,7 @@ def probe_versions() -> Versions:
     )
 
 
-def judge_versions(versions: Versions) -> Finding:
+def judge_versions(versions: SoftwareVersions) -> Finding:
     """Whether all that hocket needs is there, and new enough."""
     found = (
         f"hocket {versions.hocket}, torch {versions.torch}, Python {versions.python}"
@@ -83,7 +83,7 @@ def judge_versions(versions: Versions) -> Finding:
     )
 
 
-def judge_encoding(versions: Versions) -> Finding:
+def judge_encoding(versions: SoftwareVersions) -> Finding:
     """Whether text is read as it was written."""
     found = f"text files are {versions.encoding}"
     if versions.encoding.replace("-", "").lower() == "utf8":
@@ -100,7 +100,7 @@ def judge_same_versions(told: Sequence[Mapping[str, Any]]) -> Finding:
     """Whether all workers run the same software.
 
     Args:
-        told: of each rank, `asdict(Versions)`.
+        told: of each rank, `asdict(SoftwareVersions)`.
     """
     check, first = "same versions", told[0]
     for rank, other in enumerate(told):
@@ -116,7 +116,7 @@ def judge_same_versions(told: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(check, Verdict.OK, f"all {len(told)} workers run the same")
 
 
-def _needed() -> list[Needed]:
+def _needed() -> list[RequiredPackage]:
     try:
         wanted = metadata.requires("hocket") or []
     except metadata.PackageNotFoundError:  # run from its sources
@@ -127,7 +127,7 @@ def _needed() -> list[Needed]:
             continue
         found = re.match(r"([\w.-]+)(?:\s*>=\s*([\d.]+))?", line)
         assert found is not None, line
-        needed.append(Needed(found[1], found[2] or "", _installed(found[1])))
+        needed.append(RequiredPackage(found[1], found[2] or "", _installed(found[1])))
     return needed
 
 

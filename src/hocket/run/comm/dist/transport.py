@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import Store
 
 from hocket.errors import RunError
 from hocket.run.comm.buffers import Buffer, Pool
-from hocket.run.comm.schema_exchange import learn
+from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.dist.wire import MAX_CHANNELS, Wire, wire_number
 from hocket.run.diagnostics.flight_recorder import OnWait
@@ -38,12 +38,12 @@ from hocket.run.comm.transport import (
     Sender,
     Transport,
     check_tensors,
-    nobody_asks,
+    ignore_wait,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _OnItsWay:
+class _InFlight:
     """A message that was handed to the backend."""
 
     tag: int
@@ -62,7 +62,7 @@ class TorchSender(Sender):
         self._wire = wire
         self._num_buffers = num_buffers
         self._num_sent = 0
-        self._on_their_way: deque[_OnItsWay] = deque()
+        self._on_their_way: deque[_InFlight] = deque()
         self._pool = pool
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
@@ -76,7 +76,7 @@ class TorchSender(Sender):
         number = wire_number(self._number, self._num_sent, tag)
         work = self._wire.send(buffer.flat, number, self._channel, tag)
         self._num_sent += 1
-        self._on_their_way.append(_OnItsWay(tag, buffer, work))
+        self._on_their_way.append(_InFlight(tag, buffer, work))
 
     def flush(self, timeout_s: float) -> None:
         """See `Sender.flush`."""
@@ -115,7 +115,7 @@ class TorchReceiver(Receiver):
         self._number: int | None = None  # the sender's end has it, once that is made
         self._num_posted = 0
         self._expected: deque[tuple[int, Schema]] = deque()
-        self._posted: dict[int, _OnItsWay] = {}
+        self._posted: dict[int, _InFlight] = {}
         self._held: dict[int, Buffer] = {}
         self._pool = pool
 
@@ -159,18 +159,18 @@ class TorchReceiver(Receiver):
     def _post_next(self) -> None:
         tag, schema = self._expected.popleft()
         if self._number is None:
-            self._number = self._learn_number()
+            self._number = self._next_number()
         buffer = self._pool.take(schema)
         number = wire_number(self._number, self._num_posted, tag)
         work = self._wire.receive(buffer.flat, number, self._channel, tag)
         self._num_posted += 1
-        self._posted[tag] = _OnItsWay(tag, buffer, work)
+        self._posted[tag] = _InFlight(tag, buffer, work)
 
-    def _learn_number(self) -> int:
+    def _next_number(self) -> int:
         what = f"rank {self._channel.from_rank} to make its end of the channel"
         timeout_s = self._wire.timeout_s
         key = _number_key(self._channel)
-        return int(learn(self._store, self._channel, key, what, timeout_s))
+        return int(wait_for_value(self._store, self._channel, key, what, timeout_s))
 
 
 class TorchTransport(Transport):
@@ -197,7 +197,7 @@ class TorchTransport(Transport):
         device: torch.device,
         timeout_s: float,
         num_buffers: int = NUM_BUFFERS,
-        on_wait: OnWait = nobody_asks,
+        on_wait: OnWait = ignore_wait,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._store = store

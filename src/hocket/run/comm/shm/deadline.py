@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hocket.errors import WaitError
-from hocket.run.comm.shm.link import Link
+from hocket.run.comm.shm.link import SocketLink
 from hocket.run.comm.transport import Channel
 from hocket.run.diagnostics.flight_recorder import OnWait
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Deadline:
     """What to say of a wait, and when to end it.
 
     Args:
@@ -28,7 +28,9 @@ class Patience:
     timeout_s: float
     on_wait: OnWait
 
-    def wait(self, link: Link, done: Callable[[], bool], tag: int, fault: str) -> None:
+    def wait(
+        self, link: SocketLink, done: Callable[[], bool], tag: int, fault: str
+    ) -> None:
         """Wait for the other end.
 
         Args:
@@ -42,13 +44,13 @@ class Patience:
         """
         if done():
             return
-        self.about_to_wait()
+        self.notify_wait()
         begin_s = time.monotonic()
         while not done():
             waited_s = time.monotonic() - begin_s
-            if link.gone:
+            if link.peer_gone:
                 raise WaitError(
-                    f"{self.channel.message(tag)}: {self.gone(link)} and {fault}"
+                    f"{self.channel.message(tag)}: {self.peer_gone(link)} and {fault}"
                 )
             if waited_s >= self.timeout_s:
                 raise WaitError(
@@ -58,11 +60,11 @@ class Patience:
                 )
             link.wait(self.timeout_s - waited_s)
 
-    def about_to_wait(self) -> None:
+    def notify_wait(self) -> None:
         """Tell whoever wants to know."""
         self.on_wait(self.channel.name, self.other)
 
-    def gone(self, link: Link) -> str:
+    def peer_gone(self, link: SocketLink) -> str:
         """That the other end is gone, in words."""
         return (
             f"rank {self.other} is gone (its process {link.pid} ended, or closed the "

@@ -37,12 +37,12 @@ _DESCRIPTOR: Final = struct.Struct("i")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_DESCRIPTOR.size)
 
 
-class Link:
+class SocketLink:
     """One process's end of a connection.
 
     Attributes:
         pid: the other process; 0 if it is not visible from here.
-        gone: the other end is closed or dead, and nothing is left to fetch.
+        peer_gone: the other end is closed or dead, and nothing is left to fetch.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -50,7 +50,7 @@ class Link:
         connection.setblocking(False)
         self._socket = connection
         self.pid, self._user = _other(connection)
-        self.gone = False
+        self.peer_gone = False
         self._spin_s = SPIN_S
         self._num_sleeps = 0  # waits that do not even begin to look
         self._arrival = select.poll()
@@ -84,7 +84,7 @@ class Link:
             pass
         return True
 
-    def has_news(self) -> bool:
+    def has_packet(self) -> bool:
         """Whether there is a packet to fetch, or the end; cheaper than a vain fetch."""
         return bool(self._arrival.poll(0))
 
@@ -100,25 +100,25 @@ class Link:
             except ConnectionError:
                 continue  # told once, ahead of packets that are still in the queue
             if not packet:
-                self.gone = True
+                self.peer_gone = True
                 return None
             return packet, _descriptor(ancillary) if ancillary else None
 
     def wait(self, timeout_s: float) -> None:
         """Return when there is something to fetch, the other end is gone, or later."""
         begin_s = time.perf_counter()
-        if self._looks(begin_s + min(self._spin_s, timeout_s)):
+        if self._spin(begin_s + min(self._spin_s, timeout_s)):
             return
         events = self._anything.poll(max(0, math.ceil(timeout_s * 1e3)))
         # Look long only as long as that has a chance.
         short = time.perf_counter() - begin_s < SPIN_S
         self._spin_s = SPIN_S if short else self._spin_s / 2
-        if events and not self.has_news():
-            self.gone = True
+        if events and not self.has_packet():
+            self.peer_gone = True
 
     def close(self) -> None:
         """Let the other end know that nothing comes any more. Idempotent."""
-        self.gone = True
+        self.peer_gone = True
         # Also ends the connection for a forked child, which holds the socket too.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -127,7 +127,7 @@ class Link:
             os.close(self._process)
             self._process = None
 
-    def _looks(self, until_s: float) -> bool:
+    def _spin(self, until_s: float) -> bool:
         """Look for something to fetch again and again; whether it came.
 
         Where others want the core, a sleeper is woken sooner than one who yields has
@@ -135,14 +135,14 @@ class Link:
         """
         if self._num_sleeps:
             self._num_sleeps -= 1
-            return self.has_news()
+            return self.has_packet()
         now_s = time.perf_counter()
-        while not self.has_news():
+        while not self.has_packet():
             os.sched_yield()
             last_s, now_s = now_s, time.perf_counter()
             if now_s - last_s > _CROWDED_S:
                 self._num_sleeps = int((now_s - last_s) / _WAKE_S)
-                return self.has_news()
+                return self.has_packet()
             if now_s >= until_s:
                 return False
         return True
@@ -162,7 +162,7 @@ class Listener:
         self._socket.bind("\0" + self.name)
         self._socket.listen(1)
 
-    def accept(self, timeout_s: float) -> Link | None:
+    def accept(self, timeout_s: float) -> SocketLink | None:
         """The connection, once it is there; None if it does not come in time."""
         until_s = time.monotonic() + timeout_s
         while True:
@@ -171,7 +171,7 @@ class Listener:
                 connection, _ = self._socket.accept()
             except (TimeoutError, BlockingIOError):
                 return None
-            link = Link(connection)
+            link = SocketLink(connection)
             if link.trusted:
                 return link
             link.close()
@@ -181,7 +181,7 @@ class Listener:
         self._socket.close()
 
 
-def connect(name: str) -> Link | None:
+def connect(name: str) -> SocketLink | None:
     """Connect to a listener, at once; None if there is none of the same user."""
     connection = _new_socket()
     connection.setblocking(False)
@@ -190,7 +190,7 @@ def connect(name: str) -> Link | None:
     except (ConnectionError, BlockingIOError):
         connection.close()
         return None
-    link = Link(connection)
+    link = SocketLink(connection)
     if not link.trusted:
         link.close()
         return None

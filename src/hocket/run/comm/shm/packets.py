@@ -22,7 +22,7 @@ _LOW: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessagePacket:
     """A slot is filled.
 
     Args:
@@ -35,7 +35,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class SchemaPacket:
     """Messages of this schema follow.
 
     Args:
@@ -50,32 +50,32 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CreditPacket:
     """The receiver took so many messages, the oldest, out of their slots."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class ErrorPacket:
     """The receiver gives up; the text becomes the sender's error too."""
 
     text: str
 
 
-Packet: TypeAlias = Message | Announcement | Taken | Complaint
+Packet: TypeAlias = MessagePacket | SchemaPacket | CreditPacket | ErrorPacket
 
 
 def pack(packet: Packet) -> bytes:
     """A packet as bytes: a letter, numbers, and at the end the text."""
     match packet:
-        case Message(tag, slot):
+        case MessagePacket(tag, slot):
             return _MESSAGE.pack(b"M", tag >> 64, tag & _LOW, slot)
-        case Announcement(digest, slot_bytes, text):
+        case SchemaPacket(digest, slot_bytes, text):
             return _ANNOUNCEMENT.pack(b"A", digest, slot_bytes) + _cut(text)
-        case Taken(count):
+        case CreditPacket(count):
             return _TAKEN.pack(b"T", count)
-        case Complaint(text):
+        case ErrorPacket(text):
             return b"C" + _cut(text)
         case _:
             assert_never(packet)
@@ -86,15 +86,15 @@ def unpack(data: bytes) -> Packet:
     match data[:1]:
         case b"M":
             _, high, low, slot = _MESSAGE.unpack(data)
-            return Message(high << 64 | low, slot)
+            return MessagePacket(high << 64 | low, slot)
         case b"A":
             _, digest, slot_bytes = _ANNOUNCEMENT.unpack_from(data)
-            return Announcement(digest, slot_bytes, _text(data, _ANNOUNCEMENT.size))
+            return SchemaPacket(digest, slot_bytes, _text(data, _ANNOUNCEMENT.size))
         case b"T":
             _, count = _TAKEN.unpack(data)
-            return Taken(count)
+            return CreditPacket(count)
         case b"C":
-            return Complaint(_text(data, 1))
+            return ErrorPacket(_text(data, 1))
         case letter:
             raise AssertionError(f"no packet begins with {letter!r}")
 

@@ -13,13 +13,13 @@ from torch.distributed.distributed_c10d import Store
 from hocket.errors import SchemaError, WaitError
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema, tag_digest, tag_salt, tag_text
-from hocket.run.comm.shm.deadline import Patience
-from hocket.run.comm.shm.link import Link, Listener, has_ended
+from hocket.run.comm.shm.deadline import Deadline
+from hocket.run.comm.shm.link import Listener, SocketLink, has_ended
 from hocket.run.comm.shm.packets import (
-    Announcement,
-    Complaint,
-    Message,
-    Taken,
+    CreditPacket,
+    ErrorPacket,
+    MessagePacket,
+    SchemaPacket,
     pack,
     unpack,
 )
@@ -66,17 +66,17 @@ class SharedMemoryReceiver(Receiver):
     ) -> None:
         self._channel = channel
         self._store = store
-        self._patience = Patience(channel, channel.from_rank, timeout_s, on_wait)
+        self._deadline = Deadline(channel, channel.from_rank, timeout_s, on_wait)
         self._listener = Listener()
         store.set(address_key(channel), f"{num_buffers} {self._listener.name}")
-        self._link: Link | None = None
+        self._link: SocketLink | None = None
         self._slots: Slots | None = None
         self._num_slots = num_buffers
         self._most_untold = num_untold
         self._num_untold = 0  # messages taken, as the sender does not know yet
         self._texts: dict[int, str] = {}  # of schemas, by digest
         self._expected: deque[tuple[int, Schema]] = deque()
-        self._noticed: deque[tuple[Message, Slots]] = deque()
+        self._noticed: deque[tuple[MessagePacket, Slots]] = deque()
         self._arrived: dict[int, Buffer] = {}
         self._held: dict[int, Buffer] = {}
         self._pool = pool
@@ -118,17 +118,19 @@ class SharedMemoryReceiver(Receiver):
         """Take messages in their order; those that are not asked for are put aside."""
         link = self._link or self._wait_for_sender(tag)
         while True:
-            if not self._noticed and not self._notice():
-                self._patience.wait(link, self._notice, tag, "did not send it")
+            if not self._noticed and not self._next_message_packet():
+                self._deadline.wait(
+                    link, self._next_message_packet, tag, "did not send it"
+                )
             came, buffer = self._take(link, tag)
             if came == tag:
                 return buffer
             self._arrived[came] = buffer
 
-    def _wait_for_sender(self, tag: int) -> Link:
+    def _wait_for_sender(self, tag: int) -> SocketLink:
         """Wait for the first message's connection, looking up now and then."""
-        self._patience.about_to_wait()
-        timeout_s, rank = self._patience.timeout_s, self._channel.from_rank
+        self._deadline.notify_wait()
+        timeout_s, rank = self._deadline.timeout_s, self._channel.from_rank
         until_s = time.monotonic() + timeout_s
         while (remaining_s := until_s - time.monotonic()) > 0:
             ended = self._sender_has_ended()
@@ -151,13 +153,13 @@ class SharedMemoryReceiver(Receiver):
         key = process_key(self._channel)
         return self._store.check([key]) and has_ended(int(self._store.get(key)))
 
-    def _accept(self, timeout_s: float) -> Link | None:
+    def _accept(self, timeout_s: float) -> SocketLink | None:
         self._link = self._listener.accept(timeout_s)
         if self._link is not None:
             self._listener.close()
         return self._link
 
-    def _notice(self) -> bool:
+    def _next_message_packet(self) -> bool:
         """Fetch packets until one is about a message."""
         assert self._link is not None, "accepted"
         while not self._noticed and (fetched := self._link.fetch()) is not None:
@@ -166,34 +168,36 @@ class SharedMemoryReceiver(Receiver):
 
     def _read(self, data: bytes, memory: int | None) -> None:
         match unpack(data):
-            case Message() as message:
+            case MessagePacket() as message:
                 assert self._slots is not None, "announced"
                 self._noticed.append((message, self._slots))
-            case Announcement(digest, slot_bytes, text):
+            case SchemaPacket(digest, slot_bytes, text):
                 self._texts[digest] = text
                 if memory is not None:
                     self._slots = Slots(memory, self._num_slots, slot_bytes)
-            case Taken() | Complaint() as packet:
+            case CreditPacket() | ErrorPacket() as packet:
                 raise AssertionError(f"{packet} is for senders")
             case packet:
                 assert_never(packet)
 
-    def _take(self, link: Link, asked: int) -> tuple[int, Buffer]:
+    def _take(self, link: SocketLink, asked: int) -> tuple[int, Buffer]:
         """Copy the next message out of its slot, if it is the one expected."""
         assert self._expected, f"{self._channel.message(asked)} was never expected"
         tag, schema = self._expected.popleft()
         message, slots = self._noticed.popleft()
         if message.tag != tag:
-            raise self._complain(link, tag, schema, message.tag)
+            raise self._send_error(link, tag, schema, message.tag)
         buffer = self._pool.take(schema)
         buffer.flat.copy_(slots.buffer(message.slot, schema).flat)
         self._num_untold += 1
         # The queue can be full only of hundreds that the sender had no need to fetch.
-        if self._must_tell(slots) and link.post(pack(Taken(self._num_untold))):
+        if self._must_credit_now(slots) and link.post(
+            pack(CreditPacket(self._num_untold))
+        ):
             self._num_untold = 0
         return tag, buffer
 
-    def _must_tell(self, slots: Slots) -> bool:
+    def _must_credit_now(self, slots: Slots) -> bool:
         """Whether the sender shall know at once, and not with later messages.
 
         It always does when nothing more is expected: both may end after that.
@@ -204,7 +208,9 @@ class SharedMemoryReceiver(Receiver):
             or slots.slot_bytes > _LARGE_BYTES
         )
 
-    def _complain(self, link: Link, tag: int, schema: Schema, came: int) -> SchemaError:
+    def _send_error(
+        self, link: SocketLink, tag: int, schema: Schema, came: int
+    ) -> SchemaError:
         """Name both sides; the sender, too, shall know more than that we are gone."""
         text = (
             f"{self._channel}: rank {self._channel.to_rank} expects {tag_text(tag)}, "
@@ -213,5 +219,5 @@ class SharedMemoryReceiver(Receiver):
         )
         if tag_salt(came) != tag_salt(tag):
             text += "; their batches differ: do both read the same data in one order?"
-        link.post(pack(Complaint(text)))
+        link.post(pack(ErrorPacket(text)))
         return SchemaError(text)

@@ -13,15 +13,15 @@ from torch.distributed.distributed_c10d import Store
 from hocket.errors import SchemaError, WaitError
 from hocket.run.comm.buffers import buffer_bytes
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.schema_exchange import learn
-from hocket.run.comm.shm.deadline import Patience
-from hocket.run.comm.shm.link import Link, connect
+from hocket.run.comm.schema_exchange import wait_for_value
+from hocket.run.comm.shm.deadline import Deadline
+from hocket.run.comm.shm.link import SocketLink, connect
 from hocket.run.comm.shm.packets import (
-    Announcement,
-    Complaint,
-    Message,
+    CreditPacket,
+    ErrorPacket,
+    MessagePacket,
     Packet,
-    Taken,
+    SchemaPacket,
     pack,
     unpack,
 )
@@ -47,8 +47,8 @@ class SharedMemorySender(Sender):
     ) -> None:
         self._channel = channel
         self._store = store
-        self._patience = Patience(channel, channel.to_rank, timeout_s, on_wait)
-        self._link: Link | None = None
+        self._deadline = Deadline(channel, channel.to_rank, timeout_s, on_wait)
+        self._link: SocketLink | None = None
         self._slots: Slots | None = None
         self._num_slots = 0
         self._ask_at = 0  # so many filled slots, it asks which are free again
@@ -65,9 +65,9 @@ class SharedMemorySender(Sender):
         link = self._link or self._connect(tag)
         if len(self._filled) >= self._ask_at and not self._has_room():
             fault = f"takes no more messages, and {len(self._filled)} wait for it"
-            self._patience.wait(link, self._has_room, tag, fault)
+            self._deadline.wait(link, self._has_room, tag, fault)
         if schema is not self._last and schema not in self._announced:
-            self._announce(link, tag, schema)
+            self._send_schema(link, tag, schema)
         self._last = schema
         assert self._slots is not None, "announced"
         slot = self._free.pop()
@@ -76,16 +76,16 @@ class SharedMemorySender(Sender):
             place.copy_(tensor.detach() if tensor.requires_grad else tensor)
         self._filled.append(slot)
         self._num_sent += 1
-        self._post(link, tag, Message(tag, slot))
+        self._post(link, tag, MessagePacket(tag, slot))
 
     def flush(self, timeout_s: float) -> None:
         """See `Sender.flush`; there is no wait, for slots outlive this process."""
         if self._link is None:
             return
-        self._listen(self._link)
-        if self._filled and self._link.gone:
+        self._count_credits(self._link)
+        if self._filled and self._link.peer_gone:
             raise WaitError(
-                f"{self._channel}: {self._patience.gone(self._link)} before it took "
+                f"{self._channel}: {self._deadline.peer_gone(self._link)} before it took "
                 f"the last {len(self._filled)} of {self._num_sent} messages"
             )
 
@@ -94,11 +94,13 @@ class SharedMemorySender(Sender):
         if self._link is not None:
             self._link.close()
 
-    def _connect(self, tag: int) -> Link:
-        self._patience.about_to_wait()
+    def _connect(self, tag: int) -> SocketLink:
+        self._deadline.notify_wait()
         rank = self._channel.to_rank
         key, what = address_key(self._channel), f"the address of rank {rank}"
-        address = learn(self._store, self._channel, key, what, self._patience.timeout_s)
+        address = wait_for_value(
+            self._store, self._channel, key, what, self._deadline.timeout_s
+        )
         num_slots, name = address.split()
         link = connect(name)
         if link is None:
@@ -112,20 +114,20 @@ class SharedMemorySender(Sender):
         self._link = link
         return link
 
-    def _announce(self, link: Link, tag: int, schema: Schema) -> None:
+    def _send_schema(self, link: SocketLink, tag: int, schema: Schema) -> None:
         """Tell of a new schema, and hand over larger slots if it needs them."""
         slot_bytes = buffer_bytes(schema)
         if self._slots is not None and slot_bytes <= self._slots.slot_bytes:
-            self._post(link, tag, Announcement(schema.digest, 0, str(schema)))
+            self._post(link, tag, SchemaPacket(schema.digest, 0, str(schema)))
         else:
             memory = new_memory(self._num_slots, slot_bytes)
-            packet = Announcement(schema.digest, slot_bytes, str(schema))
+            packet = SchemaPacket(schema.digest, slot_bytes, str(schema))
             self._post(link, tag, packet, memory)
             self._slots = Slots(memory, self._num_slots, slot_bytes)
         self._announced.add(schema)
 
     def _post(
-        self, link: Link, tag: int, packet: Packet, memory: int | None = None
+        self, link: SocketLink, tag: int, packet: Packet, memory: int | None = None
     ) -> None:
         """Post it, also where the kernel's queue has less room than there are slots.
 
@@ -137,29 +139,29 @@ class SharedMemorySender(Sender):
             return
 
         def posted() -> bool:
-            self._listen(link)
+            self._count_credits(link)
             return link.post(data, memory)
 
-        self._patience.wait(link, posted, tag, "fetched no packets")
+        self._deadline.wait(link, posted, tag, "fetched no packets")
 
     def _has_room(self) -> bool:
         assert self._link is not None, "connected"
-        self._listen(self._link)
-        return bool(self._free) and not self._link.gone
+        self._count_credits(self._link)
+        return bool(self._free) and not self._link.peer_gone
 
-    def _listen(self, link: Link) -> None:
+    def _count_credits(self, link: SocketLink) -> None:
         """Count what the receiver took.
 
         Raises:
             SchemaError: it complains about what was sent.
         """
-        while link.has_news() and (fetched := link.fetch()) is not None:
+        while link.has_packet() and (fetched := link.fetch()) is not None:
             match unpack(fetched[0]):
-                case Taken(count):
+                case CreditPacket(count):
                     self._free.extend(self._filled.popleft() for _ in range(count))
-                case Complaint(text):
+                case ErrorPacket(text):
                     raise SchemaError(text)
-                case Message() | Announcement() as packet:
+                case MessagePacket() | SchemaPacket() as packet:
                     raise AssertionError(f"{packet} is for receivers")
                 case packet:
                     assert_never(packet)

@@ -33,7 +33,7 @@ from hocket.run.comm.transport import (
     Receiver,
     Sender,
     Transport,
-    nobody_asks,
+    ignore_wait,
 )
 from hocket.run.diagnostics.flight_recorder import OnWait
 
@@ -58,7 +58,7 @@ class SharedMemoryTransport(Transport):
         timeout_s: float,
         num_buffers: int = NUM_BUFFERS,
         num_untold: int = 0,
-        on_wait: OnWait = nobody_asks,
+        on_wait: OnWait = ignore_wait,
     ) -> None:
         self._store = store
         self._timeout_s = timeout_s
@@ -100,7 +100,7 @@ class SharedMemoryTransport(Transport):
             end.close()
 
 
-def place() -> str:
+def memory_domain() -> str:
     """A text that is equal in two processes if they can share memory.
 
     Raises:

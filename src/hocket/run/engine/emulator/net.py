@@ -25,7 +25,7 @@ CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EmulatedStages:
     """Where a net stands in the program.
 
     Args:
@@ -63,7 +63,7 @@ class EmulatedNet:
         frozen: the weights that only frozen layers use.
     """
 
-    plan: Plan
+    plan: EmulatedStages
     held: Sequence[Mapping[str, nn.Parameter]]
     owners: Mapping[str, int]
     weights: Mapping[str, Weight]
@@ -120,7 +120,11 @@ class EmulatedNet:
 
 
 def make_net(
-    plan: Plan, program: Program, model: nn.Module, leaves: Sequence[Any], spec: Any
+    plan: EmulatedStages,
+    program: Program,
+    model: nn.Module,
+    leaves: Sequence[Any],
+    spec: Any,
 ) -> EmulatedNet:
     """Capture a model and cut it.
 

@@ -11,7 +11,7 @@ from hocket.core.program import Program
 from hocket.errors import ModelError, RecipeError
 from hocket.run.engine.emulator.net import EmulatedNet
 from hocket.run.weights.momentum import Momentum
-from hocket.run.weights.settings import OptimizerFactory, Settings
+from hocket.run.weights.settings import OptimizerFactory, TrainingSettings
 from hocket.run.weights.updater import Updater
 
 
@@ -52,7 +52,7 @@ class Updates:
         program: Program,
         nets: Mapping[str, EmulatedNet],
         optimizers: Mapping[str, OptimizerFactory | Momentum],
-        settings: Mapping[str, Settings],
+        settings: Mapping[str, TrainingSettings],
         clip_norm: float | None,
     ) -> None:
         self._nets = nets
@@ -103,7 +103,7 @@ class Updates:
 
 
 def _updaters(
-    program: Program, net: EmulatedNet, settings: Settings
+    program: Program, net: EmulatedNet, settings: TrainingSettings
 ) -> list[tuple[int, Updater]]:
     """Of each trained stage, with its delay."""
     found = []

@@ -12,17 +12,23 @@ from torch import Tensor, fx
 
 from hocket.model.stages.emit import layer_seeds_of
 from hocket.run.stage.compiled.draws import Draws, LayerWatch, draw_before
-from hocket.run.stage.compiled.given import Inputs
 from hocket.run.stage.compiled.graphs import (
     extracted,
     inputs_of_graph,
     results_of_graph,
     value_of,
 )
-from hocket.run.stage.compiled.halves import Halves, halve
+from hocket.run.stage.compiled.inputs import Inputs
 from hocket.run.stage.compiled.lower import Lowered, lowered
 from hocket.run.stage.compiled.products import Backward, lowered_backward
-from hocket.run.stage.compiled.trace import Joint, Seen, Shape, join, on_fakes
+from hocket.run.stage.compiled.split_backward import SplitGraph, split_graph
+from hocket.run.stage.compiled.trace import (
+    FakeRun,
+    JointGraph,
+    OutputShape,
+    on_fakes,
+    trace_joint,
+)
 
 _MOST_NODES: Final = 10_000  # some minutes; loops over time are as many nodes as steps
 
@@ -35,8 +41,8 @@ class CannotCompileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """I and W; see `hocket.run.stage.compiled.halves`.
+class SplitBackward:
+    """I and W; see `hocket.run.stage.compiled.split_backward`.
 
     Args:
         first: I: takes what was kept and the outputs' gradients; behind the gradients
@@ -51,7 +57,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class CompiledCapture:
     """A stage compiled for one size.
 
     Args:
@@ -68,11 +74,11 @@ class Capture:
         forward: F: takes the tensors and what was drawn, and returns what buffers
             become, the outputs, and what it keeps.
         whole: B: takes what was kept and the outputs' gradients.
-        apart: I and W, where something waits.
+        split: I and W, where something waits.
     """
 
     inputs: Inputs
-    shape: Shape
+    shape: OutputShape
     depends: tuple[bool, ...]
     differentiated: tuple[bool, ...]
     strides: tuple[Strides, ...]
@@ -83,29 +89,32 @@ class Capture:
     draws: Draws
     forward: Lowered
     whole: Backward | None
-    apart: Apart | None
+    split: SplitBackward | None
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class RequiredGraphs:
     """Which graphs the schedule plays.
 
     Args:
         whole: B.
-        apart: I and W.
+        split: I and W.
     """
 
     whole: bool
-    apart: bool
+    split: bool
 
 
 def capture_stage(
-    seen: Seen, differentiated: Sequence[bool], num_fixed: int, needs: Needs
-) -> Capture:
+    fake_run: FakeRun,
+    differentiated: Sequence[bool],
+    num_fixed: int,
+    needs: RequiredGraphs,
+) -> CompiledCapture:
     """Trace a stage, cut its graph, and compile the parts.
 
     Args:
-        seen: a call of it.
+        fake_run: a call of it.
         differentiated: of each output, whether a gradient comes back for it.
         num_fixed: how many of the call's arguments are parameters, buffers and
             constants; those behind them come with each microbatch.
@@ -115,16 +124,16 @@ def capture_stage(
         CannotCompileError: a backward needs what the forward overwrites, or the graph
             is too large.
     """
-    joint = join(seen, differentiated)
-    draws = _draws(seen, joint)
+    joint = trace_joint(fake_run, differentiated)
+    draws = _draws(fake_run, joint)
     num_nodes = len(joint.module.graph.nodes)
     if num_nodes > _MOST_NODES:
         raise CannotCompileError(
             f"its graph has {num_nodes:,} operators, and to compile more than "
             f"{_MOST_NODES:,} would take very long"
         )
-    places = seen.call.inputs.args
-    fakes = seen.fakes
+    places = fake_run.call.inputs.args
+    fakes = fake_run.fakes
     values = {
         i: _dense(fakes[i]) for i, place in enumerate(places) if place >= num_fixed
     }
@@ -132,20 +141,22 @@ def capture_stage(
     weights = tuple(i for i in joint.wanted if i not in leaves)
     likes = {i: fakes[i] for i in weights}
     forward, backward = _partitioned(joint)
-    whole = apart = None
+    whole = split = None
     if backward is not None:
         _check_kept(joint, forward)
-        if needs.apart:
-            halves = halve(backward, [i in likes for i in joint.wanted])
-            apart = None if halves is None else _lowered(halves, joint, likes)
-        if needs.whole or (needs.apart and apart is None):
+        if needs.split:
+            split_graphs = split_graph(backward, [i in likes for i in joint.wanted])
+            split = (
+                None if split_graphs is None else _lowered(split_graphs, joint, likes)
+            )
+        if needs.whole or (needs.split and split is None):
             whole = lowered_backward(backward, joint.mode, joint.wanted, likes)
-    return Capture(
-        seen.call.inputs,
-        seen.shape,
-        tuple(x.requires_grad for x in seen.outputs),
+    return CompiledCapture(
+        fake_run.call.inputs,
+        fake_run.shape,
+        tuple(x.requires_grad for x in fake_run.outputs),
         tuple(differentiated),
-        tuple(_dense(x) for x in compress(seen.outputs, differentiated)),
+        tuple(_dense(x) for x in compress(fake_run.outputs, differentiated)),
         values,
         leaves,
         joint.buffers,
@@ -153,7 +164,7 @@ def capture_stage(
         draws,
         lowered(forward, joint.mode, is_backward=False),
         whole,
-        apart,
+        split,
     )
 
 
@@ -162,20 +173,20 @@ def _dense(like: Tensor) -> Strides:
     return torch.empty(like.shape, device="meta").stride()
 
 
-def _draws(seen: Seen, joint: Joint) -> Draws:
-    seeds = layer_seeds_of(seen.call.code)
+def _draws(fake_run: FakeRun, joint: JointGraph) -> Draws:
+    seeds = layer_seeds_of(fake_run.call.code)
     layers: list[int] = []
     if seeds is not None:
-        with on_fakes(seen.mode), LayerWatch(seeds) as watch:
-            seen.call.run(seen.fakes)
+        with on_fakes(fake_run.mode), LayerWatch(seeds) as watch:
+            fake_run.call.run(fake_run.fakes)
         layers = watch.layers
-    found = draw_before(joint.module, layers, len(seen.fakes))
+    found = draw_before(joint.module, layers, len(fake_run.fakes))
     if isinstance(found, str):
         raise CannotCompileError(found)
     return Draws(found, seeds)
 
 
-def _partitioned(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+def _partitioned(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]:
     from torch._inductor.compile_fx import partition_fn
 
     graph = joint.module.graph
@@ -189,7 +200,7 @@ def _partitioned(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule | None]:
     return forward, backward
 
 
-def _check_kept(joint: Joint, forward: fx.GraphModule) -> None:
+def _check_kept(joint: JointGraph, forward: fx.GraphModule) -> None:
     """New values go to buffers when F has ended: a backward must not need the old."""
     changed = {f"primals_{i}" for i in joint.buffers}
     kept = results_of_graph(forward.graph)[joint.num_forward :]
@@ -197,11 +208,13 @@ def _check_kept(joint: Joint, forward: fx.GraphModule) -> None:
         raise CannotCompileError("its backward needs a buffer that its forward changes")
 
 
-def _lowered(halves: Halves, joint: Joint, likes: Mapping[int, Tensor]) -> Apart:
-    early = [joint.wanted[i] for i in halves.early]
-    late = [joint.wanted[i] for i in halves.late]
-    return Apart(
-        lowered_backward(halves.first, joint.mode, early, likes),
-        lowered_backward(halves.second, joint.mode, late, likes),
-        halves.reads,
+def _lowered(
+    split_graphs: SplitGraph, joint: JointGraph, likes: Mapping[int, Tensor]
+) -> SplitBackward:
+    early = [joint.wanted[i] for i in split_graphs.early]
+    late = [joint.wanted[i] for i in split_graphs.late]
+    return SplitBackward(
+        lowered_backward(split_graphs.first, joint.mode, early, likes),
+        lowered_backward(split_graphs.second, joint.mode, late, likes),
+        split_graphs.reads,
     )

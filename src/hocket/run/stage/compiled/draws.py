@@ -35,7 +35,7 @@ _DROPOUT: Final = torch.ops.aten.native_dropout.default
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RandomCall:
     """One draw.
 
     Args:
@@ -78,7 +78,7 @@ class Draws:
         seeds: asked before the first draw of each layer.
     """
 
-    draws: tuple[Draw, ...]
+    draws: tuple[RandomCall, ...]
     seeds: LayerSeeds | None
 
     def made(self, device: torch.device) -> list[Tensor]:
@@ -133,7 +133,7 @@ class LayerWatch(TorchDispatchMode):
 
 def draw_before(
     module: fx.GraphModule, layers: list[int], num_tensors: int
-) -> tuple[Draw, ...] | str:
+) -> tuple[RandomCall, ...] | str:
     """Make inputs of a graph's random operators, behind its tensors, in place.
 
     Args:
@@ -160,7 +160,7 @@ def draw_before(
     last = inputs[num_tensors - 1]
     for i, (node, layer) in enumerate(zip(nodes, layers, strict=True)):
         args, kwargs = pytree.tree_map_only(fx.Node, _form_of, (node.args, node.kwargs))
-        draws.append(Draw(layer, node.target, tuple(args), kwargs))
+        draws.append(RandomCall(layer, node.target, tuple(args), kwargs))
         with module.graph.inserting_after(last):
             last = module.graph.placeholder(f"primals_{num_tensors + i}")
         _put(module.graph, node, last)

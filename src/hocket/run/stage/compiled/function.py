@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
-from hocket.run.stage.compiled.capture import Capture, Strides
+from hocket.run.stage.compiled.capture import CompiledCapture, Strides
 from hocket.run.stage.compiled.remainder import CompiledRemainder, add_up
 
 # Takes objects, device, state, constants and values, as a stage's own code.
@@ -41,7 +41,7 @@ class CompiledFunction:
     def __init__(self, code: Code, num_state: int, device: torch.device) -> None:
         self.code = code
         self.num_state = num_state
-        self.captures: dict[Hashable, Capture] = {}
+        self.captures: dict[Hashable, CompiledCapture] = {}
         self.num_calls = 0
         self._device = device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -53,7 +53,7 @@ class CompiledFunction:
             return self.code.function(objects, device, *args)
         return self.run(found, args, None)
 
-    def found(self, args: Sequence[Any]) -> Capture | None:
+    def found(self, args: Sequence[Any]) -> CompiledCapture | None:
         """What was compiled for such arguments, if anything was."""
         if not torch.is_grad_enabled():
             return None
@@ -61,7 +61,7 @@ class CompiledFunction:
 
     def run(
         self,
-        capture: Capture,
+        capture: CompiledCapture,
         args: Sequence[Any],
         pending: list[CompiledRemainder] | None,
     ) -> Any:
@@ -100,7 +100,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        capture: Capture,
+        capture: CompiledCapture,
         pending: list[CompiledRemainder] | None,
         tensors: list[Tensor],
         anchor: Tensor,
@@ -114,7 +114,7 @@ class _Node(torch.autograd.Function):
         num_buffers, num_outputs = len(buffers), len(capture.depends)
         if buffers:
             torch._foreach_copy_(buffers, list(results[:num_buffers]))
-        outputs = _apart(results[num_buffers : num_buffers + num_outputs])
+        outputs = _one_tensor_each(results[num_buffers : num_buffers + num_outputs])
         ctx.save_for_backward(*results[num_buffers + num_outputs :])
         ctx.set_materialize_grads(False)
         # Outputs that no gradient is expected for stay in autograd's graph, too: should
@@ -127,27 +127,27 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        capture: Capture = ctx.capture
+        capture: CompiledCapture = ctx.capture
         weights: dict[int, Tensor] = ctx.weights
         given = [*ctx.saved_tensors, *_given(capture, grads)]
         ctx.maybe_clear_saved_tensors()
-        apart, first = capture.apart, capture.whole
+        split, first = capture.split, capture.whole
         read: list[Tensor] = []
-        if ctx.pending is not None and apart is not None:
-            first, read = apart.first, [given[i] for i in apart.reads]
+        if ctx.pending is not None and split is not None:
+            first, read = split.first, [given[i] for i in split.reads]
         assert first is not None
         results = first.run(given, weights)
         numbers = first.returned
-        if ctx.pending is not None and apart is not None:
+        if ctx.pending is not None and split is not None:
             read += results[len(numbers) :]
-            ctx.pending.append(CompiledRemainder(apart.second, read, weights))
+            ctx.pending.append(CompiledRemainder(split.second, read, weights))
         found = dict(zip(numbers, results[: len(numbers)], strict=True))
         own = [i for i in numbers if i in weights]
         add_up([weights[i] for i in own], [found[i] for i in own])
         return (None, None, None, None, *(found.get(i) for i in capture.leaves))
 
 
-def _apart(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _one_tensor_each(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A tensor of its own for each output, for each is a place in autograd's graph.
 
     A parameter must not become a node of its own graph; and of a tensor that is several
@@ -160,19 +160,19 @@ def _apart(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(found.values())
 
 
-def _given(capture: Capture, grads: Sequence[Tensor | None]) -> list[Tensor]:
+def _given(capture: CompiledCapture, grads: Sequence[Tensor | None]) -> list[Tensor]:
     """The outputs' gradients, as the graphs take them."""
     found: list[Tensor] = []
     pairs = zip(grads, capture.differentiated, strict=True)
     for i, (grad, was_used) in enumerate(pairs):
         if (grad is not None) != was_used:
-            raise ModelError(_told(i, len(grads), was_used))
+            raise ModelError(_grads_given(i, len(grads), was_used))
         if grad is not None:
             found.append(grad)
     return list(map(_laid_out, found, capture.strides))
 
 
-def _told(number: int, num_outputs: int, was_used: bool) -> str:
+def _grads_given(number: int, num_outputs: int, was_used: bool) -> str:
     uses, used = ("does not use", "did") if was_used else ("uses", "did not use")
     return (
         f"the loss {uses} tensor {number} of the {num_outputs} that the model returns "

@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 
 from hocket.model.stages.emit import Code
 from hocket.run.stage.compiled.functional import without_side_effects
-from hocket.run.stage.compiled.given import Inputs, inputs_of
+from hocket.run.stage.compiled.inputs import Inputs, inputs_of
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class OutputShape:
     """What a stage returns: tensors, and what is put around and between them.
 
     Args:
@@ -44,7 +44,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StageCall:
     """A call of a stage's code.
 
     Args:
@@ -68,7 +68,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FakeRun:
     """A stage's call on tensors without memory.
 
     Args:
@@ -79,15 +79,15 @@ class Seen:
         outputs: the tensors that it returned.
     """
 
-    call: Call
+    call: StageCall
     mode: Any
     fakes: tuple[Tensor, ...]
-    shape: Shape
+    shape: OutputShape
     outputs: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class JointGraph:
     """Forward and backward as one graph.
 
     Its inputs are the stage's tensors, then the gradients of some of its outputs. It
@@ -113,12 +113,12 @@ class Joint:
         return len(self.buffers) + self.num_outputs
 
 
-def see(
+def run_on_fakes(
     code: Code,
     args: tuple[Any, ...],
     device: torch.device,
     autocast: AbstractContextManager[object],
-) -> Seen:
+) -> FakeRun:
     """Run a stage's code on tensors without memory.
 
     Args:
@@ -128,7 +128,7 @@ def see(
         autocast: what to run it in.
     """
     mode = make_mode()
-    call = Call(code, inputs_of(code, args), args, device, autocast)
+    call = StageCall(code, inputs_of(code, args), args, device, autocast)
     first = len(call.inputs.args)
     constant = range(first, first + len(call.inputs.objects))  # each where it is
     fakes = tuple(
@@ -140,29 +140,29 @@ def see(
     leaves, spec = pytree.tree_flatten(out)
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, Tensor))
     rest = tuple(None if isinstance(x, Tensor) else x for x in leaves)
-    shape = Shape(spec, rest, places)
-    return Seen(call, mode, fakes, shape, tuple(leaves[i] for i in places))
+    shape = OutputShape(spec, rest, places)
+    return FakeRun(call, mode, fakes, shape, tuple(leaves[i] for i in places))
 
 
-def join(seen: Seen, differentiated: Sequence[bool]) -> Joint:
+def trace_joint(fake_run: FakeRun, differentiated: Sequence[bool]) -> JointGraph:
     """Trace forward and backward.
 
     Args:
-        seen: the call.
+        fake_run: the call.
         differentiated: of each output, whether a gradient comes back for it.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    num, wants = len(seen.fakes), [x.requires_grad for x in seen.fakes]
+    num, wants = len(fake_run.fakes), [x.requires_grad for x in fake_run.fakes]
     tangents = [
-        empty(seen.mode, x.shape, x.dtype, x.device)
-        for x in compress(seen.outputs, differentiated)
+        empty(fake_run.mode, x.shape, x.dtype, x.device)
+        for x in compress(fake_run.outputs, differentiated)
     ]
     found: list[bool] = []
 
     def both(*flat: Tensor) -> list[Tensor]:
-        leaves = pytree.tree_leaves(seen.call.run(flat[:num]))
-        outputs = [leaves[i] for i in seen.shape.places]
+        leaves = pytree.tree_leaves(fake_run.call.run(flat[:num]))
+        outputs = [leaves[i] for i in fake_run.shape.places]
         leaves = list(compress(flat[:num], wants))
         starts = list(compress(outputs, differentiated))
         grads: Sequence[Tensor | None] = [None] * len(leaves)
@@ -171,11 +171,11 @@ def join(seen: Seen, differentiated: Sequence[bool]) -> Joint:
         found[:] = [grad is not None for grad in grads]
         return [*outputs, *(grad for grad in grads if grad is not None)]
 
-    module = _traced(both, [*seen.fakes, *tangents], seen.mode)
-    module, buffers = without_side_effects(module, num, seen.mode)
+    module = _traced(both, [*fake_run.fakes, *tangents], fake_run.mode)
+    module, buffers = without_side_effects(module, num, fake_run.mode)
     wanted = tuple(compress(compress(range(num), wants), found))
-    seen.mode.shape_env = ShapeEnv()  # empty; Inductor keeps nothing without one
-    return Joint(module, seen.mode, buffers, len(seen.outputs), wanted)
+    fake_run.mode.shape_env = ShapeEnv()  # empty; Inductor keeps nothing without one
+    return JointGraph(module, fake_run.mode, buffers, len(fake_run.outputs), wanted)
 
 
 def _fake(mode: Any, like: Tensor, device: torch.device) -> Tensor:

@@ -15,9 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.run.stage.compiled.capture import Apart, CannotCompileError, Capture
+from hocket.run.stage.compiled.capture import (
+    CannotCompileError,
+    CompiledCapture,
+    SplitBackward,
+)
 from hocket.run.stage.compiled.products import Backward
-from hocket.run.stage.compiled.trace import Seen
+from hocket.run.stage.compiled.trace import FakeRun
 from hocket.run.stage.seed import generators_kept, seed_generators
 
 # Far more than rounding, far less than another random number makes.
@@ -25,12 +29,12 @@ _TOLERANCES: Final = {torch.float64: 1e-8, torch.float32: 1e-3}
 _TOLERANCE: Final = 0.1  # for shorter types
 
 
-def try_out(capture: Capture, seen: Seen) -> Capture:
+def check_compiled(capture: CompiledCapture, fake_run: FakeRun) -> CompiledCapture:
     """Run each graph; nothing of the stage is changed.
 
     Args:
         capture: what was compiled.
-        seen: the call that it was compiled for.
+        fake_run: the call that it was compiled for.
 
     Returns:
         The same, with backwards that copy what lies in memory of something else.
@@ -38,17 +42,17 @@ def try_out(capture: Capture, seen: Seen) -> Capture:
     Raises:
         CannotCompileError: F computes something else than the stage's own code.
     """
-    own = seen.call.inputs.tensors(seen.call.code, seen.call.args)
-    with generators_kept(seen.call.device):
-        seed_generators(seen.call.device, 0)
-        tensors = _tensors(capture, seen, own)
-        seed_generators(seen.call.device, 1)
+    own = fake_run.call.inputs.tensors(fake_run.call.code, fake_run.call.args)
+    with generators_kept(fake_run.call.device):
+        seed_generators(fake_run.call.device, 0)
+        tensors = _tensors(capture, fake_run, own)
+        seed_generators(fake_run.call.device, 1)
         with torch.no_grad():
-            drawn = capture.draws.made(seen.call.device)
+            drawn = capture.draws.made(fake_run.call.device)
             results = capture.forward([*tensors, *drawn])
-        seed_generators(seen.call.device, 1)
+        seed_generators(fake_run.call.device, 1)
         with torch.enable_grad():
-            expected = seen.call.run(tensors)
+            expected = fake_run.call.run(tensors)
     first = len(capture.buffers)
     _compare_buffers(capture, own, results[:first], tensors)
     outputs = results[first : first + len(capture.differentiated)]
@@ -56,31 +60,34 @@ def try_out(capture: Capture, seen: Seen) -> Capture:
     for i, output in zip(capture.shape.places, outputs, strict=True):
         _compare(output, leaves[i].detach())
     with torch.no_grad():
-        return _tried(capture, seen, outputs, results[first + len(outputs) :])
+        return _tried(capture, fake_run, outputs, results[first + len(outputs) :])
 
 
 def _tried(
-    capture: Capture, seen: Seen, outputs: Sequence[Tensor], kept: Sequence[Tensor]
-) -> Capture:
+    capture: CompiledCapture,
+    fake_run: FakeRun,
+    outputs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+) -> CompiledCapture:
     pairs = zip(outputs, capture.differentiated, strict=True)
     grads = [torch.zeros_like(x).contiguous() for x, gives in pairs if gives]
-    weights = {i: _zeros(seen.fakes[i]) for i in capture.weights}
-    whole, apart, given = capture.whole, capture.apart, [*kept, *grads]
+    weights = {i: _zeros(fake_run.fakes[i]) for i in capture.weights}
+    whole, split, given = capture.whole, capture.split, [*kept, *grads]
     if whole is not None:
         whole, _ = _tried_backward(whole, given, weights)
-    if apart is not None:
-        apart = _tried_apart(apart, given, weights)
-    return replace(capture, whole=whole, apart=apart)
+    if split is not None:
+        split = _tried_split(split, given, weights)
+    return replace(capture, whole=whole, split=split)
 
 
-def _tried_apart(
-    apart: Apart, given: Sequence[Tensor], weights: Mapping[int, Tensor]
-) -> Apart:
-    first, results = _tried_backward(apart.first, given, weights)
+def _tried_split(
+    split: SplitBackward, given: Sequence[Tensor], weights: Mapping[int, Tensor]
+) -> SplitBackward:
+    first, results = _tried_backward(split.first, given, weights)
     held = results[len(first.returned) :]
-    read = [*(given[i] for i in apart.reads), *held]
-    second, _ = _tried_backward(apart.second, read, weights)
-    return replace(apart, first=first, second=second)
+    read = [*(given[i] for i in split.reads), *held]
+    second, _ = _tried_backward(split.second, read, weights)
+    return replace(split, first=first, second=second)
 
 
 def _tried_backward(
@@ -91,10 +98,12 @@ def _tried_backward(
     return replace(backward, shared=shared), results
 
 
-def _tensors(capture: Capture, seen: Seen, own: Sequence[Tensor]) -> list[Tensor]:
+def _tensors(
+    capture: CompiledCapture, fake_run: FakeRun, own: Sequence[Tensor]
+) -> list[Tensor]:
     """The stage's own, with copies of all that it may change; and drawn values."""
     tensors = []
-    for i, (tensor, fake) in enumerate(zip(own, seen.fakes, strict=True)):
+    for i, (tensor, fake) in enumerate(zip(own, fake_run.fakes, strict=True)):
         if i in capture.values:
             tensors.append(_drawn(fake))
         else:
@@ -124,7 +133,7 @@ def _zeros(fake: Tensor) -> Tensor:
 
 
 def _compare_buffers(
-    capture: Capture,
+    capture: CompiledCapture,
     own: Sequence[Tensor],
     became: Sequence[Tensor],
     tensors: Sequence[Tensor],

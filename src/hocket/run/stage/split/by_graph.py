@@ -62,7 +62,7 @@ class ByGraph:
         if not on_trunk:
             return [None for _ in leaves], left
         nodes = list(tree.with_branches(output.node for output, _ in on_trunk))
-        handles = [node.register_prehook(left.hears(node)) for node in nodes]
+        handles = [node.register_prehook(left.record_grad(node)) for node in nodes]
         try:
             found = torch.autograd.grad(
                 [output for output, _ in on_trunk],
@@ -142,7 +142,7 @@ class GraphRemainder:
         self._heard: list[tuple[Node, Grads]] = []
         self._sums: dict[Node, Tensor] = {}
 
-    def hears(self, node: Node) -> Callable[[Grads], None]:
+    def record_grad(self, node: Node) -> Callable[[Grads], None]:
         """A hook in front of a node."""
         return lambda grads: self._heard.append((node, grads))
 
@@ -208,7 +208,7 @@ class GraphRemainder:
         if len(edges) == 1 and order == [edges[0].node]:
             self._add(order[0], grads[0])
             return
-        with _unheard(order):
+        with _without_hooks(order):
             found = torch.autograd.grad(
                 edges,
                 [GradientEdge(end, 0) for end in order],
@@ -244,7 +244,7 @@ def _parameter(end: Node) -> Tensor:
 
 
 @contextmanager
-def _unheard(ends: Sequence[Node]) -> Iterator[None]:
+def _without_hooks(ends: Sequence[Node]) -> Iterator[None]:
     """Autograd calls hooks on each part of a gradient; they are due on its sum."""
     hooks = [_parameter(end)._backward_hooks or {} for end in ends]
     kept = [dict(some) for some in hooks]

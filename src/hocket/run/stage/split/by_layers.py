@@ -11,9 +11,9 @@ from hocket.model.stages.reroute import rerouted, runs_modules
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.split.layers.deferral import Deferral
+from hocket.run.stage.split.module_routes import ModuleRoutes
 from hocket.run.stage.split.routes import make_routes
 from hocket.run.stage.split.splitter import Halves, Starts
-from hocket.run.stage.split.watch import Watch
 
 
 class ByLayers:
@@ -26,10 +26,10 @@ class ByLayers:
     def __init__(self, stage: StageModule) -> None:
         self._deferral = Deferral()
         routes = make_routes(self._deferral)
-        self._watch: Watch | None = None
+        self._watch: ModuleRoutes | None = None
         if runs_modules(stage):
             self.module = stage
-            self._watch = Watch(routes, stage)
+            self._watch = ModuleRoutes(routes, stage)
         else:
             self.module = rerouted(stage, routes)
 

@@ -8,14 +8,14 @@ from typing import assert_never
 
 from torch import Tensor
 
-from hocket.model.profile.optimizer_bytes import stand_ins
+from hocket.model.profile.optimizer_bytes import small_copies
 from hocket.planner.correction_cost import CorrectionCost
-from hocket.run.weights.correction.weight_prediction import foresees
-from hocket.run.weights.settings import Parameters, Settings
+from hocket.run.weights.correction.weight_prediction import predicts_from_state
+from hocket.run.weights.settings import Parameters, TrainingSettings
 
 
 def correction_cost(
-    settings: Settings, parameters: Mapping[str, Tensor]
+    settings: TrainingSettings, parameters: Mapping[str, Tensor]
 ) -> CorrectionCost:
     """In copies of the weights that a stage trains.
 
@@ -30,14 +30,18 @@ def correction_cost(
         case "error-feedback":
             return CorrectionCost(name, kept_per_delay=1, at_work=1)
         case "weight-prediction":
-            num = 0 if _is_foreseen(settings, parameters) else 1
-            return CorrectionCost(name, kept=num, at_work=num, guesses=True)
+            num = 0 if _predicts_from_state(settings, parameters) else 1
+            return CorrectionCost(name, kept=num, at_work=num, predicts_weights=True)
         case _:
             assert_never(name)
 
 
-def _is_foreseen(settings: Settings, parameters: Mapping[str, Tensor]) -> bool:
+def _predicts_from_state(
+    settings: TrainingSettings, parameters: Mapping[str, Tensor]
+) -> bool:
     """Whether the optimizer keeps where it is going; if in doubt, it does not."""
     with contextlib.suppress(Exception):  # stand-ins are too small for some optimizers
-        return foresees(settings.make_optimizer(Parameters(stand_ins(parameters))))
+        return predicts_from_state(
+            settings.make_optimizer(Parameters(small_copies(parameters)))
+        )
     return False

@@ -111,7 +111,7 @@ class WeightPrediction(Correction):
         return weights.clone()
 
 
-def foresees(optimizer: Optimizer) -> bool:
+def predicts_from_state(optimizer: Optimizer) -> bool:
     """Whether an optimizer's state says where it is going, and nothing need be kept."""
     return _ahead_of(optimizer) is not None
 

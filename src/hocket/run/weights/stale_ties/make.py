@@ -11,12 +11,12 @@ from hocket.core.program import Program
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.versions import Source, Versions
-from hocket.run.weights.stale_ties.borrowed import Borrowed
-from hocket.run.weights.stale_ties.lent import Lent
-from hocket.run.weights.stale_ties.loan import Loan
-from hocket.run.weights.stale_ties.loans import Loans
-from hocket.run.weights.stale_ties.neighbour import OfNeighbour
+from hocket.run.stage.versions import VersionSource, WeightVersions
+from hocket.run.weights.stale_ties.owner import TieOwner
+from hocket.run.weights.stale_ties.replica import TieReplica
+from hocket.run.weights.stale_ties.same_device import SameDeviceSource
+from hocket.run.weights.stale_ties.stale_tie import StaleTie
+from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 
 # What forwards of the newest weights should read in their place, by name.
 Predict = Callable[[], Mapping[str, Tensor] | None]
@@ -25,17 +25,17 @@ Predict = Callable[[], Mapping[str, Tensor] | None]
 def give_versions(
     runners: Mapping[int, StageRunner],
     program: Program,
-    loans: Sequence[Loan],
+    stale_ties: Sequence[StaleTie],
     predict: Mapping[int, Predict],
     layout: Layout,
     transport: Transport,
-) -> Loans:
+) -> WorkerTies:
     """Give each stage its versions, where it reads old weights. Every worker must call.
 
     Args:
         runners: of this worker's stages.
         program: says their delays.
-        loans: all of the model, in order of name.
+        stale_ties: all of the model, in order of name.
         predict: of each stage, where forwards read predicted weights; or empty.
         layout: who is where.
         transport: carries gradients and values.
@@ -44,89 +44,91 @@ def give_versions(
         What is done about the weights that stages share.
     """
     ends: dict[str, tuple[list[Receiver], list[Sender]]] = {}
-    borrowed: dict[str, Borrowed] = {}
-    for loan in loans:  # both ends of a channel are made in one order on all workers
-        if layout.device == loan.devices[0]:
-            ends[loan.name] = _lending_ends(loan, layout, transport)
-        elif layout.device in loan.devices:
-            borrowed[loan.name] = _borrowed(
-                loan, runners, layout, transport, predicts=bool(predict)
+    replicas: dict[str, TieReplica] = {}
+    for (
+        tie
+    ) in stale_ties:  # both ends of a channel are made in one order on all workers
+        if layout.device == tie.devices[0]:
+            ends[tie.name] = _owner_ends(tie, layout, transport)
+        elif layout.device in tie.devices:
+            replicas[tie.name] = _make_replica(
+                tie, runners, layout, transport, predicts=bool(predict)
             )
-    lent: dict[str, Lent] = {}
+    owners: dict[str, TieOwner] = {}
     for number, runner in sorted(runners.items()):  # who lends comes first
-        sources: dict[str, Source] = {
-            loan.name: _source(loan, number, runners, borrowed.get(loan.name))
-            for loan in loans
-            if number in loan.stages[1:]
+        sources: dict[str, VersionSource] = {
+            tie.name: _source(tie, number, runners, replicas.get(tie.name))
+            for tie in stale_ties
+            if number in tie.stages[1:]
         }
         delay = program.stages[number].delay
         if not delay and not sources:
             continue
-        versions = Versions(runner.module, delay, predict.get(number), sources)
+        versions = WeightVersions(runner.module, delay, predict.get(number), sources)
         runner.versions = versions
-        for loan in loans:
-            if loan.stages[0] == number:
-                lent[loan.name] = Lent(
-                    loan.name,
-                    runner.parameters[loan.name],
+        for tie in stale_ties:
+            if tie.stages[0] == number:
+                owners[tie.name] = TieOwner(
+                    tie.name,
+                    runner.parameters[tie.name],
                     versions,
-                    *ends[loan.name],
+                    *ends[tie.name],
                     predicts=bool(predict),
                 )
-    return Loans(loans, lent, borrowed, runners.keys())
+    return WorkerTies(stale_ties, owners, replicas, runners.keys())
 
 
-def _lending_ends(
-    loan: Loan, layout: Layout, transport: Transport
+def _owner_ends(
+    tie: StaleTie, layout: Layout, transport: Transport
 ) -> tuple[list[Receiver], list[Sender]]:
     """From and to each of the other devices."""
     gradients, values = [], []
-    for device in loan.devices[1:]:
-        to_owner, from_owner = _channels(loan, layout, device)
+    for device in tie.devices[1:]:
+        to_owner, from_owner = _channels(tie, layout, device)
         gradients.append(transport.receiver(to_owner))
         values.append(transport.sender(from_owner))
     return gradients, values
 
 
-def _borrowed(
-    loan: Loan,
+def _make_replica(
+    tie: StaleTie,
     runners: Mapping[int, StageRunner],
     layout: Layout,
     transport: Transport,
     *,
     predicts: bool,
-) -> Borrowed:
-    to_owner, from_owner = _channels(loan, layout, layout.device)
-    stage = next(stage for stage in loan.stages if stage in runners)
-    return Borrowed(
-        loan.name,
-        loan.delay,
-        runners[stage].parameters[loan.name],
+) -> TieReplica:
+    to_owner, from_owner = _channels(tie, layout, layout.device)
+    stage = next(stage for stage in tie.stages if stage in runners)
+    return TieReplica(
+        tie.name,
+        tie.delay,
+        runners[stage].parameters[tie.name],
         transport.sender(to_owner),
         transport.receiver(from_owner),
         predicts=predicts,
     )
 
 
-def _channels(loan: Loan, layout: Layout, device: int) -> tuple[Channel, Channel]:
+def _channels(tie: StaleTie, layout: Layout, device: int) -> tuple[Channel, Channel]:
     """To the device that updates the weight, from another one, and back."""
-    owner, other = layout.ranks[loan.devices[0]], layout.ranks[device]
+    owner, other = layout.ranks[tie.devices[0]], layout.ranks[device]
     return (
-        Channel(f"gradient of {loan.name}", other, owner),
-        Channel(f"values of {loan.name}", owner, other),
+        Channel(f"gradient of {tie.name}", other, owner),
+        Channel(f"values of {tie.name}", owner, other),
     )
 
 
 def _source(
-    loan: Loan,
+    tie: StaleTie,
     stage: int,
     runners: Mapping[int, StageRunner],
-    borrowed: Borrowed | None,
-) -> Source:
+    replicas: TieReplica | None,
+) -> VersionSource:
     """What a stage reads: stages of one device have the same."""
-    if borrowed is None:
-        versions = runners[loan.stages[0]].versions
+    if replicas is None:
+        versions = runners[tie.stages[0]].versions
         assert versions is not None, "refuse_shared: it has a delay"
-        return OfNeighbour(loan.delay, partial(versions.read, loan.name))
-    first = next(number for number in loan.stages if number in runners)
-    return borrowed if stage == first else OfNeighbour(loan.delay, borrowed.read)
+        return SameDeviceSource(tie.delay, partial(versions.read, tie.name))
+    first = next(number for number in tie.stages if number in runners)
+    return replicas if stage == first else SameDeviceSource(tie.delay, replicas.read)

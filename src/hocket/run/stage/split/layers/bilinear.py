@@ -11,7 +11,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import Call, Pair, cut_off, defers, in_rows
+from hocket.run.stage.split.layers.call import (
+    DeferredCall,
+    Pair,
+    defers,
+    detached_weight,
+    in_rows,
+)
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 # Where a_TI, w_OIJ and b_TJ have no dimension of T O I J, and what is summed over.
@@ -27,15 +33,15 @@ def bilinear(deferral: Deferral) -> Routed:
     ) -> Tensor:
         if not defers(weight):
             return torch.bilinear(a, b, weight, bias)
-        value, put_off = cut_off(bias)
-        call = Call("bilinear", (a, b), weight, put_off, _gradients)
+        value, put_off = detached_weight(bias)
+        call = DeferredCall("bilinear", (a, b), weight, put_off, _gradients)
         arguments = (a, b, weight.detach(), value)
         return deferral.enter(call, torch.bilinear, arguments, value)
 
     return route
 
 
-def _gradients(call: Call, dy: Tensor) -> Pair:
+def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
     """dw_OIJ = the sum over T of a, dy and b, as autograd's own formula takes it."""
     a_TI, b_TJ = (in_rows(x).to(dy.dtype) for x in call.inputs)
     dy_TO = in_rows(dy)

@@ -22,7 +22,7 @@ _detached: Final = Tensor.detach
 _version: Final = attrgetter("_version")
 
 
-class Call:
+class DeferredCall:
     """What a call's weight gradient needs, and the hook that hears the rest of it.
 
     Args:
@@ -57,7 +57,7 @@ class Call:
         inputs: tuple[Tensor, ...],
         weight: Tensor | None,
         bias: Tensor | None,
-        formula: Callable[[Call, Tensor], Pair],
+        formula: Callable[[DeferredCall, Tensor], Pair],
         more: tuple[Any, ...] = (),
     ) -> None:
         """Let go of the graph: a layer must not hold on to those before it."""
@@ -69,7 +69,7 @@ class Call:
         self.wants_grad: bool = inputs[0].requires_grad or inputs[-1].requires_grad
         self.inputs: tuple[Tensor, ...] = tuple(map(_detached, inputs))
         self.versions: tuple[int, ...] = tuple(map(_version, self.inputs))
-        self.heard: list[tuple[Call, Tensor]] = []
+        self.heard: list[tuple[DeferredCall, Tensor]] = []
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         """Hear of the output's gradient.
@@ -101,7 +101,7 @@ def defers(weight: Tensor) -> bool:
     return wanted and weight.is_leaf and weight.is_floating_point()
 
 
-def cut_off(parameter: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def detached_weight(parameter: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """The values for the graph, and the parameter if its gradient is put off."""
     if parameter is None or not defers(parameter):
         return parameter, None

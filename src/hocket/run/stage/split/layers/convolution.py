@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import Call, Pair, cut_off, defers
+from hocket.run.stage.split.layers.call import (
+    DeferredCall,
+    Pair,
+    defers,
+    detached_weight,
+)
 from hocket.run.stage.split.layers.cast import cast
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
@@ -51,9 +56,9 @@ def convolution(deferral: Deferral, num_dims: int) -> Routed:
         if isinstance(padding, str):
             x, padding = _padded(x, weight.shape[2:], dilation, padding)
         shape: _Shape = (stride, padding, dilation, False, 0, groups)
-        value, put_off = cut_off(bias)
+        value, put_off = detached_weight(bias)
         x, short, value = cast(x, weight.detach(), value)
-        call = Call(name, (x,), weight, put_off, _gradients, shape)
+        call = DeferredCall(name, (x,), weight, put_off, _gradients, shape)
         arguments = (x, short, value, stride, padding, dilation, groups)
         return deferral.enter(call, operator, arguments, value)
 
@@ -78,15 +83,15 @@ def transposed(deferral: Deferral, num_dims: int) -> Routed:
         if not defers(weight) or x.dim() != num_dims + 2:
             return operator(x, weight, bias, *more)
         shape: _Shape = (stride, padding, dilation, True, output_padding, groups)
-        value, put_off = cut_off(bias)
+        value, put_off = detached_weight(bias)
         x, short, value = cast(x, weight.detach(), value)
-        call = Call(operator.__name__, (x,), weight, put_off, _gradients, shape)
+        call = DeferredCall(operator.__name__, (x,), weight, put_off, _gradients, shape)
         return deferral.enter(call, operator, (x, short, value, *more), value)
 
     return route
 
 
-def _gradients(call: Call, dy: Tensor) -> Pair:
+def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
     """The operator's own backward, told to leave the input's gradient alone."""
     (x,) = call.inputs
     weight = call.weight

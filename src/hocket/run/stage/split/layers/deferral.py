@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import Call
+from hocket.run.stage.split.layers.call import DeferredCall
 from hocket.run.stage.split.layers.enter import enter, enter_alone
 from hocket.run.stage.split.layers.pending import Pending
 
@@ -24,12 +24,12 @@ class Deferral:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._heard: list[tuple[Call, Tensor]] = []
+        self._heard: list[tuple[DeferredCall, Tensor]] = []
         self._anchor = torch.zeros((), requires_grad=True)
 
     def enter(
         self,
-        call: Call,
+        call: DeferredCall,
         compute: Callable[..., Tensor],
         arguments: tuple[Any, ...],
         bias: Tensor | None = None,

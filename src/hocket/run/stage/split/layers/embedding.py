@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import Call, Pair, defers
+from hocket.run.stage.split.layers.call import DeferredCall, Pair, defers
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 
@@ -22,14 +22,14 @@ def embedding(deferral: Deferral) -> Routed:
         more = (padding_idx, scale_grad_by_freq, sparse)
         if not defers(weight):
             return torch.embedding(weight, indices, *more)
-        call = Call("embedding", (indices,), weight, None, _gradients, more)
+        call = DeferredCall("embedding", (indices,), weight, None, _gradients, more)
         arguments = (weight.detach(), indices, *more)
         return deferral.enter(call, torch.embedding, arguments)
 
     return route
 
 
-def _gradients(call: Call, dy: Tensor) -> Pair:
+def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
     (indices,) = call.inputs
     assert call.weight is not None
     num_rows = call.weight.shape[0]

@@ -26,14 +26,14 @@ Hear: TypeAlias = Callable[[tuple[Tensor | None, ...]], None]
 def enter(
     compute: Callable[..., Tensor],
     arguments: tuple[Any, ...],
-    hear: Hear,
+    on_grad: Hear,
 ) -> Tensor:
     """Compute a layer's output from inputs of which one wants a gradient.
 
     Args:
         compute: the operator.
         arguments: its own, parameters detached.
-        hear: called once per backward that comes through here.
+        on_grad: called once per backward that comes through here.
     """
     output = compute(*arguments)
     node: Any = output.grad_fn
@@ -41,14 +41,14 @@ def enter(
     # the view's node leaves the graph, but the one behind it stays.
     if output._is_view():
         node = node.next_functions[0][0]
-    node.register_prehook(hear)
+    node.register_prehook(on_grad)
     return output
 
 
 def enter_alone(
     compute: Callable[..., Tensor],
     arguments: tuple[Any, ...],
-    hear: Hear,
+    on_grad: Hear,
     anchor: Tensor,
 ) -> Tensor:
     """Compute a layer's output from inputs of which none wants a gradient.
@@ -56,14 +56,14 @@ def enter_alone(
     Args:
         compute: the operator.
         arguments: its own, parameters detached.
-        hear: called once per backward that comes through here.
+        on_grad: called once per backward that comes through here.
         anchor: a leaf that wants a gradient and will get none.
     """
-    heard: Tensor = _Heard.apply(anchor, compute, arguments, hear)  # type: ignore[no-untyped-call]
+    heard: Tensor = _GradHook.apply(anchor, compute, arguments, on_grad)  # type: ignore[no-untyped-call]
     return heard
 
 
-class _Heard(torch.autograd.Function):
+class _GradHook(torch.autograd.Function):
     """Computes something without a graph, and hears of its gradient."""
 
     @staticmethod
@@ -72,10 +72,10 @@ class _Heard(torch.autograd.Function):
         anchor: Tensor,
         compute: Callable[..., Tensor],
         arguments: tuple[Any, ...],
-        hear: Hear,
+        on_grad: Hear,
     ) -> Tensor:
         """The output, as a tensor that others may change in place."""
-        ctx.hear = hear
+        ctx.on_grad = on_grad
         output = compute(*arguments)
         if output._is_view():
             output = torch.ops.aten._unsafe_view(output, output.shape)
@@ -84,5 +84,5 @@ class _Heard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         """Nobody wants to know more."""
-        ctx.hear((grad,))
+        ctx.on_grad((grad,))
         return None, None, None, None

@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import Call, Pair, cut_off, defers, in_rows
+from hocket.run.stage.split.layers.call import (
+    DeferredCall,
+    Pair,
+    defers,
+    detached_weight,
+    in_rows,
+)
 from hocket.run.stage.split.layers.cast import cast
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
@@ -22,12 +28,12 @@ def linear(deferral: Deferral) -> Routed:
     def route(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not defers(weight):
             return F.linear(x, weight, bias)
-        value, put_off = cut_off(bias)
+        value, put_off = detached_weight(bias)
         x, short, value = cast(x, weight.detach(), value)
         compute: Routed = F.linear
         if x.dim() > 2 and not x.is_contiguous():
             compute, x = partial(_folded, x.shape[:-1]), in_rows(x)
-        call = Call("linear", (x,), weight, put_off, _gradients)
+        call = DeferredCall("linear", (x,), weight, put_off, _gradients)
         return deferral.enter(call, compute, (x, short, value), value)
 
     return route
@@ -46,7 +52,7 @@ def _folded(
     return y if bias is None else y.add_(bias)
 
 
-def _gradients(call: Call, dy: Tensor) -> Pair:
+def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
     """dw_OI = dy' x, the way autograd multiplies them, and db_O = the sum of dy."""
     (x,) = call.inputs
     dy_TO = in_rows(dy)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.run.stage.split.layers.accumulate import accumulate
-from hocket.run.stage.split.layers.call import Call
+from hocket.run.stage.split.layers.call import DeferredCall
 
 
 class Pending:
@@ -19,7 +19,7 @@ class Pending:
         calls: each with the gradient of its output.
     """
 
-    def __init__(self, calls: Iterable[tuple[Call, Tensor]]) -> None:
+    def __init__(self, calls: Iterable[tuple[DeferredCall, Tensor]]) -> None:
         self._calls = deque(calls)
 
     @torch.no_grad()
@@ -65,7 +65,7 @@ class Pending:
             yield dy
 
 
-def _used_again(calls: Iterable[tuple[Call, Tensor]]) -> Counter[int]:
+def _used_again(calls: Iterable[tuple[DeferredCall, Tensor]]) -> Counter[int]:
     """How often a parameter is used, of those that are used more than once."""
     uses = Counter([id(call.weight) for call, _ in calls])
     uses.update([id(call.bias) for call, _ in calls if call.bias is not None])

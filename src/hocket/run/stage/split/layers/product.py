@@ -10,7 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import Call, Pair, cut_off, defers, in_rows
+from hocket.run.stage.split.layers.call import (
+    DeferredCall,
+    Pair,
+    defers,
+    detached_weight,
+    in_rows,
+)
 from hocket.run.stage.split.layers.cast import cast
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
@@ -25,7 +31,7 @@ def product(deferral: Deferral) -> Routed:
         compute: Routed = torch.matmul
         if x.dim() > 2 and not x.is_contiguous():
             compute, x = partial(_folded, x.shape[:-1]), in_rows(x)
-        call = Call("matmul", (x,), weight, None, _gradients)
+        call = DeferredCall("matmul", (x,), weight, None, _gradients)
         return deferral.enter(call, compute, (x, short))
 
     return route
@@ -40,9 +46,9 @@ def sum_and_product(deferral: Deferral) -> Routed:
         is_sum = beta == alpha == 1 and bias.dim() == 1
         if not defers(weight) or not is_sum:
             return torch.addmm(bias, x, weight, beta=beta, alpha=alpha)
-        value, put_off = cut_off(bias)
+        value, put_off = detached_weight(bias)
         x, short, value = cast(x, weight.detach(), value)
-        call = Call("addmm", (x,), weight, put_off, _gradients)
+        call = DeferredCall("addmm", (x,), weight, put_off, _gradients)
         return deferral.enter(call, torch.addmm, (value, x, short), value)
 
     return route
@@ -59,7 +65,7 @@ def _folded(shape: torch.Size, x_TI: Tensor, weight_IO: Tensor) -> Tensor:
     return y
 
 
-def _gradients(call: Call, dy: Tensor) -> Pair:
+def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
     """dw_IO = x' dy, the way autograd multiplies them, and db_O = the sum of dy."""
     (x,) = call.inputs
     dy_TO, x_TI = in_rows(dy), in_rows(x)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def alike(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+def are_close(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     """Whether tensors are the same but for rounding, each of its own largest element.
 
     Some kernels of GPUs add up in another order each time.

@@ -24,7 +24,7 @@ _VALUES = bool, int, float, str
 
 
 @contextmanager
-def plain(modules: Sequence[nn.Module]) -> Iterator[None]:
+def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Look on while modules run; afterwards all that they noted is forgotten.
 
     Args:
@@ -36,7 +36,9 @@ def plain(modules: Sequence[nn.Module]) -> Iterator[None]:
     for module in modules:
         if has_hooks(module):
             raise CannotCompileError(f"its {_kind(module)} has hooks")
-    before = [(module, _notes(module), collections_of(module)) for module in modules]
+    before = [
+        (module, _attributes_of(module), collections_of(module)) for module in modules
+    ]
     python, numpy = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
         for module in modules:
@@ -59,7 +61,7 @@ def plain(modules: Sequence[nn.Module]) -> Iterator[None]:
                 collection.restore()
 
 
-def _notes(module: nn.Module) -> dict[str, Any]:
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
     kinds = *_VALUES, Tensor, tuple, *COLLECTIONS
     return {name: x for name, x in vars(module).items() if isinstance(x, kinds)}
 
@@ -74,7 +76,7 @@ def _check(
 def _check_one(
     module: nn.Module, before: dict[str, Any], collections: Sequence[Collection]
 ) -> None:
-    after = _notes(module)
+    after = _attributes_of(module)
     names = before.keys() | after.keys()
     changed = {x for x in names if not _is_same(before.get(x), after.get(x))}
     changed |= {x.name for x in collections if x.is_changed}

@@ -10,11 +10,15 @@ from torch import Tensor, nn
 
 from hocket.run.comm.schema import message_tag
 from hocket.run.comm.transport import Receiver, Sender
-from hocket.run.stage.versions import Versions
-from hocket.run.weights.stale_ties.loan import Sent, gradient_schema, values_schema
+from hocket.run.stage.versions import WeightVersions
+from hocket.run.weights.stale_ties.stale_tie import (
+    SendReason,
+    gradient_schema,
+    values_schema,
+)
 
 
-class Lent:
+class TieOwner:
     """Takes the other devices' gradients, and sends what the updates make.
 
     Args:
@@ -30,7 +34,7 @@ class Lent:
         self,
         name: str,
         parameter: nn.Parameter,
-        versions: Versions,
+        versions: WeightVersions,
         gradients: Sequence[Receiver],
         values: Sequence[Sender],
         *,
@@ -71,7 +75,7 @@ class Lent:
                 parameter.grad = grad.clone() if own is None else _sum(own, grad)
             receiver.release(tag)
 
-    def lend(self, why: Sent = Sent.UPDATED) -> None:
+    def send_values(self, why: SendReason = SendReason.UPDATED) -> None:
         """Send the values that are in place.
 
         Raises:
@@ -87,16 +91,16 @@ class Lent:
     def settle(self) -> None:
         """Nothing is left to do: others take what was sent."""
 
-    def go_on_from(self, _: int) -> None:
+    def resume_from(self, _: int) -> None:
         """Other weights were put in place: have what they predict everywhere."""
         self._expected = -1
         if self._predicts:
-            self.lend(Sent.LOADED)
+            self.send_values(SendReason.LOADED)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """While the averaged weights are in place here, have them everywhere."""
-        self.lend(Sent.AVERAGED)
+        self.send_values(SendReason.AVERAGED)
         yield
 
     def _gradient_tag(self, step: int) -> int:

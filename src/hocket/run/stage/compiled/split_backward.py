@@ -65,7 +65,7 @@ _VIEWS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class SplitGraph:
     """A backward as two graphs.
 
     I takes what the backward takes, and returns the gradients that do not wait, then
@@ -86,7 +86,9 @@ class Halves:
     reads: tuple[int, ...]
 
 
-def halve(backward: fx.GraphModule, is_weight: Sequence[bool]) -> Halves | None:
+def split_graph(
+    backward: fx.GraphModule, is_weight: Sequence[bool]
+) -> SplitGraph | None:
     """Cut a backward's graph; None if nothing of it would wait.
 
     Args:
@@ -105,7 +107,7 @@ def halve(backward: fx.GraphModule, is_weight: Sequence[bool]) -> Halves | None:
     inputs = inputs_of_graph(graph)
     kept = [node for node in reads if node.op != "placeholder"]
     given = [node for node in reads if node.op == "placeholder"]
-    return Halves(
+    return SplitGraph(
         extracted(backward, graph, inputs, [*(results[i] for i in early), *kept]),
         extracted(backward, graph, [*given, *kept], [results[i] for i in late]),
         tuple(early),

@@ -13,7 +13,7 @@ from hocket.run.comm.schema import Schema, schema_of
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
+class StaleTie:
     """A weight of one stage that others read, too.
 
     Args:
@@ -29,24 +29,28 @@ class Loan:
     delay: int
 
 
-def find_loans(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> list[Loan]:
+def find_stale_ties(
+    shared: Mapping[str, Sequence[int]], schedule: Schedule
+) -> list[StaleTie]:
     """The shared weights that their stages cannot update together, at one time.
 
     Args:
         shared: the stages that hold each shared weight.
         schedule: says their delays, and where they live.
     """
-    loans = []
+    stale_ties = []
     for name, numbers in sorted(shared.items()):
         stages = [schedule.program.stages[number] for number in numbers]
         delays = {stage.delay for stage in stages}
         devices = dict.fromkeys(stage.device for stage in stages)
         if len(delays) > 1 or len(devices) < len(stages):
-            loans.append(Loan(name, tuple(numbers), tuple(devices), max(delays)))
-    return loans
+            stale_ties.append(
+                StaleTie(name, tuple(numbers), tuple(devices), max(delays))
+            )
+    return stale_ties
 
 
-class Sent(IntEnum):
+class SendReason(IntEnum):
     """Why values are sent; it stands in their tag, beside the number of updates."""
 
     UPDATED = 0

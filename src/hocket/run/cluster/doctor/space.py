@@ -23,7 +23,7 @@ _ENOUGH_WORKER_BYTES: Final = 2 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class DiskSpace:
     """One file system.
 
     Args:
@@ -42,7 +42,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class HostMemory:
     """Of this host, or of the container that this is.
 
     Args:
@@ -52,12 +52,12 @@ class Memory:
     available_bytes: int
 
 
-def probe_shared_memory() -> Space:
+def probe_shared_memory() -> DiskSpace:
     """Look at the file system of POSIX shared memory."""
     return _space(_SHARED)
 
 
-def probe_disk(folder: Path) -> Space:
+def probe_disk(folder: Path) -> DiskSpace:
     """Look at the disk of a folder, and write a file there.
 
     Args:
@@ -77,13 +77,13 @@ def probe_disk(folder: Path) -> Space:
     return _space(folder, error)
 
 
-def probe_memory() -> Memory:
+def probe_memory() -> HostMemory:
     """The least of what the kernel and the control groups give."""
     amounts = [_available_bytes(), *_group_bytes(Path("/sys/fs/cgroup"))]
-    return Memory(min(amounts))
+    return HostMemory(min(amounts))
 
 
-def judge_shared_memory(space: Space) -> Finding:
+def judge_shared_memory(space: DiskSpace) -> Finding:
     """Whether data loaders and NCCL have somewhere to put their batches."""
     verdict = _verdict(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
     found = f"{byte_size(space.free_bytes)} of {byte_size(space.total_bytes)} free"
@@ -100,7 +100,7 @@ def judge_shared_memory(space: Space) -> Finding:
     )
 
 
-def judge_disk(space: Space) -> Finding:
+def judge_disk(space: DiskSpace) -> Finding:
     """Whether a run can leave its files."""
     verdict = _verdict(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
     found = f"{byte_size(space.free_bytes)} free in {space.path}"
@@ -115,7 +115,7 @@ def judge_disk(space: Space) -> Finding:
     return Finding("disk", verdict, found, mend, asdict(space))
 
 
-def judge_memory(memory: Memory, num_workers: int) -> Finding:
+def judge_memory(memory: HostMemory, num_workers: int) -> Finding:
     """Whether the workers of this host fit into its memory at all.
 
     Args:
@@ -140,11 +140,11 @@ def _verdict(has: int, few: int, enough: int) -> Verdict:
     return Verdict.WARN if has < enough else Verdict.OK
 
 
-def _space(path: Path, error: str = "") -> Space:
+def _space(path: Path, error: str = "") -> DiskSpace:
     if not path.is_dir():
-        return Space(str(path), 0, 0, 0, "it does not exist")
+        return DiskSpace(str(path), 0, 0, 0, "it does not exist")
     told = os.statvfs(path)
-    return Space(
+    return DiskSpace(
         str(path),
         told.f_blocks * told.f_frsize,
         told.f_bavail * told.f_frsize,

@@ -25,7 +25,7 @@ from hocket.schedules import make_schedule
 _NAME: Final = "chimera"
 
 
-def both_ways(predictor: Predictor, outcomes: Iterable[Outcome]) -> str:
+def chimera_sentence(predictor: Predictor, outcomes: Iterable[Outcome]) -> str:
     """A sentence; empty where Chimera does not take the numbers, or nothing fits.
 
     Args:

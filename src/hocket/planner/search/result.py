@@ -16,7 +16,7 @@ def gap(makespan_s: float, bound_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """How far a search has come.
 
     Args:
@@ -36,7 +36,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class SearchResult:
     """The best order that was found, and what is proved about all others.
 
     Args:

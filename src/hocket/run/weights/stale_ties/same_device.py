@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class OfNeighbour:
+class SameDeviceSource:
     """Reads the leaves of another stage; gradients add up in them.
 
     Args:

@@ -16,20 +16,20 @@ import torch.distributed as dist
 
 from hocket.errors import CheckpointError, DamagedError, DataError
 from hocket.model.stages.outline import Outline
-from hocket.run.checkpoint.background import Writer
-from hocket.run.checkpoint.collect import Share, collect, describe
-from hocket.run.checkpoint.commit import Order, clean, commit
+from hocket.run.checkpoint.background import BackgroundWriter
+from hocket.run.checkpoint.collect import WorkerShare, collect, describe
+from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.format.folder import find, previous
 from hocket.run.checkpoint.format.lock import FolderLock, token_in
-from hocket.run.checkpoint.format.manifest import Run
+from hocket.run.checkpoint.format.manifest import RunRecord
 from hocket.run.checkpoint.format.opened import check_pointer, open_checkpoint
 from hocket.run.checkpoint.format.read import check_tensors, read_tensors
-from hocket.run.checkpoint.restore import Key, Needs, needs_of, restore
+from hocket.run.checkpoint.restore import Key, RestorePlan, make_restore_plan, restore
 from hocket.run.checkpoint.snapshot import HostCopies
 from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.store_exchange import Exchange
+from hocket.run.cluster.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
-from hocket.run.diagnostics.flight_recorder import Ring
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 
@@ -57,7 +57,7 @@ class Loaded:
     data: Any
 
 
-class Checkpoints:
+class CheckpointManager:
     """What saves and loads for one worker of a pipeline.
 
     Args:
@@ -66,7 +66,7 @@ class Checkpoints:
         plan: says which device holds what.
         layout: of the ranks.
         world: the job.
-        ring: told of saves and loads.
+        recorder: told of saves and loads.
         timeout_s: that workers wait for each other, beside the time for the disk.
     """
 
@@ -77,12 +77,12 @@ class Checkpoints:
         plan: Plan,
         layout: Layout,
         world: World,
-        ring: Ring,
+        recorder: FlightRecorder,
         *,
         timeout_s: float,
     ) -> None:
         self._outline = outline
-        self._ring = ring
+        self._recorder = recorder
         self._executor = executor
         self._plan = plan
         self._layout = layout
@@ -90,11 +90,11 @@ class Checkpoints:
         disk_s = _STATE_PER_WEIGHT * outline.parameter_bytes / _SLOW_BYTES_PER_S
         self._timeout_s = timeout_s + disk_s
         self._num_exchanges = 0
-        self._writer = Writer()
+        self._writer = BackgroundWriter()
         self._copies = HostCopies()
         self._lock: FolderLock | None = None
         self._folder: Path | None = None
-        self._base: Run | None = None
+        self._base: RunRecord | None = None
 
     def save(
         self, folder: Path, step: int, *, data: Any, background: bool, keep: int | None
@@ -121,10 +121,10 @@ class Checkpoints:
         collected = _attempted(self._collected)
         exchange = self._exchange()
         if not background:
-            commit(Order(folder, run, keep), collected, exchange)
+            commit(SaveJob(folder, run, keep), collected, exchange)
             return
         copied = _attempted(lambda: self._copied(collected()))
-        order = Order(folder, run, keep, self._writer.go_on)
+        order = SaveJob(folder, run, keep, self._writer.wants_more)
         self._writer.start(partial(commit, order, copied, exchange))
 
     def load(self, folder: Path, step: int | str, *, allow_previous: bool) -> Loaded:
@@ -190,7 +190,11 @@ class Checkpoints:
         [token, *_] = _agreed(
             exchange, "lock", lambda: self._take(folder) if is_main else ""
         )
-        _agreed(exchange, "folder", lambda: _see(folder, str(token), exchange.rank))
+        _agreed(
+            exchange,
+            "folder",
+            lambda: _check_shared_folder(folder, str(token), exchange.rank),
+        )
         self._folder = folder.absolute()
 
     def _take(self, folder: Path) -> str:
@@ -206,7 +210,7 @@ class Checkpoints:
         clean(folder)
         return self._lock.token
 
-    def _run(self) -> Run:
+    def _run(self) -> RunRecord:
         """This run as it stands, but for the step and the user's data."""
         if self._base is None:
             self._base = describe(self._outline, self._executor, self._layout)
@@ -218,27 +222,27 @@ class Checkpoints:
     def _seed(self) -> int:
         return next(iter(self._executor.runners.values())).seed
 
-    def _collected(self) -> Share:
+    def _collected(self) -> WorkerShare:
         return collect(self._executor, self._plan, self._layout, self._world)
 
-    def _copied(self, share: Share) -> Share:
+    def _copied(self, share: WorkerShare) -> WorkerShare:
         return share.with_tensors(self._copies.copy(share.tensors))
 
     def _read(
-        self, path: Path, exchange: Exchange
-    ) -> tuple[Needs | None, dict[Key, Any] | None, str]:
+        self, path: Path, exchange: StoreExchange
+    ) -> tuple[RestorePlan | None, dict[Key, Any] | None, str]:
         """What this worker needs, once every worker has found all of its own whole.
 
         Raises:
             CheckpointError: it does not fit, on some worker.
         """
-        needs: Needs | None = None
+        needs: RestorePlan | None = None
         tensors: dict[Key, Any] | None = None
 
         def read() -> str:
             nonlocal needs, tensors
             opened = open_checkpoint(path)
-            needs = needs_of(
+            needs = make_restore_plan(
                 opened,
                 self._outline,
                 self._executor,
@@ -248,7 +252,7 @@ class Checkpoints:
             )
             if exchange.rank == 0:
                 check_tensors(needs.spare)
-            tensors = read_tensors(needs.places)
+            tensors = read_tensors(needs.locations)
             return ""
 
         def read_or_tell() -> str:
@@ -263,18 +267,18 @@ class Checkpoints:
 
     @contextmanager
     def _noted(self, what: str, step: int) -> Iterator[None]:
-        self._ring.begin(what, step)
+        self._recorder.begin(what, step)
         try:
             yield
         finally:
-            self._ring.end()
+            self._recorder.end()
 
-    def _exchange(self) -> Exchange:
+    def _exchange(self) -> StoreExchange:
         """One of its own for each save, since saves go on while others talk."""
         self._num_exchanges += 1
         prefix = f"checkpoint {self._num_exchanges}"
         exchange = self._world.exchange
-        return Exchange(
+        return StoreExchange(
             dist.PrefixStore(prefix, self._executor.store),
             exchange.rank,
             exchange.world_size,
@@ -304,7 +308,7 @@ def _candidates(
     return [path.name for path in paths]
 
 
-def _agreed(exchange: Exchange, name: str, act: Callable[[], Any]) -> list[Any]:
+def _agreed(exchange: StoreExchange, name: str, act: Callable[[], Any]) -> list[Any]:
     """Do something on every worker; hear what all came to.
 
     Raises:
@@ -324,7 +328,7 @@ def _agreed(exchange: Exchange, name: str, act: Callable[[], Any]) -> list[Any]:
     return [value for _, value in told]
 
 
-def _attempted(make: Callable[[], Share]) -> Callable[[], Share]:
+def _attempted(make: Callable[[], WorkerShare]) -> Callable[[], WorkerShare]:
     """Make it now; an error is raised where it is asked for, so that all hear of it."""
     try:
         share = make()
@@ -333,11 +337,11 @@ def _attempted(make: Callable[[], Share]) -> Callable[[], Share]:
     return lambda: share
 
 
-def _raise(error: CheckpointError) -> Share:
+def _raise(error: CheckpointError) -> WorkerShare:
     raise error
 
 
-def _see(folder: Path, token: str, rank: int) -> str:
+def _check_shared_folder(folder: Path, token: str, rank: int) -> str:
     """See that this worker finds the folder that the main one has taken."""
     deadline_s = time.monotonic() + _VISIBLE_S
     while token_in(folder) != token:

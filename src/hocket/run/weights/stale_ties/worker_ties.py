@@ -6,41 +6,41 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from hocket.run.weights.stale_ties.borrowed import Borrowed
-from hocket.run.weights.stale_ties.lent import Lent
-from hocket.run.weights.stale_ties.loan import Loan
+from hocket.run.weights.stale_ties.owner import TieOwner
+from hocket.run.weights.stale_ties.replica import TieReplica
+from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
-class Loans:
+class WorkerTies:
     """What one worker does about them, at some points of its lane.
 
     Args:
-        loans: of the model, in order of name.
-        lent: of these, by name.
-        borrowed: likewise.
+        stale_ties: of the model, in order of name.
+        owners: of these, by name.
+        replicas: likewise.
         stages: of this worker.
     """
 
     def __init__(
         self,
-        loans: Sequence[Loan],
-        lent: Mapping[str, Lent],
-        borrowed: Mapping[str, Borrowed],
+        stale_ties: Sequence[StaleTie],
+        owners: Mapping[str, TieOwner],
+        replicas: Mapping[str, TieReplica],
         stages: Collection[int],
     ) -> None:
-        self._weights: list[Lent | Borrowed] = []
-        self._lent: defaultdict[int, list[Lent]] = defaultdict(list)
-        self._borrowed: defaultdict[int, list[Borrowed]] = defaultdict(list)
-        self._read: defaultdict[int, list[Borrowed]] = defaultdict(list)
-        for loan in loans:
-            if loan.name in lent:
-                self._weights.append(lent[loan.name])
-                self._lent[loan.stages[0]].append(lent[loan.name])
-            if loan.name in borrowed:
-                weight = borrowed[loan.name]
-                own = [stage for stage in loan.stages if stage in stages]
+        self._weights: list[TieOwner | TieReplica] = []
+        self._owners: defaultdict[int, list[TieOwner]] = defaultdict(list)
+        self._replicas: defaultdict[int, list[TieReplica]] = defaultdict(list)
+        self._read: defaultdict[int, list[TieReplica]] = defaultdict(list)
+        for tie in stale_ties:
+            if tie.name in owners:
+                self._weights.append(owners[tie.name])
+                self._owners[tie.stages[0]].append(owners[tie.name])
+            if tie.name in replicas:
+                weight = replicas[tie.name]
+                own = [stage for stage in tie.stages if stage in stages]
                 self._weights.append(weight)
-                self._borrowed[own[0]].append(weight)  # its backwards come last
+                self._replicas[own[0]].append(weight)  # its backwards come last
                 for stage in own:
                     self._read[stage].append(weight)
 
@@ -59,7 +59,7 @@ class Loans:
 
     def before_backward(self, stage: int, step: int) -> None:
         """A backward of a stage is about to begin."""
-        for weight in self._lent[stage]:
+        for weight in self._owners[stage]:
             weight.expect(step)
 
     def complete(self, stage: int, step: int) -> None:
@@ -68,15 +68,15 @@ class Loans:
         Raises:
             WaitError: another holder's did not come.
         """
-        for lent in self._lent[stage]:
-            lent.gather(step)
-        for borrowed in self._borrowed[stage]:
-            borrowed.give_back(step)
+        for owners in self._owners[stage]:
+            owners.gather(step)
+        for replicas in self._replicas[stage]:
+            replicas.send_gradient(step)
 
     def after_update(self, stage: int) -> None:
         """A stage has been updated."""
-        for weight in self._lent[stage]:
-            weight.lend()
+        for weight in self._owners[stage]:
+            weight.send_values()
 
     def settle(self) -> None:
         """Have the newest values everywhere, when no step is under way.
@@ -87,14 +87,14 @@ class Loans:
         for weight in self._weights:
             weight.settle()
 
-    def go_on_from(self, num_updates: int) -> None:
+    def resume_from(self, num_updates: int) -> None:
         """Other weights were put in place, after so many updates.
 
         Raises:
             WaitError: what they predict did not come.
         """
         for weight in self._weights:
-            weight.go_on_from(num_updates)
+            weight.resume_from(num_updates)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -28,12 +28,12 @@ from torch.overrides import TorchFunctionMode
 
 from hocket.model.stages.reroute import Route, Routes
 from hocket.run.stage.split.layers.accumulate import has_hooks
-from hocket.run.stage.split.plain import keeps_to_itself, operator_of
+from hocket.run.stage.split.module_operators import has_own_kernel, operator_of
 
 Forward: TypeAlias = Callable[..., Any]
 
 
-class Watch:
+class ModuleRoutes:
     """While it is on, calls of these operators take their routes.
 
     Args:
@@ -47,7 +47,7 @@ class Watch:
             (vars(owner), _routed(mode, routes, owner))
             for owner in module.modules()
             if any(p.dim() > 1 for p in owner.parameters(recurse=False))
-            and not keeps_to_itself(owner)
+            and not has_own_kernel(owner)
         ]
 
     @contextmanager
@@ -70,7 +70,7 @@ def _routed(mode: _Mode, routes: Routes, owner: Any) -> Forward:
     """What to call in place of a module's forward."""
     known = operator_of(owner)
     if known is None:
-        return _watched(mode, owner.forward)
+        return _with_mode(mode, owner.forward)
     forward, (operator, more) = owner.forward, known
     function = routes[operator].function
 
@@ -85,7 +85,7 @@ def _routed(mode: _Mode, routes: Routes, owner: Any) -> Forward:
     return routed
 
 
-def _watched(mode: _Mode, forward: Forward) -> Forward:
+def _with_mode(mode: _Mode, forward: Forward) -> Forward:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if mode.is_on:  # inside of another module that owns weights
             return forward(*args, **kwargs)
@@ -123,12 +123,12 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         """Take the route, if there is one."""
         route = self._routes.get(func)
-        if route is None or _is_heard(route, args, kwargs or {}):
+        if route is None or _wants_grad(route, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
         return route.function(*args, **(kwargs or {}))
 
 
-def _is_heard(route: Route, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _wants_grad(route: Route, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether somebody would hear of the weight's gradient, or of the bias's."""
     given = [kwargs.get("weight"), kwargs.get("bias")]
     places = (route.weight, route.bias)

@@ -57,7 +57,7 @@ def _nothing(_: nn.Module) -> tuple[Any, ...]:
     return ()
 
 
-def keeps_to_itself(module: nn.Module) -> bool:
+def has_own_kernel(module: nn.Module) -> bool:
     """Whether its weights are read by its own kernel, and by nothing with a route."""
     if not isinstance(module, nn.RNNBase):
         return False

@@ -20,7 +20,11 @@ from torch import Tensor, nn
 
 from hocket.run.comm.schema import message_tag
 from hocket.run.comm.transport import Receiver, Sender
-from hocket.run.weights.stale_ties.loan import Sent, gradient_schema, values_schema
+from hocket.run.weights.stale_ties.stale_tie import (
+    SendReason,
+    gradient_schema,
+    values_schema,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class _Version:
     tag: int | None = None
 
 
-class Borrowed:
+class TieReplica:
     """Reads what another device sends, and sends gradients there.
 
     Args:
@@ -87,7 +91,7 @@ class Borrowed:
             self._leaves[step] = known.read.detach().requires_grad_()
         return self._leaves[step]
 
-    def give_back(self, step: int) -> None:
+    def send_gradient(self, step: int) -> None:
         """Send the complete gradient of a step, and let the next values come.
 
         Raises:
@@ -132,7 +136,7 @@ class Borrowed:
         data = self._parameter.data
         self._known[self._newest] = _Version(data, data, newest.tag)
 
-    def go_on_from(self, num_updates: int) -> None:
+    def resume_from(self, num_updates: int) -> None:
         """Other weights were put in place, after so many updates.
 
         Raises:
@@ -143,7 +147,7 @@ class Borrowed:
         self._known = {version + further: x for version, x in self._known.items()}
         if self._predicts:
             tag = self._known[num_updates].tag
-            read = self._received(Sent.LOADED)[-1]
+            read = self._received(SendReason.LOADED)[-1]
             self._known[num_updates] = _Version(self._parameter.data, read, tag)
 
     @contextmanager
@@ -155,7 +159,7 @@ class Borrowed:
         """
         kept, self._parameter.data = (
             self._parameter.data,
-            self._received(Sent.AVERAGED)[0],
+            self._received(SendReason.AVERAGED)[0],
         )
         try:
             yield
@@ -177,7 +181,7 @@ class Borrowed:
         self._known[self._newest] = _Version(tensors[0], tensors[-1], tag)
         self._parameter.data = tensors[0]
 
-    def _received(self, why: Sent) -> list[Tensor]:
+    def _received(self, why: SendReason) -> list[Tensor]:
         """Copies of values that are sent between steps."""
         tag = self._tag(self._newest, why)
         self._values.expect([tag], self._values_schema)
@@ -191,5 +195,5 @@ class Borrowed:
             if tag is not None:
                 self._values.release(tag)
 
-    def _tag(self, version: int, why: Sent = Sent.UPDATED) -> int:
+    def _tag(self, version: int, why: SendReason = SendReason.UPDATED) -> int:
         return message_tag(self._values_schema, version, why)
