@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def alone(schedule: str, **more: Any) -> hocket.Pipeline:
-    """A perceptron with dropout, on one device: it draws by stage, so cut it alike."""
+    """A perceptron with dropout, on one device: cut where it is told."""
     cut = ["3"] if schedule in ("wpipe", "looped-bfs") else []
     case = {"model": "dropout", "schedule": schedule, "cut": cut, **more}
     return make_pipeline(None, case)

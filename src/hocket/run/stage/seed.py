@@ -19,23 +19,12 @@ from hocket.model.stages.stage import StageModule
 _MASK = (1 << 64) - 1
 
 
-def seed_of(seed: int, step: int, net: str, layer: int, microbatch: int) -> int:
-    """Mix what random numbers depend on into one number (splitmix64's finisher).
-
-    Args:
-        seed: of the run.
-        step: of the training, from 0.
-        net: the net's name.
-        layer: its number in the uncut model.
-        microbatch: its number in the step, over all replicas.
-    """
-    state = seed & _MASK
-    for number in (step, zlib.crc32(net.encode()), layer, microbatch):
-        state = (state + 0x9E3779B97F4A7C15 + number) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1  # generators take signed 64-bit numbers
+def _mixed(state: int, number: int) -> int:
+    """One more number in a state of 64 bits (splitmix64's finisher)."""
+    state = (state + 0x9E3779B97F4A7C15 + number) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
 
 
 @contextmanager
@@ -57,8 +46,12 @@ def layers_seeded(
         net: the net's name.
         microbatch: its number in the step, over all replicas.
     """
+    state = seed & _MASK
+    for number in (step, zlib.crc32(net.encode()), microbatch):
+        state = _mixed(state, number)
     module.layer_seeds.seed = lambda layer: seed_generators(
-        device, seed_of(seed, step, net, layer, microbatch)
+        device,
+        _mixed(state, layer) >> 1,  # generators take signed 64-bit numbers
     )
     try:
         yield
