@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,18 @@ def chain_model(seed: int, width: int = 4) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 3)
     ).double()
+
+
+class Dropped(nn.Module):
+    """A linear layer with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From x_BW to x_BW."""
+        return F.dropout(self.linear(x), 0.3, self.training)
 
 
 def batches(num: int, size: int = 8) -> list[tuple[Tensor, Tensor]]:
@@ -291,6 +304,74 @@ def test_frozen_layers_have_no_gradient_and_no_update(delays: Sequence[int]) -> 
         optimizer.zero_grad(set_to_none=True)
     for name, value in alone.state_dict().items():
         torch.testing.assert_close(states[-1][name], value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_a_loss_over_all_replicas_is_the_loss_of_the_batch(num_replicas: int) -> None:
+    """However many replicas share the batch: the same rows, the same loss."""
+    data, student = batches(4), nn.Linear(4, 3).double()
+    teacher, alone = nn.Linear(4, 3).double(), copy.deepcopy(student)
+    program = Program(
+        (
+            Net("teacher", 1),
+            Net("student", 2, batch_loss=True, loss_over_replicas=True),
+        ),
+        (Stage("teacher", 0, trainable=False), Stage("student", 0)),
+        ((0, 1),),
+        num_replicas=num_replicas,
+    )
+    found = hocket.emulate(
+        program,
+        {"teacher": teacher, "student": student},
+        {"student": contrast},
+        {"student": SGD},
+        data,
+    )
+
+    optimizer = SGD(alone.parameters())
+    for step, (x, y) in enumerate(data):
+        loss = contrast(alone(x), y, teacher(x).detach())
+        assert found[step]["student"]["loss"] == pytest.approx(loss.item(), rel=1e-12)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_close(student, alone)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_copies_of_a_net_train_one_model(num_replicas: int) -> None:
+    """Chimera's two directions are one net with the microbatches of both."""
+    data = batches(4)
+    model = nn.Sequential(*(Dropped() for _ in range(3))).double()
+    alone = copy.deepcopy(model)
+    order = hocket.make_schedule(
+        "chimera", num_devices=2, num_microbatches=4, stages_per_device=2
+    )
+    program = replace(order.program, num_replicas=num_replicas)
+    assert program.copies
+    hocket.emulate(program, model, F.cross_entropy, ADAMW, data, cut_at=["1"])
+
+    whole = Program.chain(range(2), 4, num_replicas=num_replicas)
+    whole = replace(
+        whole,
+        nets=(replace(whole.nets[0], name="down"),),
+        stages=tuple(replace(stage, net="down") for stage in whole.stages),
+    )
+    hocket.emulate(whole, alone, F.cross_entropy, ADAMW, data, cut_at=["1"])
+    assert all(map(torch.equal, model.parameters(), alone.parameters()))
+
+
+def test_each_copy_has_statistics_of_its_own() -> None:
+    """The model keeps those of the first copy, which saw the first microbatches."""
+    ((x, y), *_), model = batches(1), chain_model(9)
+    alone = copy.deepcopy(model)
+    order = hocket.make_schedule(
+        "chimera", num_devices=2, num_microbatches=2, stages_per_device=2
+    )
+    hocket.emulate(order.program, model, F.cross_entropy, SGD, [(x, y)], cut_at=["2"])
+    alone(x[:4])
+    for name, value in alone[1].named_buffers():
+        assert torch.equal(dict(model[1].named_buffers())[name], value)
 
 
 def program_of(*flows: tuple[int, int]) -> Program:

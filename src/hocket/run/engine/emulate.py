@@ -27,6 +27,7 @@ from hocket.core.program import Program
 from hocket.errors import ModelError, RecipeError
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.engine.emulator.batch import Step, gradient_groups
+from hocket.run.engine.emulator.copies import without_copies
 from hocket.run.engine.emulator.net import (
     CPU,
     EmulatedNet,
@@ -72,7 +73,11 @@ def emulate(
     An output that flows to another net's last stage goes to its loss, behind the
     targets: `loss(output, targets, *outputs)`. One that flows to its first stage comes
     before the model's own inputs, leaf by leaf. A loss over the whole batch is called
-    once per replica, with the outputs of all microbatches joined along dimension 0.
+    once per replica, or once over all replicas, with the outputs of all microbatches
+    joined along dimension 0.
+
+    Nets that are copies of one another are one net here, under the name of the first:
+    the microbatches of a step are shared out over the copies in order.
 
     Nets that are trained run in training mode; all others in the mode that the model is
     in. The numbers of updates in `program.num_steps` are not looked at: each batch is a
@@ -110,6 +115,8 @@ def emulate(
             net can go; or a forward that reads old weights begins a checkpoint.
         DataError: as for `Pipeline.step`.
     """
+    merged = without_copies(program)
+    program = merged.program
     names = tuple(net.name for net in program.nets)
     loss_of = _by_net(losses, names, "losses")
     optimizer_of = _by_net(optimizers, names, "optimizers")
@@ -128,7 +135,15 @@ def emulate(
         if not isinstance(optimizer, Momentum)
     }
     plans = [
-        _plan(program, name, name in loss_of, cuts.get(name, ()), freezes.get(name, {}))
+        EmulatedStages(
+            name,
+            _stages_of(program, name),
+            *_inputs_of(program, name, has_loss=name in loss_of),
+            tuple(cuts.get(name, ())),
+            freezes.get(name, {}),
+            merged.shares[name],
+            program.num_replicas,
+        )
         for name in _in_order(program, names)
     ]
     _check_losses(program, names, loss_of)
@@ -199,14 +214,14 @@ def _stages_of(program: Program, name: str) -> tuple[int, ...]:
     return tuple(i for i, stage in enumerate(program.stages) if stage.net == name)
 
 
-def _plan(
-    program: Program,
-    name: str,
-    has_loss: bool,
-    cut_at: Sequence[str],
-    freeze_at: Mapping[int, str],
-) -> EmulatedStages:
-    """Where a net stands; refuses flows between nets that nobody could read."""
+def _inputs_of(
+    program: Program, name: str, *, has_loss: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nets whose outputs go before a net's inputs, and those that go to its loss.
+
+    Raises:
+        ModelError: a flow leads from another net to where its output cannot go.
+    """
     stages = _stages_of(program, name)
     inputs, loss_inputs = [], []
     for source, target in program.flows:
@@ -228,15 +243,7 @@ def _plan(
                 "output of another net goes to the last stage, for the loss, or to the "
                 "first, as the model's input"
             )
-    return EmulatedStages(
-        name,
-        stages,
-        tuple(inputs),
-        tuple(loss_inputs),
-        tuple(cut_at),
-        freeze_at,
-        program.num_replicas,
-    )
+    return tuple(inputs), tuple(loss_inputs)
 
 
 def _check_losses(

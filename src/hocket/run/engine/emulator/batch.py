@@ -52,10 +52,8 @@ class Step:
         if key not in self._outputs:
             net, part = self.nets[name], self.parts[name][number]
             sources = [self.output(source, number) for source in net.plan.inputs]
-            replica = number // self.facts[name].num_microbatches
-            seeds = self.seed, self.step, number
             leaves = leaves_of(sources, part)
-            self._outputs[key] = net.forward(leaves, replica, seeds)
+            self._outputs[key] = net.forward(leaves, self.seed, self.step, number)
         return self._outputs[key]
 
     def run_group(self, group: Sequence[str]) -> None:
@@ -80,10 +78,12 @@ class Step:
             for number in range(len(self.parts[group[0]])):
                 yield {name: range(number, number + 1) for name in group}
             return
-        for replica in range(self.num_replicas):
+        over_replicas = any(self.facts[name].loss_over_replicas for name in group)
+        together = self.num_replicas if over_replicas else 1
+        for begin in range(0, self.num_replicas, together):
             counts = {name: self.facts[name].num_microbatches for name in group}
             yield {
-                name: range(replica * count, (replica + 1) * count)
+                name: range(begin * count, (begin + together) * count)
                 for name, count in counts.items()
             }
 
@@ -91,6 +91,8 @@ class Step:
         """The weighted losses of some microbatches of one net."""
         facts = self.facts[name]
         each = facts.num_microbatches if facts.batch_loss else 1
+        if facts.loss_over_replicas:
+            each *= self.num_replicas
         for begin in rows[::each]:
             yield self._loss(name, range(begin, begin + each))
 

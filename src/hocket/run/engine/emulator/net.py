@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -35,7 +36,9 @@ class EmulatedStages:
         loss_inputs: the nets whose outputs the loss reads.
         cut_at: the modules with which its stages but the first begin.
         freeze_at: by step, the first module that still trains.
-        num_buffer_sets: replicas, each of which has buffers of its own.
+        shares: of a replica, the microbatches of each copy of the net; each copy of
+            each replica has buffers of its own.
+        num_replicas: of the program.
     """
 
     name: str
@@ -44,7 +47,14 @@ class EmulatedStages:
     loss_inputs: tuple[str, ...]
     cut_at: tuple[str, ...]
     freeze_at: Mapping[int, str]
-    num_buffer_sets: int
+    shares: tuple[int, ...]
+    num_replicas: int
+
+    def buffer_set(self, number: int) -> int:
+        """Whose buffers a microbatch, counted over all replicas, reads and changes."""
+        replica, rest = divmod(number, sum(self.shares))
+        ends = accumulate(self.shares)
+        return replica * len(self.shares) + sum(rest >= end for end in ends)
 
 
 @dataclass(slots=True)
@@ -58,8 +68,8 @@ class EmulatedNet:
         weights: the parameters that move, by name.
         segments: the whole net, in order.
         frozen_layers: by step, how many layers at the front are frozen from then on.
-        buffers: where the buffers that training changes are kept, and of each replica
-            but the first what is there.
+        buffers: where the buffers that training changes are kept, and what is there
+            for each copy and replica but the first.
         frozen: the weights that only frozen layers use.
     """
 
@@ -72,19 +82,17 @@ class EmulatedNet:
     buffers: tuple[tuple[Home, ...], list[list[Tensor]]]
     frozen: list[Weight] = field(default_factory=list)
 
-    def forward(
-        self, leaves: Sequence[Any], replica: int, seeds: tuple[int, int, int]
-    ) -> Any:
+    def forward(self, leaves: Sequence[Any], seed: int, step: int, number: int) -> Any:
         """The model's output for one microbatch.
 
         Args:
             leaves: its arguments.
-            replica: whose buffers are read and changed.
-            seeds: of the run; the step; the microbatch, counted over all replicas.
+            seed: of the run.
+            step: from 0.
+            number: of the microbatch, counted over all copies and replicas.
         """
-        seed, step, number = seeds
         values: Any = ()
-        with self._buffers_of(replica):
+        with self._buffers_of(self.plan.buffer_set(number)):
             for segment in self.segments:
                 module = segment.module
                 own = [leaves[i] for i in module.batch_inputs]
@@ -105,17 +113,17 @@ class EmulatedNet:
             weight.freeze()
 
     @contextmanager
-    def _buffers_of(self, replica: int) -> Iterator[None]:
+    def _buffers_of(self, chosen: int) -> Iterator[None]:
         homes, sets = self.buffers
-        if replica == 0:
+        if chosen == 0:
             yield
             return
         first = [home[key] for home, key in homes]
-        _put(homes, sets[replica - 1])
+        _put(homes, sets[chosen - 1])
         try:
             yield
         finally:
-            sets[replica - 1] = [home[key] for home, key in homes]
+            sets[chosen - 1] = [home[key] for home, key in homes]
             _put(homes, first)
 
 
@@ -164,7 +172,7 @@ def make_net(
     edges = sorted({*boundaries, *frozen_layers.values()})
     segments = _segments(captured, edges, boundaries, facts, weights)
     homes = tuple(h for x in segments for h in changing_buffers(x.module))
-    sets = [_copies(homes) for _ in range(plan.num_buffer_sets - 1)]
+    sets = [_copies(homes) for _ in range(plan.num_replicas * len(plan.shares) - 1)]
     return EmulatedNet(
         plan, held, owners, weights, segments, frozen_layers, (homes, sets)
     )
@@ -176,7 +184,7 @@ def example_output(net: EmulatedNet, leaves: Sequence[Any]) -> Any:
     before = [home[key] for home, key in homes]
     copies = [x.detach().clone() for x in before]
     with torch.no_grad():
-        out = net.forward(leaves, 0, (0, 0, 0))
+        out = net.forward(leaves, 0, 0, 0)
     for x, copy in zip(before, copies, strict=True):
         x.detach().copy_(copy)
     _put(homes, before)
