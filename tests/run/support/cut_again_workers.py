@@ -111,8 +111,10 @@ def _cut_again(
 ) -> tuple[StageModule, Updater, int]:
     """Move what the other worker needs, and go on with other stages."""
     workers = [{0}, {1}]
-    holders = (holders_of(net.name, net.names(x), workers) for x in (before, after))
-    moves = plan_moves(*holders, net.num_bytes())
+    held, needed = (
+        holders_of(net.name, net.names(x), workers) for x in (before, after)
+    )
+    moves = plan_moves(held, needed, net.num_bytes())
     here = net.tensors
 
     def bundle(_: str, name: str) -> Bundle:
