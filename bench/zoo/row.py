@@ -15,7 +15,7 @@ class Forecast:
     """What a pipeline said of itself, and what its ops then took.
 
     Args:
-        step_s: predicted, from its profile and its rehearsal.
+        step_s: predicted, from its profile and its dry run.
         makespan_s: measured, from the first op's start to the last one's end.
         bubble_predicted: a share of the makespan.
         bubble_measured: likewise.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hocket import checkpoint as checkpoint
+    from hocket.core.check import Proof as Proof
     from hocket.core.check import check as check
     from hocket.core.costs import Costs as Costs
     from hocket.core.costs import Link as Link
@@ -23,15 +24,46 @@ if TYPE_CHECKING:
     from hocket.core.schedule import Schedule as Schedule
     from hocket.core.simulate import simulate as simulate
     from hocket.core.timeline import Timeline as Timeline
+    from hocket.errors import CaptureError as CaptureError
+    from hocket.errors import CheckpointError as CheckpointError
+    from hocket.errors import ConfigError as ConfigError
+    from hocket.errors import CostsError as CostsError
+    from hocket.errors import DamagedError as DamagedError
+    from hocket.errors import DataError as DataError
+    from hocket.errors import DeadlockError as DeadlockError
+    from hocket.errors import FitError as FitError
     from hocket.errors import HocketError as HocketError
+    from hocket.errors import MissingPackageError as MissingPackageError
+    from hocket.errors import ModelError as ModelError
+    from hocket.errors import NoMemoryError as NoMemoryError
+    from hocket.errors import NonFiniteError as NonFiniteError
+    from hocket.errors import ParseError as ParseError
+    from hocket.errors import PlanError as PlanError
+    from hocket.errors import RaceError as RaceError
+    from hocket.errors import RecipeError as RecipeError
+    from hocket.errors import RunError as RunError
+    from hocket.errors import ScheduleError as ScheduleError
+    from hocket.errors import SchemaError as SchemaError
+    from hocket.errors import ShapeError as ShapeError
+    from hocket.errors import WaitError as WaitError
+    from hocket.errors import WorkerError as WorkerError
     from hocket.model.trace.per_sample import PerSample as PerSample
+    from hocket.planner.candidate import Candidate as Candidate
+    from hocket.planner.candidate import Outcome as Outcome
+    from hocket.planner.rank import Search as Search
+    from hocket.planner.ranking import Ranking as Ranking
     from hocket.planner.search.optimum import search as search
+    from hocket.planner.search.result import SearchResult as SearchResult
     from hocket.run.cluster.launch import launch as launch
+    from hocket.run.cluster.world import World as World
     from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
     from hocket.run.early_stop import EarlyStop as EarlyStop
     from hocket.run.engine.emulate import emulate as emulate
+    from hocket.run.engine.evaluate import EvaluationResult as EvaluationResult
+    from hocket.run.engine.plan import Plan as Plan
+    from hocket.run.engine.step_result import StepResult as StepResult
     from hocket.run.fit import fit as fit
     from hocket.run.pipeline import Pipeline as Pipeline
     from hocket.run.stage.batch_loss_check import PerMicrobatch as PerMicrobatch
@@ -44,27 +76,59 @@ __version__ = "0.1.0"
 
 # Where each public name lives. A name is imported when it is first asked for.
 _HOMES = {
+    "Candidate": "hocket.planner.candidate",
+    "CaptureError": "hocket.errors",
+    "CheckpointError": "hocket.errors",
+    "ConfigError": "hocket.errors",
     "Costs": "hocket.core.costs",
+    "CostsError": "hocket.errors",
+    "DamagedError": "hocket.errors",
+    "DataError": "hocket.errors",
+    "DeadlockError": "hocket.errors",
     "EarlyStop": "hocket.run.early_stop",
     "EvaluationLoader": "hocket.run.data.sample_loader",
+    "EvaluationResult": "hocket.run.engine.evaluate",
+    "FitError": "hocket.errors",
     "HocketError": "hocket.errors",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Link": "hocket.core.costs",
+    "MissingPackageError": "hocket.errors",
+    "ModelError": "hocket.errors",
     "Momentum": "hocket.run.weights.momentum",
     "Net": "hocket.core.program",
+    "NoMemoryError": "hocket.errors",
+    "NonFiniteError": "hocket.errors",
     "Op": "hocket.core.op",
+    "Outcome": "hocket.planner.candidate",
+    "ParseError": "hocket.errors",
     "PerMicrobatch": "hocket.run.stage.batch_loss_check",
     "PerSample": "hocket.model.trace.per_sample",
     "Pipeline": "hocket.run.pipeline",
+    "Plan": "hocket.run.engine.plan",
+    "PlanError": "hocket.errors",
     "Program": "hocket.core.program",
+    "Proof": "hocket.core.check",
+    "RaceError": "hocket.errors",
+    "Ranking": "hocket.planner.ranking",
+    "RecipeError": "hocket.errors",
     "ResumableSampler": "hocket.run.data.sampler",
+    "RunError": "hocket.errors",
     "SCHEDULES": "hocket.schedules",
     "SampleLoader": "hocket.run.data.sample_loader",
     "Schedule": "hocket.core.schedule",
+    "ScheduleError": "hocket.errors",
+    "SchemaError": "hocket.errors",
+    "Search": "hocket.planner.rank",
+    "SearchResult": "hocket.planner.search.result",
+    "ShapeError": "hocket.errors",
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
+    "StepResult": "hocket.run.engine.step_result",
     "Timeline": "hocket.core.timeline",
+    "WaitError": "hocket.errors",
+    "WorkerError": "hocket.errors",
+    "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",
     "emulate": "hocket.run.engine.emulate",
     "fit": "hocket.run.fit",
@@ -75,7 +139,7 @@ _HOMES = {
     "simulate": "hocket.core.simulate",
 }
 
-# Public modules, likewise: `hocket.checkpoint.verify(path)` after `import hocket`.
+# Public modules: `hocket.checkpoint.verify(path)` works after `import hocket`.
 _MODULES = frozenset({"checkpoint"})
 
 __all__ = [  # noqa: PLE0604  (strings, sorted; kept equal to _HOMES by a test)
@@ -96,5 +160,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names."""
     return sorted(__all__)

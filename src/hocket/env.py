@@ -1,4 +1,4 @@
-"""How hocket talks with what starts it: environment variables in, exit codes out.
+"""Environment variables that hocket reads and writes, and its exit codes.
 
 No other file reads or writes the environment. Three groups of variables:
 
@@ -16,12 +16,12 @@ from typing import Final
 
 from hocket.errors import (
     CheckpointError,
+    ConfigError,
     DataError,
     MissingPackageError,
     ModelError,
     NonFiniteError,
     PlanError,
-    RecipeError,
     RunError,
     WaitError,
     WorkerError,
@@ -33,9 +33,9 @@ class Variable:
     """One environment variable.
 
     Args:
-        name: as in the shell.
-        meaning: in one sentence.
-        default: what holds where it is not set; empty for nothing.
+        name: the name in the shell.
+        meaning: the meaning, in one sentence.
+        default: the value if it is not set; empty for none.
     """
 
     name: str
@@ -44,18 +44,18 @@ class Variable:
 
     @property
     def is_set(self) -> bool:
-        """Whether it is set, and to something."""
+        """Return whether it is set, and not empty."""
         return bool(os.environ.get(self.name))
 
     def text(self) -> str:
-        """Its value, or the default; an empty value counts as not set."""
+        """Return its value, or the default; an empty value counts as not set."""
         return os.environ.get(self.name) or self.default
 
     def integer(self) -> int:
-        """Its value as a whole number.
+        """Return its value as a whole number.
 
         Raises:
-            RunError: it is not one, or there is neither a value nor a default.
+            RunError: the value is no whole number, or there is none.
         """
         try:
             return int(self.text())
@@ -66,10 +66,10 @@ class Variable:
             ) from None
 
     def switch(self) -> bool:
-        """Whether it is 1, and not 0.
+        """Return whether it is 1, and not 0.
 
         Raises:
-            RunError: it is neither.
+            RunError: the value is neither 1 nor 0.
         """
         if self.text() not in ("0", "1"):
             raise RunError(
@@ -79,10 +79,10 @@ class Variable:
         return self.text() == "1"
 
     def seconds(self) -> float:
-        """Its value as a positive number of seconds.
+        """Return its value as a positive number of seconds.
 
         Raises:
-            RunError: it is not one.
+            RunError: the value is no such number.
         """
         try:
             value = float(self.text())
@@ -101,14 +101,14 @@ class Variable:
             os.environ[self.name] = value
 
     def restore(self, value: str | None) -> None:
-        """Put back what `raw` gave."""
+        """Restore what `raw` returned."""
         if value is None:
             os.environ.pop(self.name, None)
         else:
             os.environ[self.name] = value
 
     def raw(self) -> str | None:
-        """Its value as it stands, None if it is not set at all."""
+        """Return its value as it is; None if it is not set."""
         return os.environ.get(self.name)
 
 
@@ -220,7 +220,7 @@ VARIABLES: Final = (
 
 
 class ExitCode(IntEnum):
-    """What the process leaves behind, for workers and for the command line alike."""
+    """The exit codes of workers and of the command line."""
 
     OK = 0
     USAGE = 2  # a recipe, a setting, data or a model that is not valid
@@ -235,7 +235,7 @@ class ExitCode(IntEnum):
 
 
 _CODES: Final = (
-    (RecipeError, ExitCode.USAGE),
+    (ConfigError, ExitCode.USAGE),
     (DataError, ExitCode.USAGE),
     (MissingPackageError, ExitCode.USAGE),
     (ModelError, ExitCode.USAGE),
@@ -248,7 +248,7 @@ _CODES: Final = (
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """With which code a process should end that this error ends.
+    """Return the exit code of a process that this error ends.
 
     >>> exit_code_of(WaitError("rank 0 waited for rank 1")).name
     'HANG'

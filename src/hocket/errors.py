@@ -1,7 +1,7 @@
 """Every error that hocket raises on purpose.
 
     HocketError
-    ├── PlanError                what was asked for cannot be planned
+    ├── PlanError                no plan meets the request
     │   ├── ShapeError           numbers that a schedule's constraints refuse
     │   ├── ScheduleError        a schedule that must not run; holds all its faults
     │   │   └── DeadlockError    ... among them that no lane can move
@@ -10,19 +10,20 @@
     │   └── FitError             a device has less memory than its part needs
     ├── ModelError               a model that cannot be used as asked
     │   └── CaptureError         ... because its graph cannot be captured
-    ├── RecipeError              a recipe or a setting that is not valid
+    ├── ConfigError              an argument or setting that is not valid
+    │   └── RecipeError          ... in a recipe's TOML file
     ├── DataError                data that is missing, malformed or too small
     ├── MissingPackageError      a package that this needs, and is not installed
-    └── RunError                 something went wrong while training
+    └── RunError                 training failed
         ├── NonFiniteError       a loss or a gradient that is not a number
         ├── NoMemoryError        an op for which its device had no memory left
         ├── SchemaError          two workers disagree about a message
-        ├── WaitError            a wait ended by its timeout or a lost neighbour
+        ├── WaitError            a wait ended by its timeout or a lost peer
         ├── RaceError            two lanes use one resource, and no event orders them
-        └── WorkerError          a worker failed; told by whoever started it
+        └── WorkerError          a worker failed; the starting process raises it
 
-A message names what, where, the numbers, and the way out. The exception carries the
-same facts as attributes where a caller may want to act on them.
+A message names what, where, the numbers, and the way out. The exception has the same
+facts as attributes if a caller may want to act on them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class HocketError(Exception):
 
 
 class PlanError(HocketError):
-    """What was asked for cannot be planned."""
+    """No plan meets the request."""
 
 
 class ShapeError(PlanError):
@@ -41,7 +42,7 @@ class ShapeError(PlanError):
 
 
 class ScheduleError(PlanError):
-    """A schedule that must not run.
+    """A schedule must not run.
 
     Attributes:
         faults: everything that is wrong, one sentence each.
@@ -66,20 +67,20 @@ class DeadlockError(ScheduleError):
 
 
 class ParseError(PlanError):
-    """A schedule text or file that cannot be read; names the path and the line."""
+    """A schedule text or file cannot be read; names the path and the line."""
 
 
 class CostsError(PlanError):
-    """Costs that do not fit the program they are used with."""
+    """Costs do not fit the program they are used with."""
 
 
 class FitError(PlanError):
     """A device has less memory than its part of the plan needs.
 
     Attributes:
-        device: which.
-        needed_bytes: the least with which it works.
-        memory_bytes: what there is.
+        device: the device.
+        needed_bytes: the least memory with which the plan works.
+        memory_bytes: the device's memory.
     """
 
     def __init__(
@@ -93,48 +94,52 @@ class FitError(PlanError):
 
 
 class ModelError(HocketError):
-    """A model that cannot be used as asked."""
+    """A model cannot be used as asked."""
 
 
 class CaptureError(ModelError):
-    """A model whose graph cannot be captured."""
+    """A model's graph cannot be captured."""
 
 
-class RecipeError(HocketError):
-    """A recipe or a setting that is not valid."""
+class ConfigError(HocketError):
+    """An argument or a setting is not valid."""
+
+
+class RecipeError(ConfigError):
+    """A recipe's TOML file, or a setting laid over it, is not valid."""
 
 
 class DataError(HocketError):
-    """Data that is missing, malformed or too small."""
+    """Data is missing, malformed or too small."""
 
 
 class MissingPackageError(HocketError):
-    """A package that what was asked for needs is not installed; names how to get it."""
+    """An optional package is not installed; names how to install it."""
 
 
 class CheckpointError(HocketError):
-    """A checkpoint that is missing, does not fit, or cannot be written."""
+    """A checkpoint is missing, does not fit, or cannot be written."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint whose files are not what was saved; nothing was loaded from it."""
+    """A checkpoint's files are not what was saved; nothing was loaded from it."""
 
 
 class RunError(HocketError):
-    """Something went wrong while training."""
+    """Training failed."""
 
 
 class NonFiniteError(RunError):
-    """A loss or a gradient that is not finite; nothing was updated from it."""
+    """A loss or a gradient is not finite; nothing was updated from it."""
 
 
 class NoMemoryError(RunError):
-    """An op for which its device had no memory left.
+    """An op's device had no memory left.
 
     Attributes:
-        stage: whose op it was.
-        predicted_bytes: the device's peak, as the plan has it.
-        actual_bytes: what the worker had held at most until then.
+        stage: the op's stage.
+        predicted_bytes: the device's peak in the plan.
+        actual_bytes: the most that the worker had held until then.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class SchemaError(RunError):
 
 
 class WaitError(RunError):
-    """A wait that ended by its timeout, or because the other worker is gone."""
+    """A wait ended by its timeout, or because the other worker is gone."""
 
 
 class RaceError(RunError):
@@ -180,15 +185,15 @@ class RaceError(RunError):
 
 
 class WorkerError(RunError):
-    """A worker failed; raised by the process that started the workers.
+    """A worker failed; the process that started the workers raises this.
 
     Attributes:
-        rank: of the worker that failed first.
-        exit_code: with which the process should end (`hocket.env.ExitCode`).
+        rank: the rank of the worker that failed first.
+        exit_code: the exit code for the process (`hocket.env.ExitCode`).
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
-        """Keep who failed first beside the story."""
+        """Keep the rank and exit code beside the message."""
         self.rank = rank
         self.exit_code = exit_code
         super().__init__(message)

@@ -120,7 +120,7 @@ def test_a_theme_colours_the_terminal() -> None:
         (["1f1c", *SIZES], 3, "did you mean 1f1b?"),
         (["1f1b"], 2, "1f1b needs --devices N"),
         (["1f1b", "-d", "4"], 2, "1f1b needs --microbatches N"),
-        (["1f1b", *SIZES, "-o", "a.pdf"], 2, "the suffix tells no format"),
+        (["1f1b", *SIZES, "-o", "a.pdf"], 2, "the suffix names no format"),
         (["1f1b", *SIZES, "-o", "no/a.svg"], 2, "cannot be written"),
         (["1f1b", *SIZES, "--format", "png"], 2, "a PNG needs a file"),
         (["1f1b", "gpipe", *SIZES, "-o", "a.json"], 2, "one timeline"),

@@ -17,7 +17,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
 from hocket.passes.add_messages import add_messages
-from hocket.passes.merge_backward import merge_backward, merge_where_nobody_waits
+from hocket.passes.merge_backward import merge_backward, merge_unneeded_splits
 from hocket.passes.split_backward import split_backward
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import orders, shares
@@ -153,7 +153,7 @@ def test_where_nobody_waits_merging_changes_no_time(
     costs = Costs(
         (share,), is_device_share=True, link=Costs.uniform(message_s=message_s).link
     )
-    merged = merge_where_nobody_waits(schedule)
+    merged = merge_unneeded_splits(schedule)
     check(merged)
     before, after = simulate(schedule, costs), simulate(merged, costs)
     assert after.makespan_s == pytest.approx(before.makespan_s)
@@ -163,7 +163,7 @@ def test_where_nobody_waits_merging_changes_no_time(
 
 def test_the_first_stage_has_no_halves_left_that_follow_each_other() -> None:
     """In the published orders nearly all of them do: that is what there is to win."""
-    merged = merge_where_nobody_waits(
+    merged = merge_unneeded_splits(
         make_schedule("zb-v", num_devices=2, num_microbatches=8)
     )
     kinds = {stage: Counter[Kind]() for stage in range(4)}

@@ -1,4 +1,4 @@
-"""`hocket check`: whether a schedule may run, and why not."""
+"""`hocket check`: checks whether a schedule may run, and why not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_command(
 
 
 def _proved(schedule: Schedule, proof: Proof) -> Iterator[str]:
-    """What is known of it now, a line each."""
+    """Return what is proved of it, a line each."""
     from hocket.draw.quantity import counted
     from hocket.draw.summary import num_microbatches_text
 

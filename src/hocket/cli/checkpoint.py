@@ -1,4 +1,4 @@
-"""`hocket checkpoint`: look at checkpoints, verify them, take weights out and in."""
+"""`hocket checkpoint`: shows, verifies, exports and imports checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.errors import CheckpointError
 
 
 class Action(StrEnum):
-    """What to do."""
+    """What to do with checkpoints."""
 
     SHOW = "show"
     VERIFY = "verify"
@@ -23,7 +23,7 @@ class Action(StrEnum):
 
 
 class Target(StrEnum):
-    """What other programs read."""
+    """A format that other programs read."""
 
     SAFETENSORS = "safetensors"
     HF = "hf"

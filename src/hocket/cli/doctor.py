@@ -1,4 +1,4 @@
-"""`hocket doctor`: what stops people before their first step, and how to mend it."""
+"""`hocket doctor`: checks for what stops jobs before their first step."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def doctor_command(
 ) -> None:
     """Check this machine, or all hosts of a job, for what stops people.
 
-    Under torchrun every worker takes part, and rank 0 tells: `torchrun ... -m hocket
+    Under torchrun every worker takes part, and rank 0 prints: `torchrun ... -m hocket
     doctor`. Ends with 4 if something must be mended before training can run.
     """
     from hocket.run.cluster.doctor.finding import Verdict, worst
 
     findings = gather(workers, folder)
-    if not findings:  # another worker tells
+    if not findings:  # rank 0 prints
         return
     verdict = worst(findings)
     if as_json:
-        told = [finding.to_json() for finding in findings]
-        report = {"verdict": verdict.value, "findings": told}
+        findings_json = [finding.to_json() for finding in findings]
+        report = {"verdict": verdict.value, "findings": findings_json}
         typer.echo(json.dumps(report, indent=2))
     else:
         show(findings)
@@ -55,10 +55,10 @@ def doctor_command(
 
 
 def gather(num_workers: int, folder: Path) -> list[Finding]:
-    """What this process finds, or the workers that it starts.
+    """Return the findings of this process, or of the workers that it starts.
 
     Raises:
-        WorkerError: a worker ended before it could tell.
+        WorkerError: a worker ended before it could report.
     """
     from hocket.run.cluster.doctor.examine import examine
     from hocket.run.cluster.doctor.finding import Finding
@@ -67,17 +67,17 @@ def gather(num_workers: int, folder: Path) -> list[Finding]:
     if env.RANK.is_set or num_workers == 1:
         return examine(folder)
     with TemporaryDirectory(prefix="hocket-doctor-") as name:
-        told: list[Any] = launch(
+        findings_json: list[Any] = launch(
             ENTRY,
             [str(folder.absolute())],
             num_workers=num_workers,
             run_dir=Path(name),
         )
-    return [Finding.from_json(finding) for finding in told[0]]
+    return [Finding.from_json(finding) for finding in findings_json[0]]
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print the findings as a table, the way out below each that needs one."""
+    """Print the findings as a table, each with its fix."""
     from rich.console import Console
 
     console = Console()
@@ -88,7 +88,7 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
-    """One row for each finding."""
+    """Return one row for each finding."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

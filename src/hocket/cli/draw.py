@@ -1,4 +1,4 @@
-"""`hocket draw`: schedules and timelines as pictures."""
+"""`hocket draw`: draws schedules and timelines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PictureFormat(Enum):
-    """What to draw. The value is its name on the command line."""
+    """A format of pictures. The value is its name on the command line."""
 
     TEXT = "text"
     SVG = "svg"
@@ -29,7 +29,7 @@ class PictureFormat(Enum):
 
 
 class Background(Enum):
-    """What a picture stands on."""
+    """The background of a picture."""
 
     LIGHT = "light"
     DARK = "dark"
@@ -70,7 +70,7 @@ def draw_command(
     out: OutOption = None,
     form: Annotated[
         PictureFormat | None,
-        typer.Option("--format", help="Where --out does not tell it."),
+        typer.Option("--format", help="If the suffix of --out does not say it."),
     ] = None,
     width: Annotated[
         int | None,
@@ -107,18 +107,20 @@ def draw_command(
         (_name(source), load_timeline(source, sizes, costs.make()))
         for source in sources
     ]
-    wish = _PictureOptions(width, ground, title, messages, memory)
+    options = _PictureOptions(width, ground, title, messages, memory)
     if out is not None:
-        _write(out, wish.contents(format_, timelines))
+        _write(out, options.contents(format_, timelines))
     elif format_ is PictureFormat.TEXT:
-        typer.echo(wish.text(timelines, get_terminal_size((100, 24)).columns, ground))
+        typer.echo(
+            options.text(timelines, get_terminal_size((100, 24)).columns, ground)
+        )
     else:
-        typer.echo(wish.contents(format_, timelines))
+        typer.echo(options.contents(format_, timelines))
 
 
 @dataclass(frozen=True, slots=True)
 class _PictureOptions:
-    """How the picture should look."""
+    """The options of a picture."""
 
     width: int | None
     ground: Background | None
@@ -129,7 +131,7 @@ class _PictureOptions:
     def contents(
         self, format_: PictureFormat, timelines: Sequence[Titled]
     ) -> str | bytes:
-        """What a file of this format holds."""
+        """Return what a file of this format holds."""
         match format_:
             case PictureFormat.TEXT:
                 return self.text(timelines, 100, None) + "\n"
@@ -152,7 +154,7 @@ class _PictureOptions:
     def text(
         self, timelines: Sequence[Titled], width: int, ground: Background | None
     ) -> str:
-        """One picture after the other, with names where there are several."""
+        """Return one picture after the other, with names if there are several."""
         from hocket.draw.palette import Theme
         from hocket.draw.text import to_text
 
@@ -193,18 +195,18 @@ class _PictureOptions:
 
 
 def _format_of(out: Path | None) -> PictureFormat:
-    """The format that a file's suffix tells; text for the terminal."""
+    """Return the format of a file's suffix; text for the terminal."""
     if out is None:
         return PictureFormat.TEXT
     if out.suffix not in _SUFFIXES:
         raise typer.BadParameter(
-            f"{out}: the suffix tells no format; use {' '.join(_SUFFIXES)} or --format"
+            f"{out}: the suffix names no format; use {' '.join(_SUFFIXES)} or --format"
         )
     return _SUFFIXES[out.suffix]
 
 
 def _name(source: str) -> str:
-    """A schedule's name as it is; a file's without folder and suffix."""
+    """Return a schedule's name; a file's without folder and suffix."""
     path = Path(source)
     return path.stem if path.suffix and path.exists() else source
 

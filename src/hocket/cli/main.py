@@ -1,7 +1,7 @@
-"""The command `hocket`: what commands there are, and how an error ends one.
+"""The command `hocket`: its subcommands, and how errors end them.
 
 `hocket --help` must answer at once, so that a command's module is imported only when
-that command is called; until then its line in `COMMANDS` stands for it.
+that command is called; until then its line in `COMMANDS` represents it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Command:
     """One command.
 
     Args:
-        module: where its function is.
-        function: its name there.
+        module: the module of its function.
+        function: the function's name there.
         summary: the first line of the function's docstring.
     """
 
@@ -89,18 +89,18 @@ COMMANDS: Final = {
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command in lists; becomes the real one when it is called."""
+    """A command whose module is imported when it is called."""
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name, help=command.summary)
         self._command = command
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """The real command's, which then runs in it."""
+        """Return the real command's context."""
         return self.load().make_context(*args, **kwargs)
 
     def load(self) -> Any:
-        """The real command, from its module."""
+        """Import the real command."""
         module = import_module(self._command.module)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(self.name)(getattr(module, self._command.function))
@@ -116,11 +116,11 @@ class Commands(TyperGroup):
             self.add_command(LazyCommand(name, command))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of `COMMANDS`, not of the alphabet."""
+        """Return the names in the order of `COMMANDS`, not of the alphabet."""
         return list(COMMANDS)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; of an error that we raise on purpose, only the message."""
+        """Run a command; print only the message of hocket's own errors."""
         try:
             return super().invoke(ctx)
         except HocketError as error:
@@ -143,8 +143,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"hocket {__version__}")
         raise typer.Exit
 

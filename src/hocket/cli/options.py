@@ -1,4 +1,4 @@
-"""The options that several commands take, each list of them in one place.
+"""Options that several commands share.
 
     def draw_command(sources, sizes: Sizes, costs: UniformCosts, out)
                                   ▲             ▲
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UniformCosts:
-    """Equal devices: one microbatch through a device's whole share of the model."""
+    """Costs of equal devices, per microbatch and whole device."""
 
     forward_s: float
     input_grad_s: float
@@ -50,7 +50,7 @@ class UniformCosts:
     activation_bytes: int
 
     def make(self) -> Costs:
-        """The same for the simulator."""
+        """Return the simulator's costs."""
         from hocket.core.costs import Costs, Link, StageCost
 
         share = StageCost(
@@ -113,7 +113,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     shown = list(_expanded(command))
-    # What inspect and typing look at instead of the wrapped command's.
+    # inspect and typing read these instead of the wrapped command's.
     called.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in shown}
     del called.__wrapped__
@@ -121,7 +121,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _expanded(command: Callable[..., None]) -> Iterator[Parameter]:
-    """A command's parameters, with options in place of what is made of them."""
+    """Return a command's parameters, with options in place of grouped ones."""
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
         if name in _MAKERS:

@@ -1,4 +1,4 @@
-"""`hocket plan`: every way to train a recipe on so many devices, the best first."""
+"""`hocket plan`: ranks every way to train a recipe on some devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from hocket.cli.train import OutsideOption, SetOption, read_recipe
 
 if TYPE_CHECKING:
-    from hocket.recipes.planning import Paper, Shown, Wish
+    from hocket.recipes.planning import Paper, PlanRequest, Shown
     from hocket.recipes.resolve import Resolved
 
 ENTRY: Final = "hocket.recipes.planning:main"
@@ -116,10 +116,10 @@ def plan_command(
     plain data parallelism.
     """
     from hocket.planner.experiments.entries import NETWORKS
-    from hocket.recipes.planning import Wish
+    from hocket.recipes.planning import PlanRequest
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
-    wish = Wish(
+    request = PlanRequest(
         num_devices,
         hardware,
         links,
@@ -137,17 +137,17 @@ def plan_command(
     if recipe in NETWORKS:
         if settings:
             raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
-        shown = _counted(recipe, wish, paper)
+        shown = _counted(recipe, request, paper)
     else:
         resolved = read_recipe(recipe, settings or [], allow_outside=allow_outside)
-        shown = plan_and_show(resolved, wish, paper)
+        shown = plan_and_show(resolved, request, paper)
     if html is not None:
         _write_page(html, shown.page)
     typer.echo(json.dumps(shown.document, indent=2) if as_json else shown.text)
 
 
 def _devices(num_devices: int | None, layout: str | None) -> tuple[int, int | None]:
-    """All devices; and those of one pipeline, where a layout says them."""
+    """Return all devices; and those of one pipeline, if a layout says them."""
     from hocket.core.layout import WorkerLayout
 
     if layout is None:
@@ -163,14 +163,14 @@ def _devices(num_devices: int | None, layout: str | None) -> tuple[int, int | No
     return wanted.num_workers, wanted.num_devices
 
 
-def plan_and_show(resolved: Resolved, wish: Wish, paper: Paper) -> Shown:
-    """Plan, and show it; measured by workers of this machine if it is for such.
+def plan_and_show(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
+    """Plan and print; measure with workers of this machine if it is for it.
 
     It is not where a kind of device or of links is named, or more devices than it has.
 
     Args:
         resolved: the recipe.
-        wish: what to plan for.
+        request: what to plan for.
         paper: how to show it.
 
     Raises:
@@ -180,36 +180,36 @@ def plan_and_show(resolved: Resolved, wish: Wish, paper: Paper) -> Shown:
     """
     from hocket.recipes.planning import Shown, plan_recipe
 
-    is_here = wish.hardware is None and wish.links is None
-    if is_here and _has(wish.num_devices):
-        return _measured(resolved, wish, paper)
-    return Shown.of(plan_recipe(resolved, wish), paper)
+    is_here = request.hardware is None and request.links is None
+    if is_here and _has(request.num_devices):
+        return _measured(resolved, request, paper)
+    return Shown.of(plan_recipe(resolved, request), paper)
 
 
-def _counted(name: str, wish: Wish, paper: Paper) -> Shown:
-    """A network of the published experiments."""
+def _counted(name: str, request: PlanRequest, paper: Paper) -> Shown:
+    """Rank one of the networks of the published experiments."""
     from hocket.planner.experiments.entries import plan_network
     from hocket.recipes.planning import Shown
 
-    gib, file = wish.memory_gib, wish.hardware_file
+    gib, file = request.memory_gib, request.hardware_file
     ranking = plan_network(
         name,
-        num_devices=wish.num_devices,
-        hardware=wish.hardware,
-        links=wish.links,
-        num_nodes=wish.num_nodes,
-        network=wish.network,
-        batch_size=wish.batch_size,
-        precision=wish.precision,
+        num_devices=request.num_devices,
+        hardware=request.hardware,
+        links=request.links,
+        num_nodes=request.num_nodes,
+        network=request.network,
+        batch_size=request.batch_size,
+        precision=request.precision,
         memory_bytes=None if gib is None else int(gib * 2**30),
         hardware_file=None if file is None else Path(file),
-        search=wish.search,
+        search=request.search,
     )
     return Shown.of(ranking, paper)
 
 
 def _has(num_devices: int) -> bool:
-    """Whether this machine has several devices, and as many."""
+    """Return whether this machine has several devices, and as many."""
     import os
 
     import torch
@@ -218,7 +218,7 @@ def _has(num_devices: int) -> bool:
     return 1 < num_devices <= (num_gpus or len(os.sched_getaffinity(0)))
 
 
-def _measured(resolved: Resolved, wish: Wish, paper: Paper) -> Shown:
+def _measured(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
     from tempfile import TemporaryDirectory
 
     from hocket.recipes.planning import Shown
@@ -227,12 +227,12 @@ def _measured(resolved: Resolved, wish: Wish, paper: Paper) -> Shown:
     from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)
-    typer.echo(f"measuring on {wish.num_devices} workers of this machine", err=True)
+    typer.echo(f"measuring on {request.num_devices} workers of this machine", err=True)
     with TemporaryDirectory(prefix="hocket-plan-") as name:
         results: list[dict[str, Any]] = launch(
             ENTRY,
-            [name, asdict(wish), asdict(paper)],
-            num_workers=wish.num_devices,
+            [name, asdict(request), asdict(paper)],
+            num_workers=request.num_devices,
             run_dir=claim_folder(Path(name), resolved.to_toml()),
             timeout_s=resolved.recipe.pipeline.timeout_s,
         )

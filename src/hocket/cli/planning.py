@@ -1,4 +1,4 @@
-"""What `draw`, `simulate` and `check` have in common: a schedule's source, and costs.
+"""Schedules and costs for `draw`, `simulate` and `check`.
 
 A source is the name of a schedule, for which the options say the sizes; or the path of
 a file with a schedule: the text form, or PyTorch's CSV (*.csv).
@@ -52,7 +52,7 @@ ReplicasOption = Annotated[
 
 
 def _finite(seconds: float) -> float:
-    """Seconds that can be added up."""
+    """Parse a finite number of seconds."""
     if not isfinite(seconds):
         raise typer.BadParameter(f"{seconds} is no number of seconds")
     return seconds
@@ -118,14 +118,14 @@ ActivationBytesOption = Annotated[
         "--activation-bytes",
         metavar="N",
         min=0,
-        help="What one microbatch leaves behind on a device; 0 counts microbatches.",
+        help="Activation bytes of one microbatch on a device; 0 counts microbatches.",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The options that say how large a schedule is; None where not given."""
+    """The options that set a schedule's size; None for those not given."""
 
     devices: int | None = None
     microbatches: int | None = None
@@ -135,15 +135,16 @@ class Sizes:
 
 
 def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Schedule:
-    """The schedule of a name or of a file.
+    """Return the schedule of a name or of a file.
 
     Args:
         source: a name or a path.
-        sizes: how large the schedule of a name is.
-        costs: for schedules that are made for some; equal times when not given.
+        sizes: the size of a schedule that is given by name.
+        costs: the costs for schedules that depend on them; equal times when not given.
 
     Raises:
-        PlanError: there is neither; or the numbers do not suit the schedule.
+        PlanError: there is no such schedule or file; or the numbers do not suit the
+            schedule.
         ParseError: the file cannot be read; with its path and line.
         ScheduleError: a CSV whose ops are there twice, or without what belongs to them.
         typer.BadParameter: a name without sizes, or a file with them.
@@ -168,10 +169,10 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
 
 
 def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
-    """A schedule's simulated timeline; or the one that a JSON file holds.
+    """Return a schedule's simulated timeline, or the one in a JSON file.
 
     Raises:
-        PlanError: as `load_schedule`; or the schedule cannot be simulated.
+        PlanError: see `load_schedule`; or the schedule cannot be simulated.
     """
     from hocket.core.given import read_text
     from hocket.core.simulate import simulate
@@ -203,7 +204,7 @@ def _unknown(source: str, names: list[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(source, names, n=1)
-    guess = f"; did you mean {near[0]}?" if near else "."
+    hint = f"; did you mean {near[0]}?" if near else "."
     return (
-        f"{source!r} is no schedule and no file{guess} Schedules are {', '.join(names)}"
+        f"{source!r} is no schedule and no file{hint} Schedules are {', '.join(names)}"
     )

@@ -1,4 +1,4 @@
-"""`hocket profile`: what each layer of a recipe's model costs on this machine."""
+"""`hocket profile`: measures each layer of a recipe's model on this machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def profile_command(
     workers: WorkersOption = None,
     layout: LayoutOption = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure anew, and keep that instead.")
+        bool, typer.Option("--again", help="Measure again, and keep that instead.")
     ] = False,
     allow_outside: OutsideOption = False,
     as_json: Annotated[
@@ -43,7 +43,7 @@ def profile_command(
 ) -> None:
     """Measure a recipe's model, layer by layer.
 
-    All workers measure at the same time, as they will train. What they find is kept
+    All workers measure at the same time, as they will train. The profile is kept
     (run.profile_folder), and training on this machine uses it.
     """
     result = profile_recipe(
@@ -65,7 +65,7 @@ def profile_command(
 def profile_recipe(
     recipe: str, settings: list[str], *, is_again: bool, allow_outside: bool = False
 ) -> dict[str, Any]:
-    """Profile on workers of this machine; what the main one found.
+    """Profile on workers of this machine; return what the main one found.
 
     Raises:
         RecipeError: the recipe is not valid.
@@ -93,7 +93,7 @@ def profile_recipe(
 
 
 def report(result: dict[str, Any]) -> Iterator[str]:
-    """The profile for people."""
+    """Return the profile as text."""
     from hocket.draw.quantity import percent, seconds
     from hocket.model.profile.profile import Profile
 
@@ -115,7 +115,7 @@ def report(result: dict[str, Any]) -> Iterator[str]:
 
 
 def layer_rows(profile: Profile, stages: list[int]) -> Iterator[tuple[str, ...]]:
-    """One row per layer; a stage's first layer is marked with its number."""
+    """Return one row per layer; a stage's first layer is marked with its number."""
     yield (
         "layer",
         "stage",

@@ -1,4 +1,4 @@
-"""`hocket search`: the best order of a schedule's work, and how far it is from it."""
+"""`hocket search`: searches the best order of a schedule's work, and bounds its gap."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def search_command(
 ) -> None:
     """Search for the best order of a schedule's work, and prove how good it is.
 
-    All devices are equal and take the seconds given. Ctrl-C ends the search, and takes
+    All devices are equal and take the seconds given. Ctrl-C ends the search, and keeps
     the best so far.
     """
     from hocket.planner.search.optimum import search
@@ -84,7 +84,7 @@ def search_command(
 
 
 def _show(progress: SearchProgress) -> None:
-    """One line per step ahead."""
+    """Print one line per progress report."""
     from hocket.draw.quantity import percent, seconds
 
     if isfinite(progress.makespan_s):
@@ -149,7 +149,7 @@ def _report(
     else:
         yield (
             f"An order may be faster by {percent(found.gap)} at most: a longer "
-            "--time-limit may tell."
+            "--time-limit may prove more."
         )
     yield ""
     yield str(found.schedule)

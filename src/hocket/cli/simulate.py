@@ -1,4 +1,4 @@
-"""`hocket simulate`: the numbers of a schedule's predicted timeline."""
+"""`hocket simulate`: prints the numbers of a schedule's predicted timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on the command line: columns of text that stand below each other."""
+"""Tables on the command line: aligned columns of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Rows as lines: the first column to the left, the others to the right.
+    """Format rows as lines: the first column to the left, the others to the right.
 
     >>> aligned([("lane", "bubble"), ("d10", "9 %")])
     ['lane  bubble', 'd10      9 %']

@@ -1,4 +1,4 @@
-"""`hocket train`: a recipe, trained on workers of this machine or inside torchrun."""
+"""`hocket train`: trains a recipe on local workers or inside torchrun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from hocket import env
-from hocket.errors import RecipeError
+from hocket.errors import ConfigError
 
 if TYPE_CHECKING:
     from hocket.recipes.resolve import Resolved
@@ -103,10 +103,10 @@ def train_command(
 def read_recipe(
     recipe: str, settings: list[str], *, allow_outside: bool = False
 ) -> Resolved:
-    """The recipe with the settings laid over it; its functions can be imported.
+    """Return the recipe with its settings; check that its functions can be imported.
 
     Raises:
-        RecipeError: it is not valid.
+        RecipeError: the recipe is not valid.
     """
     from hocket.recipes.resolve import resolve
 
@@ -116,14 +116,14 @@ def read_recipe(
 
 
 def num_workers_settings(workers: int | None) -> list[str]:
-    """What `--workers` and torchrun's number of workers set in the recipe."""
+    """Return what `--workers` and torchrun's number of workers set in the recipe."""
     if env.RANK.is_set:
         workers = env.WORLD_SIZE.integer()
     return [] if workers is None else [f"pipeline.num_workers={workers}"]
 
 
 def layout_settings(layout: str | None) -> list[str]:
-    """What `--layout` sets in the recipe, in the place of what it says itself."""
+    """Return what `--layout` sets in the recipe, replacing its own layout."""
     if layout is None:
         return []
     return [
@@ -134,13 +134,13 @@ def layout_settings(layout: str | None) -> list[str]:
 
 
 def refuse_restarts(max_restarts: int | None) -> None:
-    """Under torchrun, a worker cannot start the others again.
+    """Refuse restarts under torchrun, where a worker cannot start the others again.
 
     Raises:
-        RecipeError: it was asked to.
+        ConfigError: restarts were asked for.
     """
     if max_restarts is not None:
-        raise RecipeError(
+        raise ConfigError(
             f"--max-restarts {max_restarts}: these workers were started by torchrun, "
             "and it starts them again: give it its own --max-restarts"
         )

@@ -1,6 +1,6 @@
-"""Capture any module, cut it into stages, and measure its layers.
+"""Captures any module, cuts it into stages, and measures its layers.
 
-Rooms, each importing only those before it: trace (the work as a list of nodes),
-capture (how it is found), stages (how it is cut), profile (what it costs).
-Knows torch and nothing of workers. Begin reading with `capture/capture.py`.
+Rooms, each importing only those before it: trace (a model's graph of calls), capture
+(tracing a model), stages (cutting it), profile (its costs). Knows torch and nothing of
+workers. Begin reading with `capture/capture.py`.
 """

@@ -25,14 +25,14 @@ def merge_backward(schedule: Schedule) -> Schedule:
     return rewritten(schedule, _merge)
 
 
-def merge_where_nobody_waits(schedule: Schedule) -> Schedule:
+def merge_unneeded_splits(schedule: Schedule) -> Schedule:
     r"""As `merge_backward`, but only where no other device waits for the I.
 
     That is in a net's first stage, and where the stage before is on the same device,
     which comes to it after the W all the same. Such an order is never slower, whatever
     its ops take, and a whole backward costs the host less than two halves.
 
-    >>> print(merge_where_nobody_waits(Schedule.parse(
+    >>> print(merge_unneeded_splits(Schedule.parse(
     ...     "d0  0F0 0I0 0W0 0U\nd1  1F0 1I0 1W0 1U")))
     d0  0F0 0B0 0U
     d1  1F0 1I0 1W0 1U

@@ -1,1 +1,1 @@
-"""Choose: balance stages, rank candidates."""
+"""Chooses how to train: balances stages, predicts and ranks candidates."""

@@ -1,9 +1,9 @@
-"""Cut a row of layers into stages so that the slowest stage is as fast as can be.
+"""Cuts a row of layers into stages, with the fastest possible slowest stage.
 
     layers   3  1  4 │ 1  5 │ 9        3 stages, the slowest takes 9
     stage       8    │   6  │ 9
 
-Exactly so: by dynamic programming over all cuts, not by a rule of thumb.
+The result is exact: dynamic programming covers all cuts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def balance(
     *,
     boundary_s: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
-    """The boundaries with the smallest possible slowest stage, exactly.
+    """Return the boundaries with the fastest possible slowest stage.
 
     Dynamic programming over (stages, layers), in `num_stages * num_layers^2` steps. Of
     the cuts that are equally good, the one whose stages differ least (the smallest sum
@@ -32,7 +32,7 @@ def balance(
 
     Args:
         layer_s: seconds of each layer.
-        num_stages: how many stages, each of at least one layer.
+        num_stages: the number of stages, each of at least one layer.
         boundary_s: seconds that a cut before each layer adds to the stage before and to
             the stage behind it (messages); entry 0 is not used.
 
@@ -46,11 +46,12 @@ def balance(
 
 
 class Balancer:
-    """Cuts one row of layers into many different numbers of stages.
+    """Cuts one row of layers into different numbers of stages.
 
     Args:
-        layer_s: as in `balance`.
-        boundary_s: likewise.
+        layer_s: seconds of each layer.
+        boundary_s: seconds that a cut before each layer adds to both stages; see
+            `balance`.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Balancer:
         *,
         boundary_s: Sequence[float] | None = None,
     ) -> None:
-        """Work out what every possible stage takes."""
+        """Compute the seconds of every possible stage."""
         self.num_layers = len(layer_s)
         until = np.array([0.0, *accumulate(layer_s)])
         edge_s = np.zeros(self.num_layers + 1)
@@ -73,7 +74,7 @@ class Balancer:
         self._cuts: dict[int, tuple[int, ...]] = {}
 
     def cut(self, num_stages: int) -> tuple[int, ...]:
-        """As `balance`, which says what is raised."""
+        """Return the boundaries; see `balance`."""
         if not 1 <= num_stages <= self.num_layers:
             raise ShapeError(
                 f"{self.num_layers} layers cannot be cut into {num_stages} stages; 1 "
@@ -84,14 +85,14 @@ class Balancer:
         return self._cuts[num_stages]
 
     def _slowest(self, num_stages: int) -> float:
-        """What the slowest stage takes at least; kept for every smaller number too."""
+        """Return the least time of the slowest stage, for every number of stages."""
         while len(self._slowest_s) <= num_stages:
             before = self._slowest_s[-1][:, None]
             self._slowest_s.append(np.maximum(before, self._stage_s).min(axis=0))
         return float(self._slowest_s[num_stages][-1])
 
     def _smoothest(self, num_stages: int) -> tuple[int, ...]:
-        """Of the cuts whose slowest stage is as fast, the smallest sum of squares."""
+        """Return, of the cuts that are equally good, the one with the least squares."""
         stage_s = self._stage_s
         slowest_s = self._slowest(num_stages)
         with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""One way to train, and what is predicted of it."""
+"""One way to train, and its predicted time and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DDP: Final = "ddp"
 ZERO_1: Final = "ddp+zero1"
 FSDP: Final = "fsdp"
 
-# Plain data parallelism, and whose work it is.
+# Plain data parallelism, and which class of torch runs it.
 DATA_PARALLEL: Final = {
     ONE_DEVICE: "all on one device; the others have nothing to do",
     DDP: "torch's DistributedDataParallel: a whole copy on each device",
@@ -27,10 +27,10 @@ class Candidate:
 
     Args:
         schedule: a name from the table of schedules, or one of `DATA_PARALLEL`.
-        num_devices: of one replica.
+        num_devices: the devices of one replica.
         num_replicas: copies of the pipeline.
-        stages_per_device: of the model.
-        num_microbatches: that each replica cuts its part of the batch into.
+        stages_per_device: the model's stages on each device.
+        num_microbatches: the microbatches of each replica's part of the batch.
         recomputes: whether stages keep only their inputs, and run their forward again.
     """
 
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def num_stages(self) -> int:
-        """Of one replica."""
+        """The stages of one replica."""
         return self.num_devices * self.stages_per_device
 
     def samples_of_microbatch(self, batch_size: int) -> int:
@@ -58,17 +58,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """What one device holds when it holds the most.
+    """What one device holds at its peak, by kind.
 
     Args:
         weight_bytes: one version of the weights.
-        gradient_bytes: of them.
+        gradient_bytes: the gradients of the weights.
         optimizer_bytes: the optimizer's state, without what follows last.
         activation_bytes: all that comes and goes: activations, messages, and what
             operators and reductions hold while they run.
-        version_bytes: of weights before the newest, where stages read old ones, and of
-            guesses that are read in place of the newest.
-        correction_bytes: what a correction of old gradients keeps beside.
+        version_bytes: weights before the newest, if stages read old ones, and predicted
+            weights that are read in place of the newest.
+        correction_bytes: what a correction of stale gradients keeps beside.
     """
 
     weight_bytes: int
@@ -97,23 +97,23 @@ class MemorySplit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is predicted of a candidate.
+    """The prediction of a candidate.
 
     Args:
-        candidate: what was predicted.
-        step_s: one step; of an order without a flush, one of many.
-        samples_per_s: over all replicas.
+        candidate: the candidate.
+        step_s: seconds of one step; of a flush-free order, the mean of many.
+        samples_per_s: samples per second over all replicas.
         bubble_fraction: the share of a step in which a device does not compute: the
             mean over devices.
-        memory: of each device of one replica.
-        budget_bytes: what a device may hold.
+        memory: the memory of each device of one replica.
+        budget_bytes: the memory that a device has for it.
         message_bytes: sent from device to device, per step and replica.
         reduce_bytes: gradients that are added up over the replicas, per step.
         boundaries: the layers at which stages 1, 2, ... begin.
         bound_s: no order of the same work on the same devices is faster, with every
             backward split.
         delay: the most updates by which a stage's weights are behind; 0 is exact.
-        num_versions: of the weights of each stage, guesses among them.
+        num_versions: the versions of each stage's weights, predicted ones included.
     """
 
     candidate: Candidate
@@ -131,22 +131,22 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """By which share the step is longer than the bound."""
+        """The share by which the step is longer than the bound."""
         return gap(self.step_s, self.bound_s)
 
     @property
     def fullest(self) -> MemorySplit:
-        """Of the device that holds the most."""
+        """The memory of the device that holds the most."""
         return max(self.memory, key=lambda split: split.total_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """What that device holds."""
+        """The bytes that this device holds."""
         return self.fullest.total_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """By how much it does not fit; 0 where it does."""
+        """The bytes by which it does not fit; 0 if it does."""
         return max(0, self.peak_bytes - self.budget_bytes)
 
     @property

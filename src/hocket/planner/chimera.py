@@ -1,4 +1,4 @@
-"""What Chimera would take: two copies of the model, in opposite directions.
+"""Prices Chimera: two copies of the model, in opposite directions.
 
     device    0    1    2    3
       down    0 ─▶ 1 ─▶ 2 ─▶ 3        half of the microbatches
@@ -26,11 +26,11 @@ _NAME: Final = "chimera"
 
 
 def chimera_sentence(predictor: Predictor, outcomes: Iterable[Outcome]) -> str:
-    """A sentence; empty where Chimera does not take the numbers, or nothing fits.
+    """Describe Chimera's cost; empty if it refuses the numbers, or nothing fits.
 
     Args:
-        predictor: of the model, on its devices.
-        outcomes: of all candidates.
+        predictor: predicts for the model, on its devices.
+        outcomes: the outcomes of all candidates.
     """
     fitting = (x for x in outcomes if x.fits and not x.delay)
     pipelines = (x for x in fitting if not x.candidate.is_data_parallel)
@@ -51,11 +51,11 @@ def chimera_sentence(predictor: Predictor, outcomes: Iterable[Outcome]) -> str:
 
 
 def chimera_step(predictor: Predictor, like: Candidate) -> tuple[float, int]:
-    """Seconds of a step, and the most bytes that a device holds.
+    """Return the seconds of a step, and the most bytes that a device holds.
 
     Args:
-        predictor: of the model, on its devices.
-        like: whose devices, replicas and microbatches are taken.
+        predictor: predicts for the model, on its devices.
+        like: the candidate whose devices, replicas and microbatches are used.
 
     Raises:
         ShapeError: an odd number of devices, or microbatches that make no whole rounds.

@@ -1,12 +1,12 @@
-"""What there is to compute on: devices, their memory, and the ways between them.
+"""The devices to plan for: their memory, and the links between them.
 
     node 0   0 ═ 1 ═ 2 ═ 3          ═ link      inside a node
              └───── network ─────┐  ─ network   between nodes, one card per node
     node 1   4 ═ 5 ═ 6 ═ 7 ──────┘
 
-Workers are numbered as `run/cluster/layout.py` numbers them: replica after replica, and
-in each its devices. What several of them send over one card at the same time, they
-share.
+Workers are numbered as in `run/cluster/layout.py`: replica after replica, and in each
+its devices. Several of them that send over one card at the same time share its
+bandwidth.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class Cluster:
     """Equal devices in equal nodes.
 
     Args:
-        num_devices: in all nodes together.
-        memory_bytes: of each, that the model may have.
-        link: between two devices of a node.
-        network: between two nodes; each has one card.
-        num_nodes: of equally many devices.
-        name: of the devices, for people.
-        ring: what reductions over all devices of a node took, where that was measured.
-        shares_cores: whether a reduction takes the time of the devices' own work, as
-            it does on CPUs that have no core to spare.
+        num_devices: the devices in all nodes together.
+        memory_bytes: the memory of each device for the model.
+        link: the link between two devices of a node.
+        network: the link between two nodes; each has one card.
+        num_nodes: the nodes, each with equally many devices.
+        name: the devices' name, for people.
+        ring: the measured link of reductions over all devices of a node, if there is
+            one.
+        shares_cores: whether reductions slow down the devices' own work, as on CPUs
+            without a spare core.
 
     Raises:
         PlanError: the nodes would not have equally many devices, or there is no network
@@ -50,7 +51,7 @@ class Cluster:
     shares_cores: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible numbers."""
         if self.num_devices < 1 or self.num_nodes < 1:
             raise PlanError(
                 f"{self.num_devices} devices in {self.num_nodes} nodes: there must be "
@@ -68,21 +69,21 @@ class Cluster:
 
     @property
     def devices_per_node(self) -> int:
-        """In each node."""
+        """The devices in each node."""
         return self.num_devices // self.num_nodes
 
     @property
     def inside(self) -> Link:
-        """Between two devices of one node."""
+        """The link between two devices of one node."""
         return self.link.link()
 
     def pipeline_links(
         self, num_devices: int, num_replicas: int
     ) -> tuple[tuple[int, int, Link], ...]:
-        """The pairs of neighbours of a pipeline that are on different nodes.
+        """Return the pairs of adjacent devices of a pipeline on different nodes.
 
-        The first and the last device are neighbours too, for those schedules that go
-        round and round. Replicas run in lockstep: one stands for all.
+        The first and the last device are adjacent too, for schedules that go round.
+        Replicas run in lockstep: one represents all.
         """
         pairs = [(d, (d + 1) % num_devices) for d in range(num_devices)]
         crossing = {
@@ -102,7 +103,7 @@ class Cluster:
         )
 
     def reduce_link(self, num_devices: int, num_replicas: int) -> Link:
-        """What limits the rings of all devices with their replicas, all at once."""
+        """Return the link that limits the rings of all devices with their replicas."""
         edges = [
             (replica * num_devices + d, (replica + 1) % num_replicas * num_devices + d)
             for replica in range(num_replicas)
@@ -125,5 +126,5 @@ class Cluster:
 
 
 def _most(nodes: Iterable[int]) -> int:
-    """How many leave the node that most of them leave."""
+    """Return the largest number of connections that leave any node."""
     return max(Counter(nodes).values(), default=1)

@@ -1,10 +1,10 @@
-"""What a correction of old gradients takes on a delayed stage, in copies of weights.
+"""The memory of a correction for stale gradients, in copies of weights.
 
                       kept from update to update   while one runs   read by forwards
     error-feedback    a copy for each of `delay`   1 more
     weight-prediction none, or 1                   none, or 1 more  a version of its own
 
-The versions of the weights that stages of a delay need anyway come on top.
+The weight versions that stages with a delay need anyway are not included.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hocket.core.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class CorrectionCost:
-    """Bytes of one correction; a stage without a delay has none of them.
+    """The memory of one correction; a stage without a delay needs none.
 
     Args:
-        name: of the correction.
+        name: the correction's name.
         kept_per_delay: copies of the trained weights for each update of the delay.
         kept: copies beside those.
-        at_work: copies more while an update runs.
-        predicts_weights: whether forwards read a version of its own in place of the newest.
+        at_work: further copies while an update runs.
+        predicts_weights: whether forwards read predicted weights, a version more.
     """
 
     name: str = "none"
@@ -37,21 +37,21 @@ class CorrectionCost:
     predicts_weights: bool = False
 
     def kept_bytes(self, stage: StageCost, delay: int) -> int:
-        """What a stage keeps from update to update.
+        """Return what a stage keeps from update to update.
 
         Args:
-            stage: for the bytes of what it trains.
-            delay: of the stage, in updates.
+            stage: the stage's cost, for the bytes of its trained weights.
+            delay: the stage's delay, in updates.
         """
         num_copies = self.kept_per_delay * delay + self.kept if delay else 0
         return num_copies * stage.gradient_bytes
 
     def added_to(self, stage: StageCost, delay: int) -> StageCost:
-        """The stage's cost with the correction.
+        """Return a stage's cost with the correction.
 
         Args:
-            stage: without it.
-            delay: of the stage, in updates.
+            stage: the stage's cost without it.
+            delay: the stage's delay, in updates.
         """
         if not delay:
             return stage
@@ -68,10 +68,10 @@ NO_CORRECTION: Final = CorrectionCost()
 
 
 def predicted_versions_alive(schedule: Schedule) -> tuple[int, ...]:
-    """Of each stage, the most versions alive at once beside the one that it updates.
+    """Return each stage's most predicted versions alive at once.
 
-    Where forwards read guesses: one lives from the first op that reads it, or the
-    update of the weights that it stands for, to the last op that reads it.
+    A predicted version lives from the first op that reads it, or the update of its
+    weights, to the last op that reads it. The version being updated is not counted.
     """
     program = schedule.program
     found = []

@@ -1,4 +1,4 @@
-"""What layers cost on a device that need not be there: a roofline, op by op.
+"""Costs of layers on a device that need not be present: a roofline, op by op.
 
 seconds │         ______ limit of FLOPs
 │      __/
@@ -21,12 +21,12 @@ from hocket.planner.work import Affine, LayerCost, Weights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ops:
-    """The operators of one pass through a layer; each grows evenly with the samples.
+    """The operators of one pass through a layer; their counts are linear in samples.
 
     Args:
-        flops: of matrix multiplications; row 0 fixed, row 1 per sample.
-        num_bytes: read and written, likewise.
-        live_bytes: of them, what the pass itself has made, likewise.
+        flops: FLOPs of matrix multiplications; row 0 fixed, row 1 per sample.
+        num_bytes: bytes read and written; rows as for `flops`.
+        live_bytes: the part of them that the pass itself has made; rows as for `flops`.
     """
 
     flops: Floats
@@ -43,11 +43,11 @@ class Ops:
         return float(slowest_s.sum())
 
     def total_flops(self, num_samples: int) -> float:
-        """Of all operators."""
+        """Return the FLOPs of all operators."""
         return float(_at(self.flops, num_samples).sum())
 
     def work_bytes(self, num_samples: int) -> int:
-        """What the operator holds that holds most."""
+        """Return the most bytes that any operator holds."""
         return round(float(_at(self.live_bytes, num_samples).max(initial=0.0)))
 
 
@@ -58,18 +58,18 @@ def _at(rows: Floats, num_samples: int) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerOps:
-    """What one layer computes.
+    """What one layer computes, and its bytes.
 
     Args:
-        name: of the layer.
-        forward: its operators.
-        input_grad: those of a backward for the gradient of its input alone.
-        backward: those of the whole backward.
-        activation_bytes: as in `LayerCost`.
-        kept_input_bytes: likewise.
-        received_bytes: likewise.
-        received_grad_bytes: likewise.
-        weights: likewise.
+        name: the layer's name.
+        forward: the forward's operators.
+        input_grad: the operators of a backward for the input's gradient alone.
+        backward: the operators of the whole backward.
+        activation_bytes: see `LayerCost`.
+        kept_input_bytes: see `LayerCost`.
+        received_bytes: see `LayerCost`.
+        received_grad_bytes: see `LayerCost`.
+        weights: see `LayerCost`.
     """
 
     name: str
@@ -85,15 +85,15 @@ class LayerOps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedCosts:
-    """Costs from FLOPs and bytes, for a device that need not be there.
+    """Costs from FLOPs and bytes, for a device that need not be present.
 
     Args:
-        name: of the model.
-        ops: of each layer.
-        hardware: that would compute them.
-        precision: of its matrix multiplications.
-        only_samples: as in `Work`.
-        correction: likewise.
+        name: the model's name.
+        ops: the operators of each layer.
+        hardware: the device.
+        precision: the type of its matrix multiplications.
+        only_samples: see `ModelCosts`.
+        correction: see `ModelCosts`.
     """
 
     name: str
@@ -105,7 +105,7 @@ class CountedCosts:
 
     @property
     def how(self) -> str:
-        """From what."""
+        """How the seconds were found."""
         reached = self.hardware.matmul_fraction[self.precision]
         return (
             f"counted: FLOPs and bytes of each operator on {self.hardware.name}, at "
@@ -116,11 +116,11 @@ class CountedCosts:
 
     @property
     def update_s_per_byte(self) -> float:
-        """Weights and state are read and written, gradients read."""
+        """Seconds per byte: weights and state are read and written."""
         return _UPDATE_PASSES / self.hardware.reached_bytes_per_s
 
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
-        """By roofline."""
+        """Return the layers' costs by the roofline."""
         return tuple(self._layer(layer, num_samples) for layer in self.ops)
 
     def _layer(self, layer: LayerOps, num_samples: int) -> LayerCost:

@@ -1,4 +1,4 @@
-"""Plain data parallelism as torch does it: what a pipeline has to be better than.
+"""Predicts torch's plain data parallelism, which a pipeline must beat.
 
 Layers form groups of about 25 MB of weights, as torch's buckets and sharding units do;
 a group is a stage of a program on one device, so that the same simulator predicts it:
@@ -47,16 +47,16 @@ BUCKET_BYTES: Final = 25 * 10**6  # torch's bucket_cap_mb
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a candidate is made of.
+    """The layers, groups and link of a candidate.
 
     Args:
-        layers: of the whole model.
-        boundaries: where groups 1, 2, ... begin.
-        groups: what each costs, with whole weights.
+        layers: the whole model's layers.
+        boundaries: the layers at which groups 1, 2, ... begin.
+        groups: the cost of each group, with whole weights.
         schedule: one step on one device.
-        link: of the ring of all devices.
-        shares_cores: whether what goes over it takes the time of other work.
-        ddp_s: what DDP adds to a step, where it was played on as many devices.
+        link: the link of the ring of all devices.
+        shares_cores: whether reductions slow down other work.
+        ddp_s: what DDP adds to a step, if it was measured on as many devices.
     """
 
     layers: tuple[LayerCost, ...]
@@ -93,15 +93,15 @@ def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome
 
 
 def data_parallel_timeline(predictor: Predictor, candidate: Candidate) -> Timeline:
-    """One step of it on one of the devices."""
+    """Return the timeline of one step on one of the devices."""
     return _timeline(_parts(predictor, candidate), candidate)
 
 
 def group_layers(layers: Sequence[LayerCost]) -> tuple[int, ...]:
-    """The layers at which groups 1, 2, ... begin.
+    """Return the layers at which groups 1, 2, ... begin.
 
-    From the last layer on, as gradients come: a group is closed when it has a bucket's
-    worth of weights.
+    Groups are formed from the last layer on, in the order of gradients: a group ends
+    when it has a bucket's worth of weights.
     """
     boundaries = []
     gathered = 0
@@ -130,7 +130,7 @@ def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
     )
     schedule = repeat_step(program, lambda _: _order(program))
     link = predictor.cluster.reduce_link(1, candidate.num_replicas)
-    is_alike = candidate.num_replicas == predictor.cluster.num_devices
+    is_comparable = candidate.num_replicas == predictor.cluster.num_devices
     return _Parts(
         layers,
         boundaries,
@@ -138,12 +138,12 @@ def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
         schedule,
         link,
         predictor.cluster.shares_cores,
-        predictor.trials.ddp_s if is_alike else None,
+        predictor.trials.ddp_s if is_comparable else None,
     )
 
 
 def _order(program: Program) -> Iterator[Op]:
-    """Each microbatch through all groups and back."""
+    """Return the schedule: each microbatch through all groups and back."""
     groups = range(program.num_stages)
     for microbatch in range(program.num_microbatches_of(0)):
         yield from (Op(Kind.FORWARD, group, microbatch) for group in groups)
@@ -176,7 +176,7 @@ def _timeline(parts: _Parts, candidate: Candidate) -> Timeline:
 
 
 def _with_ddp(parts: _Parts, ddp_s: float) -> tuple[StageCost, ...]:
-    """What DDP adds is divided among the groups as their gradients are."""
+    """Divide what DDP adds among the groups by their gradients."""
     return tuple(
         replace(group, update_s=group.update_s + ddp_s * _share(parts, group))
         for group in parts.groups
@@ -184,7 +184,7 @@ def _with_ddp(parts: _Parts, ddp_s: float) -> tuple[StageCost, ...]:
 
 
 def _host_s(parts: _Parts, group: StageCost, candidate: Candidate) -> float:
-    """What sharding does for a group besides messages: no less than DDP was seen to."""
+    """Return a sharded group's overhead besides messages: at least DDP's."""
     if parts.ddp_s is None:
         return 0.0
     total = sum(group.gradient_bytes for group in parts.groups)
@@ -193,27 +193,27 @@ def _host_s(parts: _Parts, group: StageCost, candidate: Candidate) -> float:
 
 
 def _share(parts: _Parts, group: StageCost) -> float:
-    """Of all gradients."""
+    """Return a group's share of all gradients."""
     total = sum(group.gradient_bytes for group in parts.groups)
     return group.gradient_bytes / total if total else 0.0
 
 
 def _update_s(group: StageCost, candidate: Candidate) -> float:
-    """Where the optimizer's state is sharded, each device updates its share."""
+    """Return the update's seconds; each device updates its shard."""
     is_sharded = candidate.schedule in (ZERO_1, FSDP)
     return group.update_s / (candidate.num_replicas if is_sharded else 1)
 
 
 def _half_ring_s(link: Link, num_bytes: int, candidate: Candidate) -> float:
-    """A gather, or a reduce-scatter: each is half of an all-reduce."""
+    """Return a gather's or reduce-scatter's seconds: half of an all-reduce."""
     return link.ring_s(num_bytes, candidate.num_replicas) / 2
 
 
 def _play_sharded(parts: _Parts, candidate: Candidate) -> Timeline:
-    """FSDP's two streams: computing, and the ring. Each does its work in order.
+    """Simulate FSDP's two streams: computing and communication.
 
-    A group's weights are asked for when the work before begins; gradients are reduced
-    and scattered when they are there.
+    A group's weights are gathered when the work before begins; gradients are reduced
+    and scattered when they are complete.
     """
     lane = parts.schedule.lanes[0]
     computes = [i for i, op in enumerate(lane.ops) if op.kind in _COMPUTES]
@@ -233,8 +233,8 @@ def _play_sharded(parts: _Parts, candidate: Candidate) -> Timeline:
         end_s[i] = free_s = start_s[i] + parts.groups[op.stage].seconds(op.kind)
         following = lane.ops[computes[k + 1]] if k + 1 < len(computes) else op
         if following.stage != op.stage:  # else its weights are here already
-            asked_s = end_s[i] if parts.shares_cores else start_s[i]
-            ring_s = max(ring_s, asked_s) + gather_s[following.stage]
+            requested_s = end_s[i] if parts.shares_cores else start_s[i]
+            ring_s = max(ring_s, requested_s) + gather_s[following.stage]
             ready_s = ring_s
         if op.kind is Kind.BACKWARD:
             ring_s = max(ring_s, end_s[i]) + scatter_s[op.stage]
@@ -256,7 +256,7 @@ _COMPUTES: Final = frozenset({Kind.FORWARD, Kind.BACKWARD})
 
 
 def _gathered_bytes(parts: _Parts, candidate: Candidate) -> int:
-    """What a device receives of others' weights in a step."""
+    """Return the bytes of others' weights that a device receives in a step."""
     if candidate.num_replicas == 1:
         return 0
     weights = [group.weight_bytes for group in parts.groups]
@@ -270,7 +270,7 @@ def _gathered_bytes(parts: _Parts, candidate: Candidate) -> int:
 
 
 def _memory(parts: _Parts, candidate: Candidate) -> MemorySplit:
-    """What one device holds: each microbatch goes back before the next comes."""
+    """One device's memory: each microbatch's backward precedes the next forward."""
     groups, num = parts.groups, candidate.num_replicas
     weights = _distinct_bytes(parts.layers, "num_bytes")
     gradients = _distinct_bytes(parts.layers, "gradient_bytes")
@@ -289,7 +289,7 @@ def _memory(parts: _Parts, candidate: Candidate) -> MemorySplit:
 
 
 def _alive_bytes(parts: _Parts, candidate: Candidate) -> int:
-    """Activations of one microbatch, and what operators hold while they run."""
+    """Return one microbatch's activations and the operators' workspace."""
     work = max(group.backward_work_bytes for group in parts.groups)
     if not candidate.recomputes:
         return activation_bytes(parts.layers) + work
@@ -299,6 +299,6 @@ def _alive_bytes(parts: _Parts, candidate: Candidate) -> int:
 
 
 def _distinct_bytes(layers: Sequence[LayerCost], what: str) -> int:
-    """Of all parameters, each counted once."""
+    """Return the bytes of all parameters, each counted once."""
     weights = {x.name: x for layer in layers for x in layer.weights}
     return sum(int(getattr(x, what)) for x in weights.values())

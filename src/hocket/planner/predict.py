@@ -1,7 +1,7 @@
-"""Predict candidates: cut, cost, simulate. What candidates share is worked out once.
+"""Predicts candidates: cut, cost, simulate. Shared results are cached.
 
 num_samples ─▶ layers ─▶ boundaries ─▶ stage costs ┐
-               trials ─▶ what they take in place ──┤
+               trials ─▶ measured in place ────────┤
 cluster ─▶ links                                   ├─▶ simulate ─▶ Outcome
 schedule's name, shape ─▶ Schedule                 ┘
 """
@@ -19,7 +19,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timeline import Timeline
 from hocket.errors import FitError, ShapeError
-from hocket.passes.merge_backward import merge_where_nobody_waits
+from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
@@ -46,12 +46,11 @@ class Predictor:
     """Predicts candidates for one batch of one model on one cluster.
 
     Args:
-        work: what is to be computed.
-        cluster: on what.
+        work: the model's costs.
+        cluster: the devices.
         batch_size: samples per step, over all replicas.
-        trials: what was tried out on these devices.
-        clips: whether updates without a flush have to know all gradients of their
-            group.
+        trials: the measured trials on these devices.
+        clips: whether updates without a flush need all gradients of their group.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Predictor:
         *,
         clips: bool = False,
     ) -> None:
-        """Begin with nothing worked out."""
+        """Make a predictor with empty caches."""
         self.work = work
         self.cluster = cluster
         self.batch_size = batch_size
@@ -77,7 +76,7 @@ class Predictor:
         self._last_order: tuple[Candidate, Schedule] | None = None
 
     def with_batch(self, batch_size: int) -> Predictor:
-        """The same for other batches; keeps all that does not depend on them."""
+        """Return a predictor for another batch size that shares the caches."""
         other = Predictor(
             self.work, self.cluster, batch_size, self.trials, clips=self.clips
         )
@@ -87,13 +86,13 @@ class Predictor:
         return other
 
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
-        """For microbatches of this size."""
+        """Return the layers' costs for microbatches of this size."""
         if num_samples not in self._layers:
             self._layers[num_samples] = self.work.layers(num_samples)
         return self._layers[num_samples]
 
     def boundaries(self, num_samples: int, num_stages: int) -> tuple[int, ...]:
-        """The balanced cut.
+        """Return the balanced cut.
 
         Raises:
             ShapeError: there are fewer layers than stages.
@@ -104,7 +103,7 @@ class Predictor:
         return self._balancers[num_samples].cut(num_stages)
 
     def bound_s(self, candidate: Candidate) -> float:
-        """This candidate's order is not faster than this; see `quick_bound`.
+        """Return a lower bound of this candidate's step; see `quick_bound`.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
@@ -116,7 +115,7 @@ class Predictor:
         return stages.bound_s(placement, candidate.num_microbatches, hop_s)
 
     def splits(self, candidate: Candidate) -> bool:
-        """Whether its schedule splits any backward.
+        """Return whether its schedule splits any backward.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
@@ -124,7 +123,7 @@ class Predictor:
         return self._placement_of(candidate).splits
 
     def delay(self, candidate: Candidate) -> int:
-        """The most updates by which the weights of a stage are behind.
+        """Return the largest delay of any stage.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
@@ -132,7 +131,7 @@ class Predictor:
         return self._placement_of(candidate).delay
 
     def outcome(self, candidate: Candidate) -> Outcome:
-        """Simulate a pipeline.
+        """Simulate a pipeline and return its outcome.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
@@ -140,7 +139,7 @@ class Predictor:
         return self._outcome(candidate, self.timeline(candidate))
 
     def timeline(self, candidate: Candidate) -> Timeline:
-        """One step of it; of an order without a flush, a few.
+        """Return the timeline of one step; of a flush-free order, of a few.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
@@ -148,12 +147,11 @@ class Predictor:
         return simulate(self.schedule(candidate), self.costs(candidate))
 
     def schedule(self, candidate: Candidate) -> Schedule:
-        """The order of one step; made for these costs and this memory, if it can be.
+        """Return the order of one step, made for these costs and memory if possible.
 
-        Backwards are whole where nobody waits for their first half, as pipelines play
-        them.
+        Backwards stay whole if no op waits for their I, as in the runtime.
 
-        Where none fits the memory, it is the one that misses least.
+        If no order fits the memory, it is the one that misses least.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
@@ -172,26 +170,26 @@ class Predictor:
         except FitError as error:
             options["memory_bytes"] = error.needed_bytes
             made = _made(candidate, options, n)
-        return merge_where_nobody_waits(made)
+        return merge_unneeded_splits(made)
 
     def _order_of(self, candidate: Candidate) -> Schedule:
-        """Of a schedule that is the same whatever the costs; the last one is kept."""
+        """Return a schedule that does not depend on costs; the last one is cached."""
         if self._last_order is None or self._last_order[0] != candidate:
             is_late = self.clips and "late_updates" in options_of(candidate.schedule)
             options = {"late_updates": True} if is_late else {}
             made = _made(candidate, options, self._num_steps(candidate))
-            self._last_order = candidate, merge_where_nobody_waits(made)
+            self._last_order = candidate, merge_unneeded_splits(made)
         return self._last_order[1]
 
     def _num_steps(self, candidate: Candidate) -> int:
-        """One; without a flush, so many that the pipeline is full and has a body."""
+        """Return 1; for a flush-free order, enough steps to fill the pipeline."""
         placement = self._placement_of(candidate)
         if not placement.delay:
             return 1
         return _FULL_STEPS + -(-candidate.num_devices // candidate.num_microbatches)
 
     def costs(self, candidate: Candidate) -> Costs:
-        """Of its stages and links."""
+        """Return the costs of its stages and links."""
         cluster = self.cluster
         shape = candidate.num_devices, candidate.num_replicas
         stages = self._corrected(candidate)
@@ -216,11 +214,11 @@ class Predictor:
         *,
         recomputes: bool,
     ) -> tuple[StageCost, ...]:
-        """What stages cost that are cut here.
+        """Return the costs of stages that are cut here.
 
         Args:
-            num_samples: in each microbatch.
-            num_devices: that share them.
+            num_samples: samples of each microbatch.
+            num_devices: the devices that share the stages.
             boundaries: the layers at which stages 1, 2, ... begin.
             recomputes: whether the stages keep only their inputs.
         """
@@ -238,7 +236,7 @@ class Predictor:
     def _added(
         self, num_samples: int, boundaries: tuple[int, ...], *, recomputes: bool
     ) -> tuple[StageCost, ...]:
-        """What layers add up to."""
+        """Return the sums of layers."""
         return stage_costs(
             self.layers(num_samples),
             boundaries,
@@ -250,7 +248,7 @@ class Predictor:
         return nearest(self.trials.cuts, *cut)
 
     def _in_place(self, candidate: Candidate) -> Costs:
-        """What everything takes besides the work of its stages."""
+        """Return costs measured in place, besides the stages' work."""
         trial = self._nearest(
             candidate.samples_of_microbatch(self.batch_size),
             candidate.num_devices,
@@ -287,7 +285,7 @@ class Predictor:
         )
 
     def _step_s(self, candidate: Candidate, timeline: Timeline) -> float:
-        """Of a flush-free order, what more steps add when the pipeline is full."""
+        """Return what one more step adds to a full flush-free pipeline."""
         schedule = timeline.schedule
         num_steps = schedule.program.num_steps
         if num_steps == 1:
@@ -307,7 +305,7 @@ class Predictor:
         return self._stages[key]
 
     def _corrected(self, candidate: Candidate) -> tuple[StageCost, ...]:
-        """Its stages' costs, with what a correction takes where they are delayed."""
+        """Return its stages' costs with the correction's memory."""
         stages, correction = self._stages_of(candidate).costs, self.work.correction
         if correction == NO_CORRECTION:
             return stages
@@ -315,7 +313,7 @@ class Predictor:
         return tuple(map(correction.added_to, stages, delays))
 
     def _least_of(self, candidate: Candidate, program: Program) -> float:
-        """No order of the same work is faster: one bound for all schedules of it."""
+        """Return a bound for all schedules of the same work."""
         placement = self._placement_of(candidate)
         if placement.delay:
             stages = self._stages_of(candidate)
@@ -328,7 +326,7 @@ class Predictor:
         return self._least_s[key]
 
     def _placement_of(self, candidate: Candidate) -> Placement:
-        """Of the schedule; from as few microbatches as will do."""
+        """Return the schedule's placement, from as few microbatches as possible."""
         name, p, v = (
             candidate.schedule,
             candidate.num_devices,
@@ -349,13 +347,13 @@ class Predictor:
 
 
 def reduced_alone(cost: StageCost, link: Link, num_replicas: int) -> StageCost:
-    """A stage whose lane does nothing else while its gradients are reduced."""
+    """Return a stage's cost if its lane does nothing else during reductions."""
     ring_s = link.ring_s(cost.gradient_bytes, num_replicas)
     return replace(cost, update_s=cost.update_s + ring_s)
 
 
 def _as_if_whole(costs: Costs) -> Costs:
-    """Halves that take no longer than the whole: an order may have it either way."""
+    """Return costs whose I and W take no longer than B."""
     stages = tuple(replace(cost, split_s=0.0) for cost in costs.stages)
     return replace(costs, stages=stages)
 
@@ -375,7 +373,7 @@ def _made(candidate: Candidate, options: Mapping[str, Any], num_steps: int) -> S
 def _smallest(
     name: str, num_devices: int, stages_per_device: int, num_steps: int
 ) -> Schedule:
-    """A schedule of this shape with few microbatches."""
+    """Return a schedule of this shape with few microbatches."""
     counts = (num_devices, 2 * num_devices, 4 * num_devices, 1)
     for num_microbatches in counts:
         try:
@@ -392,7 +390,7 @@ def _smallest(
 
 
 def _bubble(program: Program, costs: tuple[StageCost, ...], step_s: float) -> float:
-    """The same as the timeline's, from what all devices have to do."""
+    """Return the timeline's bubble, from the devices' work alone."""
     busy_s = sum(
         program.num_microbatches_of(stage)
         * (cost.forward_s + cost.seconds(Kind.BACKWARD))

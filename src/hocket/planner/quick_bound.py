@@ -1,4 +1,4 @@
-"""A bound on a step that is quick to work out: which candidates need no simulation.
+"""A quick lower bound of a step, which decides what need not be simulated.
 
     device d   │ fill │ m x (F + B) of all its stages │ drain │
 
@@ -6,7 +6,7 @@ A device's first op is the forward of its first stage, which waits for all stage
 before; its last backward is that stage's, and all stages before follow. Where backwards
 are split, only its last I is followed so, and its W come when they will.
 
-`search/bound.py` knows more, holds for any order, and takes longer.
+`search/bound.py` is tighter, holds for any order, and takes longer.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hocket.planner.correction_cost import CorrectionCost, predicted_versions_al
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a schedule does with stages, whatever the number of microbatches.
+    """Where a schedule puts stages, for any number of microbatches.
 
     Args:
-        devices: of each stage.
+        devices: the device of each stage.
         splits: whether it splits any backward.
-        num_versions: of each stage's weights.
-        delays: by how many updates each stage's weights are behind.
-        num_predicted: of each stage's weights, where such are read in their place.
+        num_versions: the versions of each stage's weights.
+        delays: each stage's delay.
+        num_predicted: the predicted versions of each stage's weights.
     """
 
     devices: tuple[int, ...]
@@ -45,12 +45,12 @@ class Placement:
 
     @property
     def delay(self) -> int:
-        """The most updates by which a stage's weights are behind."""
+        """The largest delay of any stage."""
         return max(self.delays)
 
     @classmethod
     def of(cls, schedule: Schedule) -> Placement:
-        """Look it up in its ops."""
+        """Return a schedule's placement, read from its ops."""
         kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
         devices = tuple(stage.device for stage in schedule.program.stages)
         delays = tuple(stage.delay for stage in schedule.program.stages)
@@ -63,7 +63,7 @@ class Placement:
         )
 
     def versions_with(self, correction: CorrectionCost) -> tuple[int, ...]:
-        """Of each stage's weights, guesses among them where a correction makes such."""
+        """Return each stage's versions, with those that a correction predicts."""
         if not correction.predicts_weights:
             return self.num_versions
         stages = zip(self.num_versions, self.delays, self.num_predicted, strict=True)
@@ -74,14 +74,14 @@ class Placement:
 
 
 class StageSums:
-    """The costs of all stages, added up once for all candidates that have them.
+    """Sums of all stages' costs, shared by all candidates that have these stages.
 
     Args:
-        costs: of each stage.
+        costs: the cost of each stage.
     """
 
     def __init__(self, costs: tuple[StageCost, ...]) -> None:
-        """Add up what comes before each stage."""
+        """Add up the costs before each stage."""
         self.costs = costs
         self._forward_s = np.array([cost.forward_s for cost in costs])
         self._backward_s = np.array([cost.seconds(Kind.BACKWARD) for cost in costs])
@@ -90,7 +90,7 @@ class StageSums:
 
     @cached_property
     def least_message_bytes(self) -> int:
-        """Of those between neighbouring stages, there and back."""
+        """The smallest message between adjacent stages, there and back."""
         there = (cost.output_bytes for cost in self.costs[:-1])
         back = (cost.input_grad_bytes for cost in self.costs[1:])
         return min((*there, *back), default=0)
@@ -98,15 +98,15 @@ class StageSums:
     def bound_s(
         self, placement: Placement, num_microbatches: int, hop_s: float
     ) -> float:
-        """The least that a step takes on stages that are placed so.
+        """Return the least seconds of a step with stages placed so.
 
         Args:
-            placement: of the stages.
-            num_microbatches: per step.
-            hop_s: of a message from stage to stage.
+            placement: the stages' devices.
+            num_microbatches: microbatches per step.
+            hop_s: seconds of a message from stage to stage.
         """
         of = np.array(placement.devices)
-        if placement.delay:  # the pipeline is full: work is all there is
+        if placement.delay:  # the pipeline is full: only work counts
             return self.work_s(placement, num_microbatches)
         num_devices = int(of.max()) + 1
         first = np.full(num_devices, of.size)
@@ -125,19 +125,19 @@ class StageSums:
         return float(bounds.max())
 
     def work_s(self, placement: Placement, num_microbatches: int) -> float:
-        """What the busiest device does in a step."""
+        """Return the busiest device's work in a step."""
         of = np.array(placement.devices)
         work_s = num_microbatches * _per_device(self._forward_s + self._backward_s, of)
         return float((work_s + _per_device(self._update_s, of)).max())
 
 
 def _before(stage_s: Floats) -> Floats:
-    """The sum over all stages before each."""
+    """Return the sum over all stages before each."""
     return np.array([0.0, *accumulate(stage_s.tolist())])
 
 
 def _per_device(stage_s: Floats, of: Ints) -> Floats:
-    """The sum over each device's stages."""
+    """Return the sum over each device's stages."""
     total_s = np.zeros(int(of.max()) + 1)
     np.add.at(total_s, of, stage_s)
     return total_s

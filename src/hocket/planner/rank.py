@@ -1,4 +1,4 @@
-"""Rank: every way to train a model on a cluster, predicted, the best first.
+"""Ranks every way to train a model on a cluster, the best first.
 
 Candidates are taken in the order of a bound that no order of their work can beat. One
 whose bound is worse than the best outcomes found so far cannot come in among them, so
@@ -37,29 +37,31 @@ from hocket.schedules.v_min import repeating_bubble
 
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
 _DIGITS: Final = 6  # of samples per second: what differs in more is a tie
-_ROUNDED: Final = 1 - 1e-5  # and what may be a tie is never left out
+_ROUNDED: Final = 1 - 1e-5  # and a possible tie is never left out
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
-_NUM_TRIES: Final = 24  # what an order takes that is searched for, as simulations
+_NUM_TRIES: Final = 24  # the time of an order that is searched for, in simulations
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which candidates are looked at.
+    """Which candidates to consider.
 
     Args:
-        schedules: their names; all that train when not given.
-        num_devices: of one replica; everything that divides the devices when not given.
-        num_microbatches: per replica; everything that divides its samples when not
-            given.
-        stages_per_device: for schedules that take several.
+        schedules: names of schedules; all that train when not given.
+        num_devices: devices of one replica; everything that divides the devices when
+            not given.
+        num_microbatches: microbatches per replica; everything that divides its samples
+            when not given.
+        stages_per_device: the numbers of stages per device, for schedules that have
+            several.
         recompute: whether stages may keep everything, or only their inputs.
-        data_parallel: whether plain data parallelism is looked at too.
+        data_parallel: whether to include plain data parallelism.
         num_best: how many outcomes must be the best that there are.
-        is_exhaustive: simulate also what cannot be among them.
-        max_delay: by how many updates the weights of the choice may be behind; orders
-            in which they are further behind are looked at only if they are named.
-        clips: whether updates without a flush have to know all gradients of their
-            group, and so come later.
+        is_exhaustive: whether to simulate also what cannot be among them.
+        max_delay: by how many updates the weights of the choice may be stale; staler
+            orders are included only if they are named.
+        clips: whether updates without a flush need all gradients of their group, and so
+            come later.
     """
 
     schedules: tuple[str, ...] | None = None
@@ -84,11 +86,11 @@ def rank(
     """Predict every way to train, the best first.
 
     Args:
-        work: the model, and what its layers cost.
+        work: the model's costs.
         cluster: the devices.
         batch_size: samples per step, over all replicas.
-        search: which candidates are looked at.
-        trials: what was tried out on these devices.
+        search: which candidates to consider.
+        trials: the measured trials on these devices.
 
     Raises:
         PlanError: nothing can be tried: fewer samples than one per replica, or a name
@@ -132,7 +134,7 @@ def rank(
 
 
 def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> str:
-    """What the first schedule that refuses its numbers says to them."""
+    """Return what the first schedule that refuses its numbers says."""
     refused = () if found.num_too_long else _candidates(predictor, search)
     for candidate in refused:
         try:
@@ -144,7 +146,7 @@ def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> s
 
 @dataclass(slots=True)
 class _RankedSoFar:
-    """What has been simulated so far.
+    """The outcomes that were simulated so far.
 
     Args:
         num_best: outcomes that must be the best there are.
@@ -163,14 +165,14 @@ class _RankedSoFar:
     num_too_long: int = 0
 
     def is_beaten(self, bound_s: float, candidate: Candidate) -> bool:
-        """Whether it can neither be among the best, nor the best of its schedule."""
+        """Return whether it can be neither among the best, nor its schedule's best."""
         least_s = bound_s * _ROUNDED
         if len(self.best_s) < self.num_best or least_s <= self.best_s[-1]:
             return False
         return least_s > self.best_of.get(candidate.schedule, inf)
 
     def add(self, outcome: Outcome | None) -> None:
-        """Note an outcome; None where the schedule refused the numbers."""
+        """Add an outcome; None if the schedule refused the numbers."""
         if outcome is None:
             return
         self.outcomes.append(outcome)
@@ -183,7 +185,7 @@ class _RankedSoFar:
 
 
 def _notes(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """What is assumed of the orders in the table."""
+    """Return what is assumed of the orders in the table."""
     pipelines = (x.candidate for x in outcomes if not x.candidate.is_data_parallel)
     unknown = any(layer.split is None for layer in predictor.layers(1))
     if unknown and any(predictor.splits(candidate) for candidate in pipelines):
@@ -206,7 +208,7 @@ def _notes(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def _repeating(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Whether the best of V-Min repeats its bubble, because times are not equal."""
+    """Return whether V-Min's best repeats its bubble, since times are not equal."""
     theirs = [x for x in outcomes if x.candidate.schedule == "v-min" and x.fits]
     if not theirs:
         return
@@ -223,7 +225,7 @@ def _repeating(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[st
 
 
 def _order(outcome: Outcome) -> tuple[float | Candidate, ...]:
-    """What fits before what does not, the fastest first; then what misses least.
+    """Sort key: fitting ones first by time, then the others by missing memory.
 
     Of equals the simpler: plain data parallelism with the least sharding, then fewer
     devices per replica, no recomputation, less memory.
@@ -264,7 +266,7 @@ def _try(
 def _bounds(
     predictor: Predictor, candidates: Iterable[Candidate], most_delay: float
 ) -> Iterator[tuple[float, Candidate]]:
-    """The candidates with their bounds; plain data parallelism comes first."""
+    """Return the candidates with their bounds; plain data parallelism comes first."""
     for candidate in candidates:
         if candidate.is_data_parallel:
             yield 0.0, candidate
@@ -289,7 +291,7 @@ def _candidates(predictor: Predictor, search: Search) -> Iterator[Candidate]:
 
 
 def _plain(num_devices: int) -> Iterator[tuple[str, int]]:
-    """Plain data parallelism on all devices; and one alone, to compare with."""
+    """Yield plain data parallelism on all devices; and one device alone."""
     yield ONE_DEVICE, 1
     if num_devices > 1:
         for name in (DDP, ZERO_1, FSDP):
@@ -309,7 +311,7 @@ def _pipelines(predictor: Predictor, search: Search, p: int) -> Iterator[Candida
 def _stages_per_device(
     predictor: Predictor, search: Search, name: str, p: int
 ) -> tuple[int, ...]:
-    """With one per device, a schedule that is made for several is another one."""
+    """Return the numbers of stages per device to consider."""
     num_layers = len(predictor.layers(1))
     least = 1 if SCHEDULES[name].stages_per_device == 1 else 2
     return tuple(v for v in search.stages_per_device if least <= v <= num_layers // p)
@@ -318,7 +320,7 @@ def _stages_per_device(
 def _microbatches(
     predictor: Predictor, num_replicas: int, search: Search
 ) -> tuple[int, ...]:
-    """How many microbatches each replica may cut its part into."""
+    """Return the numbers of microbatches per replica to consider."""
     most = predictor.batch_size // num_replicas
     if search.num_microbatches is not None:
         return tuple(m for m in search.num_microbatches if m <= most)

@@ -1,4 +1,4 @@
-"""What a plan comes to: outcomes, the best first. It prints as a table."""
+"""The result of a plan: outcomes, the best first. It prints as a table."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Every outcome that was simulated.
+    """All simulated outcomes of a plan, the best first.
 
     Args:
-        model: its name.
-        how: how seconds came to be, a sentence.
+        model: the model's name.
+        how: how the seconds were found, a sentence.
         cluster: the devices.
         batch_size: samples per step, over all replicas.
         outcomes: those that fit, the fastest first; then those that do not, the one
@@ -32,11 +32,12 @@ class Ranking:
         num_beaten: candidates not simulated, because no order of their work could be
             among the best.
         num_too_long: candidates not simulated, because of too many ops.
-        layer_names: of the model, for the boundaries.
-        timeline: one step of the best.
-        notes: what else one should know, a sentence each.
-        max_delay: by how many updates the weights of the choice may be behind.
-        correction: of old gradients, what it takes being counted; or "none".
+        layer_names: the names of the model's layers, for the boundaries.
+        timeline: the timeline of the best's step.
+        notes: assumptions, a sentence each.
+        max_delay: by how many updates the weights of the choice may be stale.
+        correction: the correction of stale gradients whose memory is counted; or
+            "none".
     """
 
     model: str
@@ -53,17 +54,17 @@ class Ranking:
     correction: str = "none"
 
     def __str__(self) -> str:
-        """The table, the choice and its picture, as plain text."""
+        """Return the table, the choice and its picture, as plain text."""
         from hocket.planner.table import to_text
 
         return to_text(self)
 
     def with_timeline(self, timeline: Timeline) -> Ranking:
-        """The same with a step of the best."""
+        """Return a copy with a timeline of the best's step."""
         return replace(self, timeline=timeline)
 
     def with_notes(self, *notes: str) -> Ranking:
-        """The same with more to know."""
+        """Return a copy with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     @cached_property
@@ -78,7 +79,7 @@ class Ranking:
 
     @cached_property
     def fastest(self) -> Outcome | None:
-        """The fastest that fits, with weights no further behind than allowed."""
+        """The fastest that fits, with weights no staler than allowed."""
         allowed = (x for x in self.fitting if x.delay <= self.max_delay)
         return next(allowed, None)
 
@@ -113,14 +114,14 @@ class Ranking:
 
     @property
     def num_candidates(self) -> int:
-        """All that were looked at."""
+        """The number of all candidates considered."""
         return len(self.outcomes) + self.num_beaten + self.num_too_long
 
     def shown(self, num_rows: int) -> Iterator[Outcome]:
-        """The best, at most two of one schedule and shape; then the best of the others.
+        """Return the best, at most two of a shape; then the best of other schedules.
 
         Args:
-            num_rows: of the best; every schedule that is not among them adds one.
+            num_rows: rows of the best; every other schedule adds one.
         """
         names: set[str] = set()
         shapes: Counter[tuple[str, int, int]] = Counter()
@@ -135,10 +136,10 @@ class Ranking:
                 yield outcome
 
     def closest(self, num_rows: int) -> Iterator[Outcome]:
-        """Of what does not fit: of each schedule and shape the one that misses least.
+        """Return, of what does not fit, the one per shape that misses least.
 
         Args:
-            num_rows: at most.
+            num_rows: the most rows.
         """
         seen: set[tuple[str, int]] = set()
         for outcome in self.too_large:
@@ -148,7 +149,7 @@ class Ranking:
                 yield outcome
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the timeline, as plain values with keys that stay."""
+        """Return everything but the timeline, as plain values with stable keys."""
         best = self.best
         return {
             "format": FORMAT,
@@ -167,7 +168,7 @@ class Ranking:
         }
 
     def stage_names(self, outcome: Outcome) -> tuple[str, ...]:
-        """The first layer of each stage."""
+        """Return the first layer of each stage."""
         return tuple(self.layer_names[i] for i in (0, *outcome.boundaries))
 
     def _first(self, *, is_data_parallel: bool) -> Outcome | None:

@@ -1,10 +1,10 @@
-"""Choose the stages that recompute, so that every device fits its memory.
+"""Chooses the stages that recompute, so that every device fits its memory.
 
 Recomputing costs a forward per microbatch, and saves what forwards leave for their
 backwards, but for the one microbatch whose B is at work:
 
     keeps         2 microbatches between F and B     2 x activation_bytes at the peak
-    recomputes    likewise                           1 x, while B runs
+    recomputes    2 microbatches between F and B     1 x, while B runs
 
 So a stage whose B follows each F at once (the last one of 1F1B) gains nothing by it.
 """
@@ -31,13 +31,13 @@ def recomputing(
     costs: Costs,
     memory_bytes: int | None = None,
 ) -> Costs:
-    """The costs with the stages that recompute.
+    """Return the costs with the stages that recompute.
 
     Args:
-        recompute: none, all that are trained, or as few as the memory needs.
+        recompute: "none", "all" that are trained, or "auto": as few as possible.
         schedule: the order of work.
-        costs: of its program.
-        memory_bytes: of each device; for "auto".
+        costs: the program's costs.
+        memory_bytes: the memory of each device; for "auto".
 
     Raises:
         FitError: a device needs more even where all its stages recompute.
@@ -64,11 +64,11 @@ def recomputing(
 def stages_to_recompute(
     schedule: Schedule, costs: Costs, memory_bytes: int
 ) -> frozenset[int]:
-    """The stages that must recompute, so that no device's predicted peak is larger.
+    """Return the fewest stages to recompute such that every device fits.
 
     On each device that needs it, the stage that saves the most bytes per second spent
-    is added until it fits; then those that turn out to be needless are taken out again,
-    the dearest first, until none is left that could be taken out alone.
+    is added until it fits; then unneeded ones are removed again, the most expensive
+    first, until none can be removed alone.
 
     Raises:
         FitError: a device needs more even where all its stages recompute.
@@ -89,7 +89,7 @@ def stages_to_recompute(
             for stages, peak in zip(on_device, peaks, strict=True)
         ]
         best = _best(schedule, costs, chosen, left, memory_bytes)
-        if not best:  # only together with others' does this device's peak sink
+        if not best:  # this device's peak sinks only together with other devices'
             chosen = set(trained)
             break
         chosen |= best
@@ -107,7 +107,7 @@ def _best(
     left: Sequence[Sequence[int]],
     memory_bytes: int,
 ) -> set[int]:
-    """Of each device's stages left, the one to add; all devices are tried at once."""
+    """Return, of each device's remaining stages, the one to add."""
     stage_costs = costs.of(schedule.program)
     rated: list[dict[int, tuple[bool, float]]] = [{} for _ in left]
     before = _peaks(schedule, costs, chosen)
@@ -128,10 +128,9 @@ def _best(
 def _without_needless(
     schedule: Schedule, costs: Costs, chosen: Collection[int], memory_bytes: int
 ) -> frozenset[int]:
-    """Take out the dearest stages that are not needed; all devices at once.
+    """Remove the most expensive stages that are not needed, on all devices at once.
 
-    That is quick, and only nearly right: what goes on other devices moves this one's
-    peak, too.
+    This is quick and approximate: changes on other devices move this one's peak, too.
     """
     program, stage_costs = schedule.program, costs.of(schedule.program)
     kept = set(chosen)
@@ -149,11 +148,11 @@ def _without_needless(
 def _one_by_one(
     schedule: Schedule, costs: Costs, chosen: Collection[int], memory_bytes: int
 ) -> frozenset[int]:
-    """Take out the dearest stages without which all devices still fit.
+    """Remove the most expensive stages without which all devices still fit.
 
-    A stage that recomputes is slower, so that others may hold less meanwhile, or more:
-    here what one stage saves depends on which others recompute. So those that were
-    needed are tried again when others have gone.
+    A stage that recomputes is slower, so others may hold less meanwhile, or more: what
+    one stage saves depends on which others recompute. So needed stages are tried again
+    when others were removed.
     """
     stage_costs = costs.of(schedule.program)
     kept = frozenset(chosen)
@@ -192,7 +191,7 @@ def _check_fits(schedule: Schedule, costs: Costs, memory_bytes: int) -> None:
 
 
 def _peaks(schedule: Schedule, costs: Costs, stages: Collection[int]) -> list[float]:
-    """Of each device, in bytes."""
+    """Return each device's peak, in bytes."""
     timeline = simulate(schedule, with_recompute(costs, schedule.program, stages))
     return [curve.peak for curve in timeline.memory]
 

@@ -1,4 +1,4 @@
-"""A ranking as one page: the candidates as points, the best step, and all numbers."""
+"""A ranking as an HTML page: candidates as points, the best step, and all numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_ROWS: Final = 200
 
 
 def to_html(ranking: Ranking) -> str:
-    """One self-contained page.
+    """Return one self-contained page.
 
     Raises:
         PlanError: nothing fits, so that there is no step to draw.
@@ -58,7 +58,7 @@ def to_html(ranking: Ranking) -> str:
 
 
 def _stale_tables(ranking: Ranking) -> Iterator[Table]:
-    """Orders without a flush, if there are any."""
+    """Return the table of flush-free orders, if there are any."""
     names = columns(ranking)
     rows = tuple(
         (*[*cells(outcome, ranking)][:5], *stale_cells(outcome, ranking))
@@ -74,7 +74,7 @@ def _stale_tables(ranking: Ranking) -> Iterator[Table]:
 
 
 def _memory_table(best: Outcome) -> Table:
-    """Device by device."""
+    """Return the memory of each device."""
     rows = tuple(
         (
             f"d{device}",

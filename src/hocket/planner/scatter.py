@@ -1,4 +1,4 @@
-"""Every candidate as a point: samples per second over the memory that it takes.
+"""Draws every candidate as a point: samples per second over memory.
 
 samples/s │     ●  ●            │        filled   fits
           │  ●    ●   ■         │  ○     hollow   does not fit
@@ -18,7 +18,7 @@ from hocket.draw.quantity import byte_size, byte_unit, percent, short, ticks
 from hocket.planner.candidate import Outcome
 from hocket.planner.ranking import Ranking
 
-# Okabe and Ito's, which every eye tells apart: https://jfly.uni-koeln.de/color/
+# Okabe and Ito's, which are distinct for every eye: https://jfly.uni-koeln.de/color/
 COLOURS: Final = (
     "#0072B2",
     "#E69F00",
@@ -34,13 +34,13 @@ _WIDTH: Final = 960.0
 _HEIGHT: Final = 380.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 170.0, 16.0, 46.0
 _WIDEST: Final = 2.5  # times the budget: what misses by more is not drawn
-_FAR: Final = 4.0  # times the most taken: a budget farther off is told, not drawn
+_FAR: Final = 4.0  # times the most used: a larger budget is written, not drawn
 _RADIUS: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From bytes and samples per second to points of the picture."""
+    """Maps bytes and samples per second to points of the picture."""
 
     most_bytes: float
     most_samples: float
@@ -54,7 +54,7 @@ class _Scale:
 
 
 def to_svg(ranking: Ranking) -> str:
-    """The points, the budget, and who is who; colours of text are the page's."""
+    """Return the points, the budget and the legend as SVG."""
     budget = ranking.cluster.memory_bytes
     shown = [x for x in ranking.outcomes if x.peak_bytes <= _WIDEST * budget]
     shown = shown or list(ranking.outcomes)

@@ -1,4 +1,4 @@
-"""Add up layers into stages."""
+"""Adds up layers into stages."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def stage_costs(
     recomputes: bool,
     update_s_per_byte: float,
 ) -> tuple[StageCost, ...]:
-    """What each stage costs.
+    """Return the cost of each stage.
 
     Args:
-        layers: of the whole model.
+        layers: the whole model's layers.
         boundaries: the layers at which stages 1, 2, ... begin.
         recomputes: whether the stages keep only their inputs.
-        update_s_per_byte: of the optimizer's step.
+        update_s_per_byte: seconds of the optimizer's step per byte.
     """
     edges = (0, *boundaries, len(layers))
     return tuple(

@@ -1,4 +1,4 @@
-"""A ranking for people: the table, what does not fit, the choice, and its picture."""
+"""Prints a ranking: the table, what does not fit, the choice, and its picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WIDTH: Final = 140
 
 
 def columns(ranking: Ranking) -> tuple[str, ...]:
-    """The names of a row's cells, with the unit of memory."""
+    """Return the names of a row's cells, with the unit of memory."""
     unit = _unit(ranking).name
     return (
         "schedule",
@@ -51,11 +51,11 @@ def columns(ranking: Ranking) -> tuple[str, ...]:
 
 
 def to_text(ranking: Ranking, *, num_rows: int = NUM_ROWS, width: int = _WIDTH) -> str:
-    """Everything as plain text.
+    """Return everything as plain text.
 
     Args:
         ranking: what to show.
-        num_rows: of the best; then the best of each further schedule.
+        num_rows: rows of the best; then the best of each further schedule.
         width: the most columns.
     """
     page = StringIO()
@@ -70,13 +70,13 @@ def show(
     num_rows: int = NUM_ROWS,
     colour: Theme | None = None,
 ) -> None:
-    """Print it.
+    """Print a ranking to a console.
 
     Args:
         ranking: what to show.
-        console: where.
-        num_rows: of the best.
-        colour: of the terminal, for the picture; none by default.
+        console: the console.
+        num_rows: rows of the best.
+        colour: the terminal's colours, for the picture; none by default.
     """
     for line in head(ranking):
         console.print(line, highlight=False, markup=False)
@@ -102,7 +102,7 @@ def show(
 
 
 def choice(ranking: Ranking) -> Iterator[str]:
-    """What to take and why, a sentence each."""
+    """Return the choice and the reasons, a sentence each."""
     best = ranking.best
     if best is None:
         yield from _nothing_fits(ranking)
@@ -128,7 +128,7 @@ def choice(ranking: Ranking) -> Iterator[str]:
 
 
 def head(ranking: Ranking) -> Iterator[str]:
-    """What was asked, and what it rests on, a line each."""
+    """Return the question and its assumptions, a line each."""
     cluster = ranking.cluster
     where = f"{cluster.num_devices} x {cluster.name}"
     if cluster.num_nodes > 1 and cluster.network is not None:
@@ -159,7 +159,7 @@ def _table(ranking: Ranking, outcomes: Iterable[Outcome]) -> Table:
 
 
 def cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
-    """A row of the table, one text per name of `columns`."""
+    """Return a row of the table, one text per name of `columns`."""
     candidate, split, unit = outcome.candidate, outcome.fullest, _unit(ranking)
     yield candidate.schedule + ("*" if outcome.delay else "")
     v = candidate.stages_per_device
@@ -180,12 +180,12 @@ def cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
 
 
 def _unit(ranking: Ranking) -> Unit:
-    """In which the best outcome's memory reads best."""
+    """Return the unit in which the best outcome's memory reads best."""
     return byte_unit(ranking.outcomes[0].peak_bytes)
 
 
 def _stale_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
-    """Orders without a flush: the age of their weights, and what keeping them takes."""
+    """Return the table of flush-free orders: their delays and memory."""
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     names = "* old weights", *columns(ranking)[1:5], *stale_columns(ranking)
     for number, name in enumerate(names):
@@ -199,7 +199,7 @@ def _stale_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
 
 
 def stale_columns(ranking: Ranking) -> tuple[str, ...]:
-    """The names of what is told of orders with old weights, with the unit of memory."""
+    """Return the column names for orders with stale weights."""
     unit = _unit(ranking).name
     is_corrected = ranking.correction != "none"
     return (
@@ -213,7 +213,7 @@ def stale_columns(ranking: Ranking) -> tuple[str, ...]:
 
 
 def stale_cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
-    """A text per name of `stale_columns`, of the device that holds the most."""
+    """Return a text per name of `stale_columns`, for the fullest device."""
     split, unit = outcome.fullest, _unit(ranking)
     yield str(outcome.delay)
     yield _runs(outcome.num_versions)
@@ -226,7 +226,7 @@ def stale_cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
 
 
 def _runs(numbers: tuple[int, ...]) -> str:
-    """Of equal numbers that follow each other: `2 x 4, 1 x 4`."""
+    """Format runs of equal numbers: `2 x 4, 1 x 4`."""
     return ", ".join(f"{key} x {len(list(of))}" for key, of in groupby(numbers))
 
 

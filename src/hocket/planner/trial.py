@@ -1,10 +1,10 @@
-"""What a cut took when its stages were played, and what that says of others.
+"""Trial runs of cuts, and what they predict for other cuts.
 
-Layers that are measured one at a time know nothing of each other: their weights stay
-in the caches, no worker disturbs another, the host does nothing in between. A trial
-knows all that, of one cut and one size of microbatch:
+Layers that are measured one at a time do not disturb each other: their weights stay in
+the caches, other workers are idle, the host does nothing in between. A trial includes
+all that, for one cut and one size of microbatch:
 
-    the same cut      ops take what they took in the trial
+    the same cut      ops take the trial's times
     another cut       layers take as much longer as they did in the nearest trial
 """
 
@@ -20,13 +20,13 @@ from hocket.core.costs import Costs, StageCost
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One cut that was played by all workers, a few steps.
+    """One cut that all workers ran for a few steps.
 
     Args:
-        num_samples: in each microbatch.
-        num_devices: that shared the stages.
+        num_samples: samples of each microbatch.
+        num_devices: the devices that shared the stages.
         boundaries: the layers at which stages 1, 2, ... begin.
-        costs: of its stages and messages, as they were measured.
+        costs: the measured costs of its stages and messages.
     """
 
     num_samples: int
@@ -36,25 +36,25 @@ class Trial:
 
     @property
     def num_stages(self) -> int:
-        """That were played."""
+        """The number of stages."""
         return len(self.boundaries) + 1
 
     def is_of(
         self, num_samples: int, num_devices: int, boundaries: tuple[int, ...]
     ) -> bool:
-        """Whether it was this cut, on as many devices, that was played."""
+        """Return whether it was this cut, on as many devices."""
         played = self.num_samples, self.num_devices, self.boundaries
         return played == (num_samples, num_devices, boundaries)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTrials:
-    """All that was tried out on the devices before planning for them.
+    """All trials on the devices before planning for them.
 
     Args:
-        cuts: that were played.
-        ddp_s: of a step, what DistributedDataParallel over all devices adds to forward
-            and backward: reductions, as far as nothing hides them, and its own work.
+        cuts: the trials of cuts.
+        ddp_s: what DistributedDataParallel over all devices adds to forward and
+            backward of a step: reductions that are not hidden, and its own work.
     """
 
     cuts: tuple[Trial, ...] = ()
@@ -66,12 +66,12 @@ NO_TRIALS: Final = MeasuredTrials()
 
 @dataclass(frozen=True, slots=True)
 class StageSlowdown:
-    """How much longer ops take than the sum of their layers.
+    """The ratio of ops' times in place to the sum of their layers.
 
     Args:
-        forward: of F.
-        backward: of B.
-        update: of U.
+        forward: the ratio for F.
+        backward: the ratio for B.
+        update: the ratio for U.
     """
 
     forward: float = 1.0
@@ -80,11 +80,11 @@ class StageSlowdown:
 
     @classmethod
     def of(cls, trial: Trial, stages: Iterable[StageCost]) -> StageSlowdown:
-        """From what was played to what the same stages add up to.
+        """Return the ratios of a trial's times to the sums of the same stages.
 
         Args:
-            trial: what was played.
-            stages: the same, added up from layers.
+            trial: the trial.
+            stages: the same stages' costs as sums of layers.
         """
         played, added = _sums(trial.costs.stages), _sums(stages)
         return cls(
@@ -92,7 +92,7 @@ class StageSlowdown:
         )
 
     def slowed(self, cost: StageCost) -> StageCost:
-        """The stage's cost, in place."""
+        """Return the stage's cost in place."""
         return replace(
             cost,
             forward_s=cost.forward_s * self.forward,
@@ -106,9 +106,9 @@ class StageSlowdown:
 def nearest(
     trials: Sequence[Trial], num_samples: int, num_devices: int, num_stages: int
 ) -> Trial | None:
-    """The trial that says most of a cut; None where nothing was played.
+    """Return the trial that is most like a cut; None without trials.
 
-    What a microbatch's size changes counts more than where it is cut.
+    The microbatch's size matters more than the place of the cut.
     """
 
     def distance(trial: Trial) -> tuple[float, float, float]:
@@ -122,7 +122,7 @@ def nearest(
 
 
 def as_measured(cost: StageCost, played: StageCost) -> StageCost:
-    """A stage's cost, with the seconds of the same stage when it was played."""
+    """Return a stage's cost with the seconds of the same stage in the trial."""
     return replace(
         cost,
         forward_s=played.forward_s,

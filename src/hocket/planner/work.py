@@ -1,9 +1,9 @@
-"""What a model's layers cost at any number of samples: counted or measured.
+"""A model's costs at any number of samples: counted or measured.
 
-The planner asks one question, `layers(num_samples)`, of either kind of answer:
+The planner calls `layers(num_samples)` of either kind of costs:
 
-    FLOPs, bytes  x  Hardware   ─▶ Counted   ┐   (planner/counted.py)
-    profiles at one or two sizes ─▶ Measured ┴─▶ layers(num_samples) ─▶ LayerCost, ...
+    FLOPs, bytes  x  Hardware   ─▶ CountedCosts  ┐   (planner/counted.py)
+    profiles at one or two sizes ─▶ MeasuredCosts ┴─▶ layers(num_samples)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Weights:
 
     Args:
         name: its first name in the uncut model; the same in all layers that share it.
-        num_bytes: of its values.
-        gradient_bytes: 0 where it is not trained.
-        optimizer_bytes: of the optimizer's state.
+        num_bytes: bytes of its values.
+        gradient_bytes: bytes of its gradient; 0 if it is not trained.
+        optimizer_bytes: bytes of the optimizer's state.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """What a layer takes where its backward is taken apart; see `LayerProfile`.
+    """A layer's memory with a split backward; see `LayerProfile`.
 
     Args:
         weight_grad_held_bytes: what it made that is held from I until W.
         held_input_bytes: what it received that is held from I until W.
-        input_grad_work_bytes: the most at once in I, beyond what there was.
-        weight_grad_work_bytes: likewise in W.
+        input_grad_work_bytes: the most that I allocates at once.
+        weight_grad_work_bytes: the most that W allocates at once.
     """
 
     weight_grad_held_bytes: int
@@ -51,13 +51,13 @@ class HeldBytes:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer costs per microbatch; see `StageCost`, into which they add up.
+    """One layer's costs per microbatch; `StageCost` is a sum of these.
 
     Args:
-        name: of the layer.
-        forward_s: F.
-        input_grad_s: I, as a part of the whole backward.
-        weight_grad_s: W, likewise.
+        name: the layer's name.
+        forward_s: seconds of F.
+        input_grad_s: seconds of I, as a part of the whole backward.
+        weight_grad_s: seconds of W, as a part of the whole backward.
         activation_bytes: what the forward makes and keeps for the backward.
         kept_input_bytes: what it keeps of its input, if no earlier layer does.
         received_bytes: the message to a stage that begins with it.
@@ -65,10 +65,9 @@ class LayerCost:
         forward_work_bytes: the most at once in a forward that keeps nothing.
         backward_work_bytes: the most at once in a backward, beyond what was kept.
         weights: the parameters and buffers that it uses.
-        split: what it takes where its backward is taken apart; None where that is not
-            known: then all that the forward kept is taken to be held.
-        split_s: by which it takes longer with its backward taken apart; below 0 where
-            that is lost in the noise.
+        split: its memory with a split backward; None if unknown: then all that the
+            forward kept is assumed to be held.
+        split_s: the overhead of a split backward; may be negative within the noise.
     """
 
     name: str
@@ -87,42 +86,42 @@ class LayerCost:
 
     @property
     def weight_grad_held_bytes(self) -> int:
-        """From I until W, of what it made."""
+        """What it made that is held from I until W."""
         split = self.split
         return split.weight_grad_held_bytes if split else self.activation_bytes
 
     @property
     def held_input_bytes(self) -> int:
-        """From I until W, of what it received."""
+        """What it received that is held from I until W."""
         return self.split.held_input_bytes if self.split else self.kept_input_bytes
 
     @property
     def input_grad_work_bytes(self) -> int:
-        """The most at once in I, beyond what there was."""
+        """The most that I allocates at once."""
         split = self.split
         return split.input_grad_work_bytes if split else self.backward_work_bytes
 
     @property
     def weight_grad_work_bytes(self) -> int:
-        """Likewise in W; nothing where it is not known."""
+        """The most that W allocates at once; 0 if unknown."""
         return self.split.weight_grad_work_bytes if self.split else 0
 
     @property
     def backward_s(self) -> float:
-        """I and W, in one."""
+        """Seconds of I and W."""
         return self.input_grad_s + self.weight_grad_s
 
 
 class ModelCosts(Protocol):
-    """What is to be computed, and what that takes."""
+    """A model's layers, and their costs for any size of microbatch."""
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The model's name."""
 
     @property
     def how(self) -> str:
-        """How the seconds came to be, in a sentence for people."""
+        """How the seconds were found, in a sentence for people."""
 
     @property
     def only_samples(self) -> int | None:
@@ -134,26 +133,26 @@ class ModelCosts(Protocol):
 
     @property
     def correction(self) -> CorrectionCost:
-        """Of old gradients, where an order has such."""
+        """The correction of stale gradients, for orders that have such."""
 
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
-        """The layers' costs for microbatches of this size."""
+        """Return the layers' costs for microbatches of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A number of bytes that grows evenly with the samples."""
+    """A number of bytes that is linear in the samples."""
 
     fixed: float
     per_sample: float
 
     def at(self, num_samples: int) -> int:
-        """For this number of samples."""
+        """Return the bytes for this number of samples."""
         return max(0, round(self.fixed + self.per_sample * num_samples))
 
     @classmethod
     def through(cls, sizes: tuple[int, int], values: tuple[float, float]) -> Affine:
-        """The line through two points; through the origin where they are one."""
+        """Return the line through two points; through the origin if they are one."""
         if sizes[0] == sizes[1]:
             return cls(0.0, values[0] / sizes[0])
         slope = (values[1] - values[0]) / (sizes[1] - sizes[0])
@@ -165,13 +164,13 @@ class MeasuredCosts:
     """Costs as measured, at one or two sizes of a microbatch.
 
     Args:
-        name: of the model.
-        sizes: the two numbers of samples; the same twice where only one was measured.
-        profiles: the layers at each.
-        update_s_per_byte: measured.
-        device_name: where.
-        only_samples: as in `ModelCosts`.
-        correction: likewise.
+        name: the model's name.
+        sizes: the two numbers of samples; the same twice if only one was measured.
+        profiles: the layers' costs at each.
+        update_s_per_byte: the measured seconds per byte of an update.
+        device_name: the device that was measured.
+        only_samples: see `ModelCosts`.
+        correction: see `ModelCosts`.
     """
 
     name: str
@@ -184,7 +183,7 @@ class MeasuredCosts:
 
     @property
     def how(self) -> str:
-        """Where, and at which sizes."""
+        """Where it was measured, and at which sizes."""
         sizes = " and ".join(str(size) for size in dict.fromkeys(self.sizes))
         return (
             f"measured on {self.device_name} with microbatches of {sizes}; other sizes "
@@ -192,7 +191,7 @@ class MeasuredCosts:
         )
 
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
-        """On the straight line through what was measured."""
+        """Return costs on the straight line through the measurements."""
         pairs = zip(*self.profiles, strict=True)
         return tuple(self._layer(a, b, num_samples) for a, b in pairs)
 

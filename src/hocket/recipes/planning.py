@@ -25,7 +25,7 @@ from hocket.run.tune.planning import plan
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlanRequest:
     """What to plan a recipe for; `hocket.plan` says what each is.
 
     Args:
@@ -111,12 +111,14 @@ class Shown:
         return cls(text, ranking.to_json(), page)
 
 
-def main(run_dir: str, wish: dict[str, Any], paper: dict[str, Any]) -> dict[str, Any]:
+def main(
+    run_dir: str, request: dict[str, Any], paper: dict[str, Any]
+) -> dict[str, Any]:
     """Plan the recipe that a folder holds; each worker's entry.
 
     Args:
         run_dir: the folder, with its `recipe.toml`.
-        wish: a `Wish`.
+        request: a `PlanRequest`.
         paper: a `Paper`.
 
     Returns:
@@ -124,16 +126,18 @@ def main(run_dir: str, wish: dict[str, Any], paper: dict[str, Any]) -> dict[str,
     """
     resolved = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True)
     with _joined() as world:
-        ranking = plan_recipe(resolved, Wish(**wish), world)
+        ranking = plan_recipe(resolved, PlanRequest(**request), world)
         return {} if world.rank else asdict(Shown.of(ranking, Paper(**paper)))
 
 
-def plan_recipe(resolved: Resolved, wish: Wish, world: World | None = None) -> Ranking:
+def plan_recipe(
+    resolved: Resolved, request: PlanRequest, world: World | None = None
+) -> Ranking:
     """Predict every way to train a recipe.
 
     Args:
         resolved: the recipe.
-        wish: what to plan for.
+        request: what to plan for.
         world: the job, where all its workers measure.
 
     Raises:
@@ -143,23 +147,23 @@ def plan_recipe(resolved: Resolved, wish: Wish, world: World | None = None) -> R
     task = make_task(resolved.recipe)
     course = Course.of(resolved.recipe, task.training)
     training = resolved.recipe.training
-    gib, file = wish.memory_gib, wish.hardware_file
+    gib, file = request.memory_gib, request.hardware_file
     return plan(
         task.make_model(),
         next(iter(course.loader())),
         task.loss,
-        num_devices=wish.num_devices,
-        hardware=wish.hardware,
-        links=wish.links,
-        num_nodes=wish.num_nodes,
-        network=wish.network,
+        num_devices=request.num_devices,
+        hardware=request.hardware,
+        links=request.links,
+        num_nodes=request.num_nodes,
+        network=request.network,
         optimizer=make_optimizer(resolved.recipe.optimizer),
-        batch_size=wish.batch_size or training.batch_size,
-        precision=wish.precision or training.precision,
+        batch_size=request.batch_size or training.batch_size,
+        precision=request.precision or training.precision,
         memory_bytes=None if gib is None else int(gib * 2**30),
-        correction=resolved.recipe.pipeline.correction if wish.max_delay else "none",
+        correction=resolved.recipe.pipeline.correction if request.max_delay else "none",
         hardware_file=None if file is None else Path(file),
-        search=replace(wish.search, clips=training.clip_norm is not None),
+        search=replace(request.search, clips=training.clip_norm is not None),
         world=world,
     )
 

@@ -1,4 +1,4 @@
-"""The runtime: real processes that play a schedule on a user's model.
+"""The runtime: processes that run a schedule on a user's model.
 
 Rooms, each importing only those before it: diagnostics, cluster, device, comm, data,
 stage, nets, weights, engine, tune, checkpoint. On top stand `pipeline.py` (the public

@@ -1,12 +1,12 @@
-"""Put a pipeline together on one worker, from what its user wants.
+"""Puts a pipeline together on one worker from its configuration.
 
-    Wishes ─▶ layout ─▶ Request ─▶ order ─▶ transport ─▶ Plan, stages ─▶ Executor ┐
-                          │ schedule="auto": chosen here                      ├─▶ Parts
-                          └ "zb-auto": measured here, and made for that       │
-                                       what saves and loads, what evaluates ──┘
+    PipelineConfig ─▶ layout ─▶ PlanConfig ─▶ order ─▶ transport ─▶ Plan ─▶ Executor ┐
+                                   │ schedule="auto": chosen here                    │
+                                   └ "zb-auto": measured and made here               │
+                                     CheckpointManager, Evaluator ──▶ PipelineParts ◀┘
 
-Of the uncut model nothing stays here but its outline: whoever gave the pipeline the
-only reference to it has the other workers' weights freed.
+Only the outline of the uncut model is kept here: if the user keeps no reference to it,
+the weights of other workers' stages are freed.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from hocket.run.tune.choose import choose_order
 from hocket.run.tune.order import make_order
 from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
 from hocket.run.tune.timed_order import is_timed, timed_order
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """What the user wants; `hocket.Pipeline` says what each is.
+    """The arguments of `hocket.Pipeline`, which says what each is.
 
     Args:
-        settings: how to train: all that is about updates and precision.
+        settings: the training settings: those about updates and precision.
     """
 
     model: nn.Module
     loss: LossFunction
-    settings: TrainingSettings
+    settings: TrainingConfig
     example: Any
     schedule: str | Path | Schedule
     max_delay: int
@@ -102,12 +102,12 @@ class PipelineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """What a pipeline is made of.
+    """The parts of a pipeline.
 
     Args:
-        layout: of the ranks.
-        plan: what runs.
-        outline: of the uncut model.
+        layout: the ranks by device and replica.
+        plan: what will run.
+        outline: the uncut model's outline.
         executor: trains.
         checkpoints: saves and loads.
         evaluator: evaluates.
@@ -128,24 +128,23 @@ def assemble(
     stack: contextlib.ExitStack,
     timeout_s: float,
 ) -> PipelineParts:
-    """Decide all that can be decided before the first step, and make what plays it.
+    """Decide all that can be decided before the first step, and make the executor.
 
     Every worker must call this.
 
     Args:
         config: the same on every worker.
         world: the job.
-        recorder: told of every op and wait.
-        stack: what must be closed at the end is left there.
-        timeout_s: after which a wait for another worker ends.
+        recorder: records every op and wait.
+        stack: gets what must be closed at the end.
+        timeout_s: how long to wait for another worker.
 
     Raises:
-        HocketError: as `hocket.Pipeline`.
+        HocketError: see `hocket.Pipeline`.
     """
     parts = _assembled(config, world, recorder, stack, timeout_s)
-    # What captured and profiled the model refers in circles to itself and to the
-    # weights of all stages. Python looks for circles when many objects have been made;
-    # that tensors are large does not count.
+    # Capturing and profiling leave reference cycles that hold the weights of all
+    # stages. Python collects cycles by the number of objects, not by their bytes.
     gc.collect()
     give_back_freed_memory()
     return parts
@@ -168,9 +167,13 @@ def _assembled(
     store = _own_store(world)
     clips = config.settings.clip_norm is not None
     if is_timed(schedule, plan_config, stages_per_device):
-        apart = dist.PrefixStore("before the order", store)
-        with closing(_transport(config, world, apart, recorder, timeout_s)) as carrier:
-            context = WorkerContext(world, layout, recorder, carrier, apart, timeout_s)
+        own_store = dist.PrefixStore("before the order", store)
+        with closing(
+            _transport(config, world, own_store, recorder, timeout_s)
+        ) as carrier:
+            context = WorkerContext(
+                world, layout, recorder, carrier, own_store, timeout_s
+            )
             plan_config, order = timed_order(
                 str(schedule), plan_config, context, m, stages_per_device
             )
@@ -235,7 +238,7 @@ _num_pipelines = count()
 
 
 def _own_store(world: World) -> dist.Store:
-    """The job's store, with a prefix of this pipeline's own.
+    """Return the job's store with a prefix of this pipeline's own.
 
     Workers make their pipelines in one order, so that equal numbers mean the same one.
     """

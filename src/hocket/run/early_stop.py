@@ -1,4 +1,4 @@
-"""When to stop because nothing gets better: a policy that looks at evaluations only."""
+"""Decides when to stop because evaluations no longer improve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.run.engine.step_result import StepResult
 
 
 class Goal(Enum):
-    """Which of two values of a metric is the better one."""
+    """Whether lower or higher values of a metric are better."""
 
     LOWEST = "lowest"
     HIGHEST = "highest"
@@ -44,7 +44,7 @@ class EarlyStop:
         self._goal = Goal(goal)
 
     def __call__(self, result: StepResult, evaluation: EvaluationResult | None) -> bool:
-        """Whether to stop after this step.
+        """Return whether to stop after this step.
 
         Raises:
             DataError: the evaluation has no such metric; names those it has.
@@ -59,11 +59,11 @@ class EarlyStop:
         return self.num_worse >= self._patience
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {"best": self.best, "num_worse": self.num_worse}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was made."""
+        """Restore a state."""
         self.best, self.num_worse = state["best"], state["num_worse"]
 
     def _value(self, evaluation: EvaluationResult) -> float:
@@ -76,7 +76,7 @@ class EarlyStop:
         return known[self._metric]
 
     def _is_better(self, value: float) -> bool:
-        """A value that is no number is never better."""
+        """Return whether a value is better than the best; NaN never is."""
         if isnan(value):
             return False
         if self.best is None:

@@ -1,15 +1,15 @@
-"""The usual loop around a pipeline: train, evaluate now and then, tell who listens.
+"""The usual training loop: train, evaluate now and then, and call callbacks.
 
     step, step, ... step ─▶ evaluation ─▶ step, ...
       │     │         └────────┴─▶ callbacks(result, evaluation)
       └─────┴─▶ callbacks(result, None)
 
-Where steps overlap (an order without flushes), those under way are finished first, so
-that an evaluation, or what a callback saves, is of the step that it follows:
+If steps overlap (a flush-free order), those in flight are finished first, so that an
+evaluation, or a save in a callback, belongs to the step that it follows:
 
     step, step, ... step ─▶ drained ─▶ evaluation, callbacks ─▶ step, ...
 
-Whoever wants another loop writes it: it is `for result in pipeline.train(loader)`.
+Any other loop is easily written: `for result in pipeline.train(loader)`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,29 @@ def fit(
     """Train on a loader, and evaluate every so many steps. Every worker must call this.
 
     Args:
-        pipeline: that trains.
+        pipeline: the pipeline to train.
         loader: as for `Pipeline.train`; its end ends the training.
         evaluate: evaluates, such as `lambda: pipeline.evaluate(loader, metrics)`.
-        evaluate_every_steps: of the pipeline's steps, counted over its whole life.
-        num_steps: after so many of them training ends, with an evaluation.
-        drain_after: whether no other step may be under way after a step, because a
-            callback saves then; the same on every worker. Before an evaluation none is.
+        evaluate_every_steps: the number of the pipeline's steps between evaluations,
+            counted over its whole life.
+        num_steps: training ends after so many of the pipeline's steps, with an
+            evaluation.
+        drain_after: returns whether no other step may be in flight after a step,
+            because a callback saves then; the same on every worker. Evaluations always
+            drain.
         callbacks: each is called after every step, on every worker, with the step's
             result and with that of the evaluation where one has followed the step. One
             that returns True ends the training: it must do so on all workers, as it
-            does when it looks at nothing but these results, which all workers share.
-            Steps that are under way then are finished, and nobody is told.
+            does when it depends only on these results, which all workers share. Steps
+            that are in flight then are finished without further calls.
 
     Returns:
-        The last step's result; None where no step was trained.
+        The last step's result; None if no step was trained.
 
     Raises:
-        DataError: it is told to evaluate, but not how, or how often.
-        RunError: as `Pipeline.train`.
+        DataError: `evaluate` is given without a number of steps, or the other way
+            round.
+        RunError: see `Pipeline.train`.
     """
     if evaluate is None and evaluate_every_steps is not None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The pipeline that users hold: train and evaluate their own model in parallel."""
+"""The public Pipeline: trains and evaluates a user's model in parallel."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
-from hocket.run.stage.seed import generators_kept
+from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.settings import (
     OptimizerFactory,
     PrecisionName,
     SchedulerFactory,
-    TrainingSettings,
+    TrainingConfig,
     precision_of,
 )
 
@@ -46,12 +46,12 @@ class Pipeline:
     """Trains a model in stages on several workers.
 
     Every worker makes the same Pipeline from the same model, and iterates over the same
-    batches; the pipeline hands each its part. It joins the torchrun job it runs in, or
-    the workers that `hocket.launch` started; alone, it is a pipeline of one device.
+    batches; each worker takes its part. The pipeline joins the torchrun job it runs in,
+    or the workers that `hocket.launch` started; alone, it has one device.
 
     Args:
         model: any module; each worker keeps its stages of it and trains them in place.
-            Nothing else of it is kept: where nobody else refers to it, the weights of
+            Nothing else of it is kept: if the user keeps no reference, the weights of
             the other workers' stages are freed.
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
             scalar tensor or a dict of named ones (see `hocket.run.data.loss`). One that
@@ -66,60 +66,61 @@ class Pipeline:
             (PyTorch's CSV, *.csv, or text, *.txt); or "auto",
             the fastest that fits the memory, as a profile predicts it. "zb-auto" is
             made for what is measured here.
-        max_delay: by how many updates the weights may be old that stages read where
-            "auto" chooses: 1 lets it take orders that never flush.
+        max_delay: by how many updates the weights of stages may be stale if "auto"
+            chooses: 1 lets it choose flush-free orders.
         num_microbatches: parts of the batch in each replica.
         num_replicas: copies of the pipeline on other workers, each with its part of
             every batch.
-        stages_per_device: where the schedule lets one choose.
+        stages_per_device: stages on each device, if the schedule has a choice.
         cut: the modules with which stages 1, 2, ... begin; balanced by a profile when
             not given.
-        profile_dir: where profiles are kept and found again.
+        profile_dir: the folder in which profiles are kept and found again.
         scheduler: makes each stage's learning-rate schedule; stepped at every update.
-        clip_norm: the most that all gradients together may measure (2-norm); larger
-            ones are scaled down, as `torch.nn.utils.clip_grad_norm_` does it.
-        accumulate: batches per update. Each is played as the schedule says; gradients
-            add up over them, weighted by samples.
-        precision: what the forward computes in: "bfloat16" and "float16" use autocast,
-            the latter with a loss scale. Weights keep their types.
+        clip_norm: the largest total norm (2-norm) of all gradients; larger ones are
+            scaled down, as `torch.nn.utils.clip_grad_norm_` does it.
+        accumulate: batches per update. Each runs in the schedule's order; gradients add
+            up over them, weighted by samples.
+        precision: the type that forwards compute in: "bfloat16" and "float16" use
+            autocast, the latter with a loss scale. Weights keep their types.
         ema_decay: keep averaged weights too, which each update moves by `1 - ema_decay`
             of the way to the new ones.
-        correction: what is done about old weights, where the schedule has stages read
-            them: "none", "error-feedback", "weight-prediction" or "lr-discount".
-        num_discounted_updates: over which "lr-discount" fades; 1000 when not given. A
-            quarter of the training is a good number, where its length is known.
+        correction: the correction for stale gradients, if the schedule has stages with
+            a delay: "none", "error-feedback", "weight-prediction" or "lr-discount".
+        num_discounted_updates: the updates over which "lr-discount" fades; 1000 when
+            not given. A quarter of the training is a good number, if its length is
+            known.
         recompute: which stages keep only their input between forward and backward,
             and run the forward once more in the backward: "none", "all", or "auto",
             the fewest that let every device fit its memory. Results stay the same.
-        compile: compile each stage before the first step, for the sizes that the
-            example's microbatches have; others run as they are, and so does a stage
-            that cannot be compiled, with a warning that says why.
-        memory_bytes: what tensors may take on each device, for "auto" and for orders
+        compile: compile each stage before the first step, for the sizes of the
+            example's microbatches; other sizes run uncompiled, and so does a stage that
+            cannot be compiled, with a warning that says why.
+        memory_bytes: the memory for tensors on each device, for "auto" and for orders
             that are made for it ("zb-auto"); nine tenths of the smallest device's
             memory when not given.
-        seed: for random numbers in the forward (dropout).
-        timeout_s: after which any wait for another worker ends in an error; what
+        seed: the seed of random numbers in the forward (dropout).
+        timeout_s: how long to wait for another worker before an error; what
             `hocket.launch` was given, or 60, when not given.
-        run_dir: where reports of failures go; `hocket.launch` says so itself. Under
-            torchrun they go to the current folder when not given.
+        run_dir: the folder for reports of failures; `hocket.launch` sets it. Under
+            torchrun it is the current folder when not given.
         transport: what carries messages between workers: "shared-memory" (on one host),
-            "torch" (torch.distributed: gloo or NCCL), or "auto", which takes the first
+            "torch" (torch.distributed: gloo or NCCL), or "auto", which uses the first
             wherever it can.
-        world: the job, where it is joined already (several pipelines in one job).
+        world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
         ShapeError: the schedule's constraints refuse the numbers.
         ParseError: the schedule's file cannot be read.
-        ScheduleError: the schedule given must not run; says everything wrong with it.
+        ScheduleError: the given schedule must not run; gives everything wrong with it.
         DataError: the example is no batch, or smaller than the microbatches.
-        FitError: a device has too little memory even where all its stages recompute,
-            or for any order that is made for it; tells the smallest that works.
-        RecipeError: a setting that makes no sense.
+        FitError: a device has too little memory even if all its stages recompute, or
+            for any order that is made for it; names the smallest that works.
+        ConfigError: a setting that makes no sense.
 
     Warns:
         RepeatingBubbleWarning: "v-min" or "v-half" waits in every microbatch, with the
-            times that were measured; told on the main worker.
+            measured times; warned on the main worker.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Pipeline:
         transport: TransportName = "auto",
         world: World | None = None,
     ) -> None:
-        self._settings = TrainingSettings(
+        self._settings = TrainingConfig(
             optimizer,
             scheduler,
             clip_norm,
@@ -224,24 +225,25 @@ class Pipeline:
     ) -> Iterator[StepResult]:
         """Train one step on each batch of a loader, or on each `accumulate` of them.
 
-        An order without flushes has several steps under way: it reads some batches
-        ahead of the result that it yields. Evaluating or saving within the loop ends
-        all of them first; none of the numbers depends on that.
+        A flush-free order has several steps in flight: it reads some batches ahead of
+        the result that it yields. Evaluating or saving within the loop finishes all of
+        them first; no result depends on that.
 
         Args:
             loader: yields the same batches `(inputs, targets)` on every worker. The
                 last one may be smaller, and the last step have fewer of them.
-            drain_every: end all that are under way after so many steps, counted over
-                the whole run, or after those of which a function of their numbers says
-                so: what is evaluated or saved at the results of these steps is just
-                what they came to.
+            drain_every: finish all steps in flight after so many steps, counted over
+                the whole run, or after those for whose numbers a function returns True:
+                evaluations and saves at the results of these steps see exactly their
+                weights.
 
         Raises:
-            DataError: a batch has fewer samples than microbatches; told before the
-                first step where the loader's sizes are known. Or drain_every is none.
+            DataError: a batch has fewer samples than microbatches; raised before the
+                first step if the loader's sizes are known. Or drain_every is not
+                positive.
             ModelError: a batch differs from the example in more than the samples.
-            RunError: something went wrong; nothing hangs, and the pipeline is of no
-                more use.
+            RunError: training failed on some worker; no worker hangs, and the pipeline
+                cannot be used any more.
         """
         drains = drains_after(drain_every)
         self._check_loader(loader)
@@ -263,8 +265,8 @@ class Pipeline:
         Raises:
             DataError: the batch has fewer samples than microbatches.
             ModelError: the batch differs from the example in more than the samples.
-            RunError: something went wrong; nothing hangs, and the pipeline is of no
-                more use.
+            RunError: training failed on some worker; no worker hangs, and the pipeline
+                cannot be used any more.
         """
         return self._driver.step(self._works_of((batch, *more)))
 
@@ -278,10 +280,10 @@ class Pipeline:
         """Run a loader through the model in evaluation mode, forward only.
 
         Args:
-            loader: yields the same batches on every worker; any size will do.
+            loader: yields the same batches on every worker; of any size.
             metrics: `metrics(output, targets)` returns named means over a microbatch's
                 samples.
-            use_ema: with the averaged weights instead of the trained ones.
+            use_ema: whether to use the averaged weights in place of the trained ones.
 
         Returns:
             Means over all samples, the same on every worker.
@@ -294,13 +296,17 @@ class Pipeline:
         check_metrics(metrics)
         self._check_loader(loader)
         self._drain()
-        with self._using(use_ema), self._reported(), generators_kept(self.world.device):
+        with (
+            self._using(use_ema),
+            self._reported(),
+            preserve_generators(self.world.device),
+        ):
             return self._evaluator.evaluate(self._worker_loader(loader), metrics)
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.
 
-        Where steps overlap, of all since nothing was under way.
+        If steps overlap, it shows all steps since none was in flight.
 
         Raises:
             DataError: no step has been trained yet; or too many have overlapped.
@@ -315,10 +321,10 @@ class Pipeline:
         """Weights and buffers by the uncut model's names; every worker must call this.
 
         Args:
-            ema: the averaged weights in the place of the trained ones.
+            ema: whether to return the averaged weights in place of the trained ones.
 
         Returns:
-            The whole model's, the same on every worker.
+            The whole model's state, the same on every worker.
         """
         self._drain()
         with self._using(ema), self._reported():
@@ -341,16 +347,17 @@ class Pipeline:
         """Save all that training needs to go on; every worker must call this.
 
         Args:
-            folder: of this run's checkpoints, the same on every worker.
-            data: kept too, and given back by `load`: the data's position. Rank 0's.
+            folder: the folder of this run's checkpoints, the same on every worker.
+            data: saved too, and returned by `load`: the position in the data. Rank 0's
+                is used.
             background: copy everything, and write while training goes on. An error is
                 then raised by the next `save`, `load` or `close`.
-            keep: how many stay: the newest. None keeps all.
+            keep: how many checkpoints to keep: the newest. None keeps all.
 
         Raises:
             DataError: `data` is not JSON.
             CheckpointError: it could not be written, or another run saves there. Older
-                checkpoints are as they were, and training may go on.
+                checkpoints are unchanged, and training may go on.
         """
         self._drain()
         with self._reported():
@@ -365,15 +372,15 @@ class Pipeline:
         step: int | str = "latest",
         allow_previous: bool = False,
     ) -> Any:
-        """Go on from a checkpoint as if training had never stopped; on every worker.
+        """Resume from a checkpoint as if training had never stopped; on every worker.
 
         Args:
-            folder: that `save` was given.
-            step: of the checkpoint; "latest" is the newest.
+            folder: the folder that `save` was given.
+            step: the checkpoint's step; "latest" is the newest.
             allow_previous: if it is damaged, take the newest whole one before it.
 
         Returns:
-            What `save` was given as `data`.
+            The `data` that `save` was given.
 
         Raises:
             CheckpointError: there is none, or it is of another model, or damaged.
@@ -389,10 +396,10 @@ class Pipeline:
         return loaded.data
 
     def close(self) -> None:
-        """Let go of the other workers, when all of them have come here.
+        """Close the pipeline, when all workers have called this.
 
-        Whoever left earlier would break off what another still receives. What is being
-        saved is on disk then, or its error is raised.
+        A worker that left earlier would break connections that others still read. A
+        background save is complete then, or its error is raised.
         """
         if not self._why_ended:
             self._drain()
@@ -404,7 +411,7 @@ class Pipeline:
         self._checkpoints.finish()
 
     def __enter__(self) -> Pipeline:
-        """Use as `with Pipeline(...) as pipeline`."""
+        """Return the pipeline: `with Pipeline(...) as pipeline`."""
         return self
 
     def __exit__(
@@ -422,7 +429,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Leave a report of whatever ends the block, and let go of the others."""
+        """Report any error of the block, and close the connections."""
         if self._why_ended:
             raise RunError(
                 f"this pipeline has ended ({self._why_ended}): make another one"
@@ -436,7 +443,7 @@ class Pipeline:
             raise
 
     def _works_of(self, batches: Sequence[Any]) -> list[StepBatch]:
-        """The next step's."""
+        """Return the next step's batches."""
         step_batches = make_step_batches(
             batches, self._step, self._layout, self._num_parts, self.plan.example
         )
@@ -445,7 +452,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _playing(self) -> Iterator[None]:
-        with self._reported(), generators_kept(self.world.device):
+        with self._reported(), preserve_generators(self.world.device):
             try:
                 yield
             except BaseException:
@@ -453,7 +460,7 @@ class Pipeline:
                 raise
 
     def _drain(self) -> None:
-        """Before anybody looks at the weights: nothing is under way afterwards."""
+        """Finish all steps in flight, before weights are read."""
         self._driver.drain()
 
     def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:

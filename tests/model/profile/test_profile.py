@@ -94,5 +94,5 @@ def test_workers_must_have_measured_the_same_layers() -> None:
     """Names the worker and both lists."""
     other = replace(PROFILE, layers=(layer("a", 1e-3), layer("c", 1e-3)))
 
-    with pytest.raises(ModelError, match=r"worker 1 .* a, c, worker 0 a, b"):
+    with pytest.raises(ModelError, match=r"rank 1 .* a, c, rank 0 a, b"):
         mean_profile([PROFILE, other])

@@ -59,9 +59,9 @@ def test_a_decision_may_take_longer_than_any_other_wait() -> None:
 
 
 def test_nobody_waits_for_a_decision_that_failed() -> None:
-    """Worker 0 raises its own error; the others are told of it."""
+    """Rank 0 raises its own error; the others raise PlanError."""
     first, second = two_workers()
     with pytest.raises(AssertionError):
         decide_on_rank_0(first, never, "order")
-    with pytest.raises(PlanError, match=r"worker 0 failed at the order .Ass"):
+    with pytest.raises(PlanError, match=r"rank 0 failed at the order .Ass"):
         decide_on_rank_0(second, never, "order")

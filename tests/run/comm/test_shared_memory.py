@@ -275,15 +275,15 @@ def receive_some(num: int, worker: Worker) -> bool:
     return right
 
 
-@pytest.mark.parametrize(("num_untold", "num_told"), [(0, 22), (1, 11), (3, 6)])
+@pytest.mark.parametrize(("num_uncredited", "num_told"), [(0, 22), (1, 11), (3, 6)])
 def test_several_small_messages_are_acknowledged_together(
-    tmp_path: Path, num_untold: int, num_told: int
+    tmp_path: Path, num_uncredited: int, num_told: int
 ) -> None:
     """Nobody is held back by that, and after the last message the sender knows all.
 
     The 22nd of 22 is the second after the fifth four.
     """
-    settings = Settings(SHARED, num_untold=num_untold)
+    settings = Settings(SHARED, num_uncredited=num_uncredited)
     outcomes = run_pair(
         tmp_path, settings, partial(send_some, 22), partial(receive_some, 22)
     )

@@ -188,7 +188,8 @@ def test_a_place_in_other_data_is_refused() -> None:
     state = SampleLoader(Numbered(10), 4).state_dict()
     other = SampleLoader(Numbered(10, fingerprint=255), 4)
     with pytest.raises(
-        DataError, match="in other data \\(fingerprint 00000007, these have 000000ff\\)"
+        DataError,
+        match="with other data \\(fingerprint 00000007, these have 000000ff\\)",
     ):
         other.load_state_dict(state)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.core.program import Net, Program, Stage
-from hocket.errors import ModelError, RecipeError
+from hocket.errors import ConfigError, ModelError
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
@@ -414,7 +414,7 @@ def test_optimizers_that_do_not_fit_are_refused(
     """Each trained net has one, and no other."""
     program = two_nets(lambda d: Stage("teacher", d, trainable=False), (2, 2))
     models = {"teacher": chain_model(0), "student": chain_model(1)}
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ConfigError, match=message):
         hocket.emulate(
             program, models, {"student": distill}, optimizers, batches(1), cut_at=CUT
         )

@@ -60,12 +60,12 @@ SETTINGS: Final = {
     "schedule for others": ("ShapeError", "3 devices, not 2 (one worker for each)"),
     "delays": ("ScheduleError", "stage 0 has delay 1: such an order needs"),
     "forward only": ("ScheduleError", "stage 0 is not trained: evaluate() runs it"),
-    "accumulate and wpipe": ("RecipeError", "accumulate is 2: without flushes"),
-    "float16 and wpipe": ("RecipeError", 'take "bfloat16"'),
-    "correction and 1f1b": ("RecipeError", "correction 'error-feedback' has no effect"),
-    "max_delay and 1f1b": ("RecipeError", "max_delay=1 has no effect on a schedule"),
+    "accumulate and wpipe": ("ConfigError", "accumulate is 2: without flushes"),
+    "float16 and wpipe": ("ConfigError", 'take "bfloat16"'),
+    "correction and 1f1b": ("ConfigError", "correction 'error-feedback' has no effect"),
+    "max_delay and 1f1b": ("ConfigError", "max_delay=1 has no effect on a schedule"),
     "clip and an early update": (
-        "RecipeError",
+        "ConfigError",
         "comes before gradients of",
     ),
     "tied and a late one": (

@@ -91,7 +91,7 @@ def test_stages_of_one_device_may_run_the_same_module() -> None:
     stale_ties = {
         name: SameDeviceSource(1, partial(lender.read, name)) for name in names
     }
-    borrower = WeightVersions(back, 0, borrowed=stale_ties)
+    borrower = WeightVersions(back, 0, tied=stale_ties)
     for number in range(2):
         step(front, lender, number)
     first = lender.old()[0]["0.weight"]

@@ -20,7 +20,7 @@ from hocket.run.nets.net import NetOnWorker
 from hocket.run.nets.transfer import Bundle, transfer
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.migration import bundle_of, restore_updater, tensor_in
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
 CPU: Final = torch.device("cpu")
@@ -34,7 +34,7 @@ def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 + t / 8)
 
 
-SETTINGS: Final = TrainingSettings(ADAMW, warm_up)
+SETTINGS: Final = TrainingConfig(ADAMW, warm_up)
 
 
 class Block(nn.Module):

@@ -152,7 +152,7 @@ CASES: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
         lambda: nn.Sequential(Remembers(), Recomputes(use_reentrant=True)),
         schedule="1f1b",
     ),
-    # In the second step; the two tries of the first, and the rehearsal, are undone.
+    # In the second step; the two tries of the first, and the dry run, are undone.
     "checkpoint, later, reentrant": _case(
         partial(Recomputes, use_reentrant=True, after=3)
     ),

@@ -45,7 +45,7 @@ class Settings:
     kind: str
     timeout_s: float = 20.0
     num_buffers: int = 4
-    num_untold: int = 0
+    num_uncredited: int = 0
 
 
 @dataclass
@@ -208,7 +208,7 @@ def _join(rank: int, path: Path, settings: Settings) -> Worker:
             store,
             timeout_s=settings.timeout_s,
             num_buffers=settings.num_buffers,
-            num_untold=settings.num_untold,
+            num_uncredited=settings.num_uncredited,
             on_wait=on_wait,
         )
         return Worker(rank, store, transport, waits)

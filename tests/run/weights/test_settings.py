@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.errors import ModelError, RecipeError
+from hocket.errors import ConfigError, ModelError
 from hocket.run.stage.precision import Precision
-from hocket.run.weights.settings import Parameters, TrainingSettings, precision_of
+from hocket.run.weights.settings import Parameters, TrainingConfig, precision_of
 
 
 def sgd(parameters: Parameters) -> torch.optim.Optimizer:
@@ -40,7 +40,7 @@ def sgd(parameters: Parameters) -> torch.optim.Optimizer:
 )
 def test_refuses_values_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
     """Before the model is captured, or the job is joined."""
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(ConfigError, match=said):
         hocket.Pipeline(
             nn.Linear(2, 2),
             nn.functional.mse_loss,
@@ -52,12 +52,12 @@ def test_refuses_values_that_make_no_sense(settings: dict[str, Any], said: str) 
 
 def test_refuses_what_cannot_be_stepped() -> None:
     """A schedule that wants a metric; an optimizer that wants the loss again."""
-    plateau = TrainingSettings(sgd, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    plateau = TrainingConfig(sgd, torch.optim.lr_scheduler.ReduceLROnPlateau)
     parameters = Parameters({"weight": nn.Parameter(torch.ones(2))})
-    with pytest.raises(RecipeError, match="ReduceLROnPlateau steps with a metric"):
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau steps with a metric"):
         plateau.make_scheduler(plateau.make_optimizer(parameters))
-    with pytest.raises(RecipeError, match="LBFGS computes the loss several times"):
-        TrainingSettings(torch.optim.LBFGS).make_optimizer(parameters)
+    with pytest.raises(ConfigError, match="LBFGS computes the loss several times"):
+        TrainingConfig(torch.optim.LBFGS).make_optimizer(parameters)
 
 
 def test_parameters_know_their_names() -> None:
@@ -89,9 +89,9 @@ def test_averages_must_be_asked_for() -> None:
     """The error says how; the pipeline goes on."""
     pipeline, batch = small_pipeline()
     with pipeline:
-        with pytest.raises(RecipeError, match=r"with ema_decay=0\.999"):
+        with pytest.raises(ConfigError, match=r"with ema_decay=0\.999"):
             pipeline.evaluate([batch], use_ema=True)
-        with pytest.raises(RecipeError, match=r"with ema_decay=0\.999"):
+        with pytest.raises(ConfigError, match=r"with ema_decay=0\.999"):
             pipeline.state_dict(ema=True)
         result = pipeline.step(batch, batch)
     assert (result.num_samples, result.skipped) == (16, False)

@@ -1,4 +1,4 @@
-"""Find a model's work: by torch.export, by its children, or by its submodules.
+"""Captures a model's graph: by torch.export, by its children, or by its submodules.
 
-Imports `model.trace`. Begin with `capture.py`; `captured.py` is what comes out.
+Imports `model.trace`. Begin with `capture.py`; `captured.py` has the result.
 """

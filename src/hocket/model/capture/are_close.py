@@ -1,4 +1,4 @@
-"""Whether two runs of the same code came to the same."""
+"""Compares the results of two runs of the same code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 
 
 def are_close(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Whether tensors are the same but for rounding, each of its own largest element.
+    """Return whether tensors differ by no more than rounding.
 
-    Some kernels of GPUs add up in another order each time.
+    Some GPU kernels add up in another order each time. Rounding is relative to the
+    largest element of each tensor.
     """
     if len(a) != len(b):
         return False

@@ -1,4 +1,4 @@
-"""What modules write down on themselves: the attributes that a forward changes."""
+"""Detects and undoes attributes that a forward writes to its modules."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-# What torch itself keeps there: of all modules, and of recurrent ones, whose weights
-# stand in a list as well.
+# torch's own attributes: those of all modules, and those of recurrent ones, whose
+# weights are in a list as well.
 _OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 _ABSENT: Final = object()
 
 
 class AttributeSnapshot:
-    """The attributes of all modules inside one, as they are now.
+    """The present attributes of a module and all modules inside it.
 
     Parameters, buffers, submodules and hooks do not count.
 
     Args:
-        model: whose modules are looked at.
+        model: the outermost module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,7 +28,7 @@ class AttributeSnapshot:
         self._before = _attributes(model)
 
     def changed(self) -> list[str]:
-        """Those that are now others, or have other content, by their full names."""
+        """Return the full names of attributes with other content now."""
         now = _attributes(self._model)
         names = [*self._before, *(name for name in now if name not in self._before)]
         return [
@@ -48,7 +48,7 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
 
 
 def _held(value: Any) -> Any:
-    """What stays as it is, whatever is done to a container or a tensor."""
+    """Copy a value such that later changes of containers or tensors do not show."""
     match value:
         case Tensor():
             return value, value._version

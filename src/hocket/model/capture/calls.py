@@ -1,6 +1,6 @@
-"""Watch a model run: which module calls which, with what, and what it computes itself.
+"""Records a model's run: which module calls which, and what each computes itself.
 
-Detector                        works: no       only hands on what modules return
+Detector                        works: no       only passes on what modules return
 ├── body                        works: no
 │   ├── body.conv1
 │   └── body.layer1
@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from hocket.model.capture.source_line import source_line_of
 from hocket.model.trace.example import Example
 
-# To ask for these is not to compute: what follows from them is the same for every
-# microbatch of one size, and that other sizes lead to the same calls is looked at.
+# Reading these is not computing: what follows from them is the same for every
+# microbatch of one size, and whether other sizes lead to the same calls is checked.
 _QUESTIONS: Final = frozenset(
     {
         "__len__",
@@ -45,16 +45,17 @@ _QUESTIONS: Final = frozenset(
 
 @dataclass(slots=True)
 class ModuleCall:
-    """One call of a module, with the very objects that it took and returned.
+    """One call of a module, with the objects that it took and returned.
 
     Args:
-        path: of the module in the model.
-        module: that was called.
+        path: the module's path in the model.
+        module: the module.
         args: positional arguments.
         kwargs: keyword arguments.
         out: what it returned.
         inner: the calls that it made itself, in order.
-        work: what its own code computed first, and where; empty if nothing.
+        work: the first thing that its own code computed, and where; empty if it
+            computes nothing.
     """
 
     path: str
@@ -66,22 +67,22 @@ class ModuleCall:
     work: str = ""
 
     def all(self) -> Iterator[ModuleCall]:
-        """This call and those inside it."""
+        """Yield this call and those inside it."""
         yield self
         for call in self.inner:
             yield from call.all()
 
 
 def watch_calls(model: nn.Module, example: Example) -> ModuleCall:
-    """Run a model once, on the data, and write down its calls.
+    """Run a model once, on the data, and record its calls.
 
-    Plain attributes of its modules are put back; buffers and random numbers are the
-    caller's to keep.
+    Plain attributes of its modules are restored; the caller restores buffers and random
+    state.
     """
     args, kwargs = example.call()
     watch = _CallRecorder()
     with ExitStack() as stack:
-        stack.enter_context(attributes_kept(model))
+        stack.enter_context(preserve_attributes(model))
         for path, module in model.named_modules():
             for remove in watch.follow(path, module):
                 stack.callback(remove)
@@ -92,7 +93,7 @@ def watch_calls(model: nn.Module, example: Example) -> ModuleCall:
 
 
 class _CallRecorder(TorchFunctionMode):
-    """Notices calls of modules, and of torch's functions in between."""
+    """Records calls of modules, and of torch's functions in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class _CallRecorder(TorchFunctionMode):
         self.stack: list[ModuleCall] = []
 
     def follow(self, path: str, module: nn.Module) -> list[Callable[[], None]]:
-        """Be told of a module's calls; returns what ends it."""
+        """Record a module's calls; return what ends the recording."""
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.stack.append(ModuleCall(path, module, args, kwargs))
@@ -120,22 +121,26 @@ class _CallRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if self.stack and not self.stack[-1].work and _asked(func) not in _QUESTIONS:
+        if (
+            self.stack
+            and not self.stack[-1].work
+            and _name_of_function(func) not in _QUESTIONS
+        ):
             source_line = source_line_of(traceback.extract_stack()).strip()
             self.stack[-1].work = f"{resolve_name(func) or func}, {source_line}"
         return func(*args, **(kwargs or {}))
 
 
-def _asked(function: Any) -> str:
-    """The name of a function, method or property."""
+def _name_of_function(function: Any) -> str:
+    """Return the name of a function, method or property."""
     name: str = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
     return getattr(owner, "__name__", name) if name == "__get__" else name
 
 
 @contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Undo what modules run as they are note on themselves, or assign anew."""
+def preserve_attributes(model: nn.Module) -> Iterator[None]:
+    """Undo changes of modules' attributes when the block ends."""
     before = [
         (module, dict(vars(module)), dict(module._buffers))
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""Capture a model: write down its work, in training and in evaluation."""
+"""Captures a model: its graph in training and in evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, assert_never
 from torch import nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture.calls import attributes_kept, watch_calls
+from hocket.model.capture.calls import preserve_attributes, watch_calls
 from hocket.model.capture.captured import Captured as Captured
 from hocket.model.capture.captured import captured
 from hocket.model.capture.convert import to_trace
@@ -27,7 +27,7 @@ from hocket.model.capture.submodules import (
     trace_submodules,
 )
 from hocket.model.trace.example import Example
-from hocket.model.trace.observe import Observation, kept, observe
+from hocket.model.trace.observe import Observation, observe, preserve_state
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 
@@ -40,10 +40,10 @@ def capture(
     capture: Literal["auto", "sequential", "export", "submodules"] = "auto",
     cut: Sequence[str] = (),
 ) -> Captured:
-    """Write down what a model does, in training and in evaluation, and where to cut it.
+    """Capture a model's graph in both modes, and where it can be cut.
 
-    The model is not run on the data, and is left as it was. Arguments that are not
-    tensors, and whatever the model's code decides by them, are fixed from here on. In
+    The model is not run on the data, and is not changed. Arguments that are not
+    tensors, and all that the model's code decides by them, are fixed from here on. In
     training mode, submodules that are in evaluation mode (frozen batch norms) stay so.
 
     Args:
@@ -52,15 +52,14 @@ def capture(
         kwargs: keyword arguments of one microbatch.
         capture: `sequential` runs an nn.Sequential's children as they are; `export`
             takes the graph that torch.export makes; `submodules` runs submodules as
-            they are, where the model's own code does nothing but hand on what they
-            return. `auto` is the first for a plain nn.Sequential, the second for
-            everything else, and the third for what cannot be exported, if `cut` names
-            submodules.
+            they are, if the model's own code only passes on what they return. `auto` is
+            the first for a plain nn.Sequential, the second for everything else, and the
+            third for what cannot be exported, if `cut` names submodules.
         cut: the submodules with which stages are to begin.
 
     Raises:
         CaptureError: the model cannot be captured; names the operation, the line and
-            the other way.
+            the alternative.
         ModelError: the example holds no tensor with a batch dimension.
     """
     example = Example.of(args, kwargs or {})
@@ -117,9 +116,9 @@ def _of_submodules(
     model: nn.Module, example: Example, state: State, cut: Sequence[str]
 ) -> Captured:
     larger = example.resized(example.num_samples + 1)
-    with _in_mode(model, training=True), kept(state):
+    with _in_mode(model, training=True), preserve_state(state):
         calls = watch_calls(model, example)
-    with _in_mode(model, training=False), kept(state):
+    with _in_mode(model, training=False), preserve_state(state):
         calls_evaluating = watch_calls(model, example)
     closed = closed_modules((calls, calls_evaluating), state)
     check_open(closed, cut)
@@ -133,7 +132,7 @@ def _of_submodules(
     with _in_mode(model, training=True):
         seen = more = _watch(model, training, example)
         try:
-            with kept(state):
+            with preserve_state(state):
                 grown = trace_submodules(
                     watch_calls(model, larger), closed, larger, state
                 )
@@ -176,18 +175,18 @@ def _export_both(
 
 
 def _watch(model: nn.Module, trace: Trace, example: Example) -> Observation:
-    """On fake tensors if its modules let us, and on the real ones otherwise."""
+    """Observe a trace on fake tensors if its modules allow that, else on real ones."""
     try:
-        with attributes_kept(model):
+        with preserve_attributes(model):
             return observe(trace, example)
     except Exception:
-        with attributes_kept(model):
+        with preserve_attributes(model):
             return observe(trace, example, real=True)
 
 
 @contextmanager
 def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Training or evaluation for a while; what was frozen stays so in training."""
+    """Set train or eval mode for a while; frozen submodules stay in eval mode."""
     modes = {module: module.training for module in model.modules()}
     if not training or not model.training:
         model.train(training)

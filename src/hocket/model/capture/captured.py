@@ -1,4 +1,4 @@
-"""A captured model: its work in both modes, and the layers it can be cut between."""
+"""A captured model: its graph in both modes, and the layers it can be cut between."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from hocket.model.trace.value import SentTensor
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A model's work, cut into layers.
+    """A model's graph, divided into layers.
 
     Args:
-        model: as given; nothing of it is copied or changed.
+        model: the user's module; it is neither copied nor changed.
         example: the microbatch it was captured with.
         state: its parameters and buffers.
         layers: the smallest pieces, in order. A cut is admissible before each but the
             first.
-        training: the work in training mode.
-        evaluation: the work in evaluation mode.
-        partner_of: the evaluation call for each training call, where there is one.
+        training: the calls in training mode.
+        evaluation: the calls in evaluation mode.
+        partner_of: the evaluation call for each training call, if there is one.
         starts: per layer, the position in training and in evaluation where it begins.
-        values: what is known of each value that crosses, by the call that makes it.
-        fixed_batch: why only the example's number of samples works, or nothing.
+        values: the tensors that cross, by the call that makes each.
+        fixed_batch: why only the example's number of samples works; empty if any does.
         frozen: modules that were in evaluation mode inside a model in training.
         trained: the parameters that wanted a gradient.
     """
@@ -68,12 +68,12 @@ class Captured:
 
     @property
     def is_current(self) -> bool:
-        """Whether the same parameters want a gradient as when it was captured."""
+        """Whether `requires_grad` is the same as when it was captured."""
         return self.trained == _trained(self.state)
 
     @property
     def digest(self) -> str:
-        """Equal for equal work on equal shapes; reuses profiles, compares workers."""
+        """A digest, equal for equal work on equal shapes; identifies profiles."""
         tensors = self.state.tensors.items()
         state = [(name, tuple(x.shape), str(x.dtype)) for name, x in tensors]
         leaves = [_leaf_text(leaf) for leaf in self.example.leaves]
@@ -92,15 +92,16 @@ def captured(
     *,
     between_modules: bool = False,
 ) -> Captured:
-    """Find the layers of a model.
+    """Divide a captured model into layers.
 
     Args:
-        model: as given.
-        example: what it was captured with.
-        traces: of training and of evaluation.
-        seen: of training, of training with one sample more, and of evaluation.
-        fixed_batch: why only the example's number of samples works, or nothing.
-        between_modules: a layer begins with every module that is run as it is.
+        model: the user's module.
+        example: the example it was captured with.
+        traces: the traces of training and of evaluation.
+        seen: the observations of training, of training with one sample more, and of
+            evaluation.
+        fixed_batch: why only the example's number of samples works; empty if any does.
+        between_modules: whether a layer begins with every module that is run as it is.
 
     Raises:
         ModelError: the model returns nothing that it has computed.

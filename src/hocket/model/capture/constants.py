@@ -1,12 +1,12 @@
-"""Let a model look at tensors that are the same for every batch, while it is captured.
+"""Lets a model read tensors during capture that are the same for every batch.
 
-An exporter knows shapes and no numbers, so a look at a number stops it:
+An exporter knows shapes and no numbers, so reading a number stops it:
 
     mask = torch.ones(t, t).tril()
     if (mask == other).all():           known, though: it follows from t alone
 
-What was made without the batch, the weights and random numbers is computed here when
-it is looked at, from the graph as far as it is written.
+Tensors made without the batch, the weights and random numbers are computed here when
+they are read, from the graph as far as it is recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOKS: Final = ("__bool__", "__float__", "__index__", "__int__", "item")
 
 @contextmanager
 def constants_shown() -> Iterator[None]:
-    """Answer looks at constants; others go on to where they would have gone."""
+    """Answer reads of constants while the block runs; pass on all others."""
     own = {name: vars(Tensor).get(name) for name in _LOOKS}
     for name in _LOOKS:
         setattr(Tensor, name, _answering(getattr(Tensor, name)))
@@ -55,7 +55,7 @@ def _answering(look: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
 
 
 def _node_of(tensor: Tensor) -> fx.Node | None:
-    """The call that made a tensor, if it is being traced."""
+    """Return the call that made a tensor, if it is being traced."""
     mode = proxy_tensor.get_proxy_mode()
     if mode is None:
         return None
@@ -64,7 +64,7 @@ def _node_of(tensor: Tensor) -> fx.Node | None:
 
 
 def _computed(graph: fx.Graph) -> dict[fx.Node, Any]:
-    """All constants of a graph; none if what changes one of them is not known."""
+    """Return all constants of a graph; none if an unknown call changes one."""
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         target, inputs = node.target, node.all_input_nodes

@@ -1,4 +1,4 @@
-"""Turn an exported program into a trace: fewer nodes, the model's own names."""
+"""Turns an exported program into a trace: fewer nodes, the model's own names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hocket.model.trace.trace import Trace
 
 aten = torch.ops.aten
 
-# Checks of what held in the example. They cost time and mend nothing.
+# Checks of what held in the example. They cost time and are of no use here.
 _CHECKS: Final = frozenset(
     {
         aten._assert_tensor_metadata.default,
@@ -37,7 +37,7 @@ _INNER: Final = {
 
 
 def to_trace(program: ExportedProgram, state: State) -> Trace:
-    """The program's graph with parameters and buffers under their names.
+    """Return the program's graph with parameters and buffers under their names.
 
     Raises:
         CaptureError: the model changes its own inputs, or holds objects that are
@@ -149,7 +149,7 @@ class _Conversion:
         return new
 
     def _assign(self, node: fx.Node) -> None:
-        """Put into its buffer what a submodule assigned to it."""
+        """Copy into its buffer what a submodule assigned to it."""
         name = node.meta.get(ASSIGNED)
         if name is not None:
             value = self.graph.call_function(aten.detach.default, (self.new[node],))
@@ -165,7 +165,7 @@ class _Conversion:
 
 
 def _with_call(key: str, path: str) -> str:
-    """The path of a module, with `@1` if this is its second call."""
+    """Return a module's path, with `@1` if this is its second call."""
     _, at, call = key.partition("@")
     return path + at + call
 
@@ -173,13 +173,13 @@ def _with_call(key: str, path: str) -> str:
 def _is_whole(
     value: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> bool:
-    """Whether a slice takes all there is; the arguments are those of aten.slice."""
+    """Whether a slice takes everything; the arguments are those of aten.slice."""
     to_end = end is None or end == sys.maxsize
     return start in (None, 0) and to_end and step == 1
 
 
 def _must_stay(node: fx.Node) -> bool:
-    """Whether a node does something besides its value."""
+    """Return whether a node has a side effect."""
     if node.op != "call_function":
         return node.op != "get_attr"
     if not isinstance(node.target, torch._ops.OpOverload):

@@ -1,7 +1,7 @@
-"""Run torch.export over a model so that what it does not see becomes an error.
+"""Runs torch.export, and raises errors for what it loses silently.
 
-torch.export 2.13 loses four things without a word: the backward of a custom autograd
-function, a buffer that a submodule assigns anew, state kept in a plain attribute, and
+torch.export 2.13 silently loses four things: the backward of a custom autograd
+function, a buffer that a submodule reassigns, state kept in a plain attribute, and
 a batch dimension that the model pins to the example's. All four are caught here.
 """
 
@@ -40,12 +40,12 @@ _LOST: Final = (
 
 
 def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:
-    """The model's graph in the mode that it is in.
+    """Return the model's graph in the mode that it is in.
 
     Args:
-        model: in training or evaluation mode.
+        model: the module, in training or evaluation mode.
         example: what it is called with.
-        any_batch: leave the number of samples open.
+        any_batch: whether to leave the number of samples open.
 
     Raises:
         CaptureError: the model's code cannot be captured, or not with an open number
@@ -99,7 +99,7 @@ def _capture_error(error: Exception) -> CaptureError:
 
 
 def _operation(error: Exception) -> str:
-    """The last operator before the model's code looked at the data, where known."""
+    """Return the last operator before the model's code read the data, if known."""
     code = str(getattr(error, "partial_fx_graph", ""))
     operators = re.findall(r"torch\.ops\.([\w.]+)\(", code)
     return f", at the operation {operators[-1]}" if operators else ""
@@ -107,7 +107,7 @@ def _operation(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Keep the exporter's log and warnings to ourselves; its errors are raised."""
+    """Suppress the exporter's log and warnings; its errors are raised."""
     loggers = [logging.getLogger(x) for x in ("torch.fx", "torch.export", "torch")]
     levels = [logger.level for logger in loggers]
     record = warnings.catch_warnings(record=True)
@@ -184,7 +184,7 @@ class _Assignments:
 
 
 def _tensor_attributes(model: nn.Module) -> frozenset[str]:
-    """Tensors that modules keep in plain attributes, as torch.export writes them."""
+    """Yield tensors in plain attributes of modules, named as torch.export does."""
     return frozenset(
         f"self.{path}.{name}" if path else f"self.{name}"
         for path, module in model.named_modules()
@@ -195,7 +195,7 @@ def _tensor_attributes(model: nn.Module) -> frozenset[str]:
 
 @contextmanager
 def _no_new_attributes(model: nn.Module) -> Iterator[None]:
-    """Remove what the model's code notes on its modules: those tensors are fake."""
+    """Remove attributes that the model's code sets: those tensors are fake."""
     before = {module: frozenset(vars(module)) for module in model.modules()}
     try:
         yield
@@ -206,10 +206,10 @@ def _no_new_attributes(model: nn.Module) -> Iterator[None]:
 
 
 def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
-    """The exporter only warns of an attribute that changes, and then forgets it.
+    """Refuse changed attributes, of which the exporter only warns.
 
-    One that held no tensor before is a note that the model keeps (`self.last = x`);
-    one that did is state.
+    An attribute that held no tensor before is harmless (`self.last = x`); one that did
+    is state.
     """
     assigned = {name for text in messages for name in re.findall(r"self\.[\w.]+", text)}
     changed = sorted(assigned & state)
@@ -222,7 +222,7 @@ def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
 
 
 def _check_open(program: ExportedProgram, example: Example) -> None:
-    """The exporter pins a dimension without a word where the model asks for it."""
+    """Refuse a dimension that the exporter silently fixes."""
     names = program.graph_signature.user_inputs
     nodes = {node.name: node for node in program.graph.nodes}
     for name, batched in zip(names, example.batched, strict=True):

@@ -1,4 +1,4 @@
-"""Run a captured inner graph under the mode that the model's code set for it."""
+"""Runs a captured inner graph under the mode that the model's code set for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def with_grad_mode(enabled: bool, inner: Callable[..., Any], *args: Any) -> Any:
-    """`with torch.no_grad():` (or `enable_grad`) around a part of the model."""
+    """Run a part of the model under `torch.no_grad()` or `enable_grad()`."""
     with torch.set_grad_enabled(enabled):
         return inner(*args)
 
@@ -22,6 +22,6 @@ def with_autocast(
     inner: Callable[..., Any],
     *args: Any,
 ) -> Any:
-    """`with torch.autocast(...):` around a part of the model."""
+    """Run a part of the model under `torch.autocast(...)`."""
     with torch.autocast(device_type, dtype, enabled, cache_enabled):
         return inner(*args)

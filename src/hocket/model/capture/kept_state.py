@@ -1,9 +1,9 @@
-"""Find out whether a model that notes things on itself also reads them again.
+"""Finds out whether a model that sets attributes on itself also reads them again.
 
 torch.export writes down one forward, with every plain attribute as it was before. What
 a forward leaves in an attribute for the next one would be lost without a word:
 
-    self.last = y.detach()                        a note for somebody else: nothing lost
+    self.last = y.detach()                        read by others only: nothing lost
     self.ramp = self.ramp or torch.arange(n)      the same in each forward: nothing lost
     self.hidden = f(x, self.hidden)               state: the graph would have none
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from hocket.errors import CaptureError
 from hocket.model.capture.are_close import are_close
-from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.calls import preserve_attributes
 from hocket.model.trace.example import Example
-from hocket.model.trace.observe import kept
+from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import State
 
@@ -32,7 +32,7 @@ def check_keeps_no_state(
     """Run it twice on the data, and see that the second time is as the first.
 
     Args:
-        model: in the mode that it is captured in; left as it is.
+        model: the module, in the mode that it is captured in; it is not changed.
         example: what it is called with.
         changed: the attributes that a forward changes, for the error.
 
@@ -43,23 +43,23 @@ def check_keeps_no_state(
     example = example.resized(example.num_samples)  # a copy, for it may be changed
     if any(x.is_meta for x in (*state.tensors.values(), *tensors_in(example.leaves))):
         return  # without data, as in plans for other machines
-    with attributes_kept(model):
+    with preserve_attributes(model):
         first, second = (_outputs(model, example, state) for _ in range(2))
     if not are_close(first, second):
         raise CaptureError(
             "the model cannot be captured: it keeps state in "
             f"{', '.join(changed)} from one forward to the next, which a captured "
             "graph would not have. Let forward take it as an argument and return it, "
-            "or begin anew each time; statistics that no gradient flows through belong "
+            "or start over each time; statistics that no gradient flows through belong "
             "in a buffer, changed in place"
         )
 
 
 def _outputs(model: nn.Module, example: Example, state: State) -> list[Tensor]:
-    """Of a forward after which all buffers are what they were, and where."""
+    """Return a forward's outputs, restoring buffers and random state."""
     args, kwargs = example.call()
     homes = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    with kept(state), torch.no_grad():
+    with preserve_state(state), torch.no_grad():
         torch.manual_seed(0)
         outputs = tensors_in(model(*args, **kwargs))
     for home, buffers in homes:

@@ -1,19 +1,19 @@
-"""Activation checkpointing is refused where it would be wrong, or be lost.
+"""Refuses activation checkpointing where it would be wrong or have no effect.
 
 `torch.utils.checkpoint` runs a part of the forward again in the backward. Where
-forwards read old weights, the newest stand in their place by then, and the gradient
-would be wrong without a word:
+forwards read old weights, newer ones are in their place by then, and the gradient would
+be silently wrong:
 
     forward of step 5     w4 in place     checkpoint(block, x)
     update 4              w5 in place
     backward of step 5                    block(x) once more, with w5
 
 A captured graph would keep all activations, as if there were no checkpoint. A stage's
-own recomputation knows better in both cases.
+own recomputation is right in both cases.
 
-Both kinds of checkpoint begin in a class of torch's, which asks from the first use of
-this on whether this thread is where none may begin. Where torch has renamed one of
-them, its kind is not seen here (stages are tried out, too:
+Both kinds of checkpoint begin in a class of torch's, which is patched, at the first use
+of this, to check whether this thread allows it. If torch has renamed one of them, its
+kind is not detected here (stages are tried out, too:
 `hocket.run.stage.stale_weight_check`).
 """
 
@@ -36,7 +36,7 @@ CHECKPOINTING: Final = (
 
 
 class _ThreadState(local):
-    """Of this thread: what forbids checkpoints, innermost last."""
+    """This thread's contexts that forbid checkpoints, innermost last."""
 
     def __init__(self) -> None:
         self.forbids: list[NoCheckpointing] = []
@@ -46,11 +46,11 @@ _here: Final = _ThreadState()
 
 
 class NoCheckpointing:
-    """While it is entered, a checkpoint that this thread begins is an error.
+    """A context in which a checkpoint that this thread begins is an error.
 
     Args:
-        why: none may begin; nothing where they may after all.
-        error: to raise; it names the line.
+        why: why none may begin; None allows them again.
+        error: the error class to raise; its message names the line.
     """
 
     def __init__(self, why: str, error: type[ModelError] = ModelError) -> None:
@@ -59,16 +59,16 @@ class NoCheckpointing:
         _watch()
 
     def __enter__(self) -> None:
-        """Forbid it."""
+        """Forbid checkpoints."""
         _here.forbids.append(self)
 
     def __exit__(self, *_: object) -> None:
-        """Go back to what was before."""
+        """Restore the state before."""
         _here.forbids.pop()
 
 
 def around_old_weights(delay: int) -> NoCheckpointing:
-    """For forwards that read weights so many updates old, at least 1."""
+    """Forbid checkpoints in forwards that read weights at least one update old."""
     updates = "1 update" if delay == 1 else f"{delay} updates"
     return NoCheckpointing(
         f"a stage reads weights that are {updates} old, and its forward calls torch."
@@ -79,7 +79,7 @@ def around_old_weights(delay: int) -> NoCheckpointing:
 
 @cache
 def _watch() -> None:
-    """Have both kinds of checkpoint ask; once per process."""
+    """Patch both kinds of checkpoint; once per process."""
     reentrant: Any = getattr(torch_checkpoint, "CheckpointFunction", None)
     if reentrant is not None and "apply" not in vars(reentrant):
 

@@ -1,4 +1,4 @@
-"""Capture an nn.Sequential: its children, run as the modules they are."""
+"""Captures an nn.Sequential: its children, run as the modules they are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hocket.model.trace.trace import Trace
 
 
 def is_plain_sequential(model: nn.Module) -> bool:
-    """Whether calling the children one after the other is all that a model does."""
+    """Return whether a model only calls its children one after the other."""
     is_plain = type(model).forward is nn.Sequential.forward
     return isinstance(model, nn.Sequential) and is_plain and not has_hooks(model)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to be called when a module runs, or its gradients come."""
+    """Return whether a module has forward or backward hooks."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -35,7 +35,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Trace:
-    """List the children's calls; children that are plain Sequentials are opened.
+    """List the children's calls; plain Sequentials inside are opened.
 
     Raises:
         CaptureError: the example is not one positional argument.
@@ -67,17 +67,17 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
 
 
 def open_structures(trace: Trace, facts: Mapping[fx.Node, NodeFacts]) -> bool:
-    """Let single tensors cross where a child returns a tuple, list or dict of them.
+    """Let single tensors cross a cut if a child returns a structure of them.
 
-    A message carries tensors, so what a child returns is taken apart right behind it
-    and put together again where the next child is called:
+    A message carries tensors, so what a child returns is unpacked after it and packed
+    again before the next child is called:
 
         (a, b) = first(x)           a cut between the two sends a and b
         second((a, b))
 
     Args:
-        trace: its graph is changed.
-        facts: of the graph's nodes, for the structure of what each returns.
+        trace: the trace; its graph is changed.
+        facts: the facts of the graph's nodes, for the structure that each returns.
 
     Returns:
         Whether anything was changed.
@@ -88,7 +88,7 @@ def open_structures(trace: Trace, facts: Mapping[fx.Node, NodeFacts]) -> bool:
         structure = facts[node].structure
         if user.op == "call_module" and _can_open(structure):
             with trace.graph.inserting_after(node):
-                user.args = (_taken_apart(trace, node, structure),)
+                user.args = (_unpacked(trace, node, structure),)
             opened = True
     return opened
 
@@ -100,8 +100,8 @@ def _can_open(structure: Any) -> bool:
     return not is_tensor and all(isinstance(key, kinds) for key in keys)
 
 
-def _taken_apart(trace: Trace, node: fx.Node, structure: Any) -> Any:
-    """The same structure, made of the nodes that take its tensors out."""
+def _unpacked(trace: Trace, node: fx.Node, structure: Any) -> Any:
+    """Return the structure, made of the nodes that take its tensors out."""
     paths = trace.modules
 
     def take(path: tuple[Any, ...], leaf: object) -> Any:
@@ -129,6 +129,6 @@ def _children(model: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Modul
 
 
 def _prefixes(path: str) -> tuple[str, ...]:
-    """`a.b.c` -> `a`, `a.b`, `a.b.c`."""
+    """Yield `a`, `a.b` and `a.b.c` for `a.b.c`."""
     parts = path.split(".")
     return tuple(".".join(parts[: i + 1]) for i in range(len(parts)))

@@ -1,4 +1,4 @@
-"""Where in the user's code something happened, and the way out when it must not."""
+"""Finds the user's line of code for an error, and names the alternative."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOCKET_FOLDER: Final = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 def source_line_of(frames: traceback.StackSummary) -> str:
-    """The user's own line: the last one that is neither torch's nor ours."""
+    """Return the user's own line: the last one outside torch and hocket."""
     for frame in reversed(frames):
         ours = frame.filename.startswith((_TORCH_FOLDER, _HOCKET_FOLDER))
         if not ours and Path(frame.filename).exists():

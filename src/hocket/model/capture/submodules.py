@@ -1,14 +1,14 @@
-"""Capture a model as calls of its submodules, each run as it is.
+"""Captures a model as calls of its submodules, each run as it is.
 
-For models whose code cannot be captured, because somewhere inside it looks at the data.
-The submodules may do what they like; the code between them may only hand tensors on:
+For models whose code cannot be captured, because it depends on the data. The submodules
+may do anything; the code between them may only pass tensors on:
 
     features = self.body(images)            body, head and loss are run as they are;
-    outputs = self.head(features)           what stands here is watched, and refused
+    outputs = self.head(features)           the code here is watched, and refused
     return self.loss(outputs, targets)      if it computes anything itself
 
-A submodule that only hands on, too, is opened in its turn, so that the model can be cut
-between the submodules of that.
+A submodule that also only passes tensors on is opened in turn, so that the model can be
+cut between its submodules.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype)
 
 
 def take(structure: Any, index: int) -> Any:
-    """One leaf of what a submodule returned."""
+    """Return one leaf of what a submodule returned."""
     return pytree.tree_leaves(structure)[index]
 
 
-def put_together(spec: pytree.TreeSpec, *leaves: Any) -> Any:
-    """What a submodule is called with."""
+def packed(spec: pytree.TreeSpec, *leaves: Any) -> Any:
+    """Return the arguments that a submodule is called with."""
     return pytree.tree_unflatten(list(leaves), spec)
 
 
 def closed_modules(calls: Sequence[ModuleCall], state: State) -> dict[str, str]:
-    """The modules that are run as they are, and why each is not opened.
+    """Return the modules that are run as they are, and why each is not opened.
 
     Args:
-        calls: of the model, in all modes.
-        state: of the model.
+        calls: the model's calls, in all modes.
+        state: the model's state.
     """
     closed: dict[str, str] = {}
     own = {id(tensor) for tensor in state.tensors.values()}
@@ -62,10 +62,10 @@ def closed_modules(calls: Sequence[ModuleCall], state: State) -> dict[str, str]:
 
 
 def check_open(closed: Mapping[str, str], names: Sequence[str]) -> None:
-    """Refuse a model, or a name of a submodule, that cannot be cut at.
+    """Refuse a model, or a submodule's name, that cannot be cut at.
 
     Raises:
-        CaptureError: says what the code between the submodules computes.
+        CaptureError: names what the code between the submodules computes.
     """
     if "" in closed:
         raise CaptureError(
@@ -88,10 +88,10 @@ def trace_submodules(
     """List the calls of the submodules that are run as they are.
 
     Args:
-        call: of the whole model.
+        call: the call of the whole model.
         closed: the paths of the modules that are not opened.
-        example: what it was called with.
-        state: of the model.
+        example: the example that it was called with.
+        state: the model's state.
     """
     return _GraphBuilder(closed, example, state).trace(call)
 
@@ -106,7 +106,7 @@ def _why_closed(call: ModuleCall, root: ModuleCall) -> str:
 
 
 def _foreign_value(call: ModuleCall, state: set[int]) -> str:
-    """What a module hands on that it neither got nor was returned, in words."""
+    """Describe a value that a module passes on but neither got nor was returned."""
     known = state | _tensor_ids((call.args, dict(call.kwargs)))
     for inner in call.inner:
         if not _tensor_ids((inner.args, dict(inner.kwargs))) <= known:
@@ -121,7 +121,7 @@ def _tensor_ids(structure: Any) -> set[int]:
 
 
 class _GraphBuilder:
-    """Turns calls into a graph, by recognising objects that are handed on."""
+    """Turns calls into a graph, by recognising objects that are passed on."""
 
     def __init__(
         self, closed: Mapping[str, str], example: Example, state: State
@@ -158,7 +158,7 @@ class _GraphBuilder:
         )
 
     def _whole(self, call: ModuleCall) -> Iterator[ModuleCall]:
-        """The calls of modules that are run as they are, in order."""
+        """Yield the calls of modules that are run as they are, in order."""
         for inner in call.inner:
             if inner.path in self.closed:
                 yield inner
@@ -195,12 +195,12 @@ class _GraphBuilder:
         if spec.is_leaf():
             return nodes[0]
         form = self._object("form", spec)
-        node = self.graph.call_function(put_together, (form, *nodes))
+        node = self.graph.call_function(packed, (form, *nodes))
         self._note(node, call)
         return node
 
     def _leaf(self, leaf: Any) -> Any:
-        """The node that made a leaf, or a constant."""
+        """Return the node that made a leaf, or a constant."""
         if id(leaf) in self.origin and not isinstance(leaf, _PLAIN):
             return self.origin[id(leaf)]
         if id(leaf) in self.names:
@@ -215,7 +215,7 @@ class _GraphBuilder:
 
 
 def same_calls(a: Trace, b: Trace) -> bool:
-    """Whether two traces call the same submodules with the same."""
+    """Return whether two traces call the same submodules with equal arguments."""
     return _text(a) == _text(b)
 
 

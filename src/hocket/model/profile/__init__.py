@@ -1,5 +1,5 @@
-"""Measure or count what each layer costs: seconds, bytes, FLOPs.
+"""Measures or counts what each layer costs: seconds, bytes, FLOPs.
 
-Imports the other rooms of `model`. Begin with `measure.py`; `profile.py` is what comes
-out and is kept as JSON.
+Imports the other rooms of `model`. Begin with `measure.py`; `profile.py` has the
+result, which is kept as JSON.
 """

@@ -1,14 +1,14 @@
-"""How many bytes of tensors are alive, as the allocator itself counts them.
+"""Counts the bytes of live tensors, as the allocator itself does.
 
     with allocations(device) as log:
         with log.span():            the most at once in here, beyond what was there when
             ...                     it began, is in `log.peaks`, and what it left behind
                                     in `log.left`: one number each per span
 
-On a CPU torch's profiler is told of every block that the allocator gives out or takes
-back, also of those that an operator only uses while it runs. It does not know how large
-a block is that was given out before it first ran: what a log takes back, it should have
-given out. A GPU's allocator counts by itself.
+On a CPU torch's profiler records every block that the allocator allocates or frees,
+also the workspaces of operators. It does not know the size of a block that was
+allocated before it first ran: what is freed within a log should be allocated within it.
+A GPU's allocator counts by itself.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _END: Final = "hocket: a span ends"
 
 
 class AllocationLog(ABC):
-    """Spans of a run, and the bytes of each, in their order.
+    """The bytes of each span of a run, in order.
 
     Attributes:
-        peaks: the most at once in a span, beyond what was there when it began.
-        left: how much more there was at its end, or less, below 0. Both are complete
-            when the log ends.
+        peaks: the most allocated at once in a span, beyond the bytes at its begin.
+        left: how many more bytes there were at its end; negative if fewer. Both are
+            complete when the log ends.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class AllocationLog(ABC):
 
     @contextmanager
     def span(self) -> Iterator[None]:
-        """What happens inside is one span; spans do not overlap.
+        """Measure the block as one span; spans do not overlap.
 
-        Python collects no garbage meanwhile: what others left would seem given back.
+        Python collects no garbage meanwhile: earlier garbage would count as freed.
         """
         collects = gc.isenabled()
         gc.disable()
@@ -63,12 +63,12 @@ class AllocationLog(ABC):
 
     @abstractmethod
     def _counted(self) -> AbstractContextManager[None]:
-        """The span itself."""
+        """Measure the span itself."""
 
 
 @contextmanager
 def allocations(device: torch.device) -> Iterator[AllocationLog]:
-    """Watch the allocator of one device; on a CPU, what this thread asks it for."""
+    """Watch the allocator of one device; on a CPU, for this thread only."""
     if device.type == "cuda":
         yield _CudaLog(device)
         return
@@ -116,7 +116,7 @@ class _CpuLog(AllocationLog):
         _mark(_END)
 
     def read(self, threads: Sequence[Sequence[Any]]) -> None:
-        """Add up the blocks of each span, as their records follow each other."""
+        """Add up the blocks of each span, in the order of their records."""
         for records in threads:
             blocks: list[int] = []
             for record in records:

@@ -1,4 +1,4 @@
-"""A clock that tells when a device is done, and not when it was told what to do."""
+"""A clock that waits until a device has finished its work."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Clock: TypeAlias = Callable[[], float]
 
 
 def clock_of(device: torch.device) -> Clock:
-    """Seconds of this process, once all work handed to the device so far is done.
+    """Return a clock: seconds once all work queued on the device is done.
 
-    An accelerator's clock waits for the current stream alone: on another one a message
-    may be awaited that nobody sends before this worker goes on.
+    An accelerator's clock waits for the current stream alone: another one may wait for
+    a message that is sent only after this worker goes on.
     """
     if device.type == "cpu":
         return perf_counter

@@ -1,4 +1,4 @@
-"""From measured layers to what the simulator wants: costs of stages."""
+"""Turns measured layers into the simulator's costs of stages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from hocket.planner.layer_bytes import (
 
 @dataclass(frozen=True, slots=True)
 class UpdateCost:
-    """What the optimizer's step of one stage takes.
+    """The cost of one stage's optimizer step.
 
     Args:
-        seconds: median.
-        state_bytes: of the optimizer's state after a step, of averages, and of what a
-            correction of old gradients keeps.
-        work_bytes: the most at once while it steps, beyond that.
-        guess_bytes: of weights that are read in the place of the newest.
+        seconds: the median seconds.
+        state_bytes: the bytes of the optimizer's state after a step, of averages, and
+            of what a correction of stale gradients keeps.
+        work_bytes: the most allocated at once during the step, beyond that.
+        guess_bytes: the bytes of predicted weights, which forwards read in place of the
+            newest.
     """
 
     seconds: float
@@ -50,12 +51,12 @@ def stage_costs(
     """Add up layers into stages.
 
     Args:
-        profile: of the layers.
+        profile: the layers' profile.
         boundaries: the layers at which stages 1, 2, ... begin.
         modules: the stages, for the bytes of their weights.
-        link: between any two devices.
-        handling: what a lane spends on a message.
-        updates: of each stage.
+        link: the link between any two devices.
+        handling: the time that a lane spends on a message.
+        updates: the update cost of each stage.
     """
     edges = (0, *boundaries, len(profile.layers))
     stages = []
@@ -93,7 +94,7 @@ def stage_costs(
 
 
 def _replay_bytes(module: StageModule) -> int:
-    """Copies of the buffers that a forward changes."""
+    """Return the bytes of copies of buffers that a forward changes."""
     buffers = module.named_buffers()
     return _num_bytes([x for name, x in buffers if name in module.changed_buffers])
 

@@ -1,8 +1,8 @@
-"""Count what each layer computes and moves, without running it: on fake tensors.
+"""Counts what each layer computes and moves, on fake tensors, without running it.
 
 Fake tensors have shapes and an autograd graph but no data, so a model of any size is
 counted on any machine. Each layer runs as a stage of its own, forward and backward, and
-every operator that reaches the dispatcher is written down:
+every operator that reaches the dispatcher is recorded:
 
     FLOPs   of matrix multiplications, convolutions and attention (torch's own formulas)
     bytes   read and written, each piece of memory once; none for views
@@ -51,16 +51,16 @@ def count_layers(
     finish: Finish | None = None,
     precision: str = "float32",
 ) -> tuple[LayerOps, ...]:
-    """What each layer computes and moves, forward and backward.
+    """Count what each layer computes and moves, forward and backward.
 
     The model is not run, and nothing of it is changed.
 
     Args:
         captured: the model; its tensors may be on the meta device.
-        weights: of each layer, as the planner wants them.
+        weights: the weights of each layer, in the planner's form.
         finish: makes a scalar of the model's output (the loss), which then counts as
-            part of the last layer. Where it fails without data, and where it is not
-            given, the sum of all outputs stands for it.
+            part of the last layer. If it fails without data, or is not given, the sum
+            of all outputs replaces it.
         precision: "bfloat16" and "float16" mean autocast.
     """
     num_samples = captured.example.num_samples
@@ -82,16 +82,16 @@ def count_layers(
 
 @dataclass(slots=True)
 class _Count:
-    """What one layer came to, for one number of samples.
+    """The counts of one layer, for one number of samples.
 
     Args:
-        forward: of each operator.
-        backward: of the whole backward.
-        input_grad: of a backward for the input's gradient alone.
+        forward: the counts of each operator.
+        backward: those of the whole backward.
+        input_grad: those of a backward for the input's gradient alone.
         made_bytes: what the forward makes and keeps.
         kept_input_bytes: what it keeps of its input.
-        received_bytes: its input.
-        received_grad_bytes: the part of it that a gradient comes back for.
+        received_bytes: the bytes of its input.
+        received_grad_bytes: the bytes of the part of it that a gradient comes back for.
     """
 
     forward: list[Counts] = field(default_factory=list)
@@ -104,7 +104,7 @@ class _Count:
 
 
 class _Counting:
-    """One number of samples, through all layers and back, twice."""
+    """Runs one number of samples through all layers and back, twice."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Counting:
         self._seen = set(map(storage_of, there))
 
     def all(self) -> list[_Count]:
-        """Every layer."""
+        """Return the counts of every layer."""
         counts = [_Count() for _ in self._pieces]
         with self._fake, torch.enable_grad():
             for state in self._state:
@@ -188,7 +188,7 @@ class _Counting:
         return tuple(out)
 
     def _faked(self, tensor: Tensor) -> Tensor:
-        """Without data; on a CPU, if it is nowhere: operators depend on the device."""
+        """Return a fake tensor; on a CPU, if it is on the meta device."""
         if tensor.device.type != "meta":
             return self._fake.from_tensor(tensor)
         with self._fake:
@@ -211,7 +211,7 @@ class _Counting:
 
     @contextmanager
     def _kept(self, count: _Count, from_before: set[int]) -> Iterator[None]:
-        """Add up what autograd keeps in the meantime, each piece of memory once."""
+        """Count what autograd saves in the block, each piece of memory once."""
 
         def pack(tensor: Tensor) -> Tensor:
             storage = storage_of(tensor)
@@ -258,7 +258,7 @@ def _layer(
 
 
 def _ops(sizes: tuple[int, int], a: Sequence[Counts], b: Sequence[Counts]) -> Ops:
-    """Lines through the operators' counts; through the origin if they do not match."""
+    """Return lines through the operators' counts; through the origin if they differ."""
     if len(a) != len(b):
         sizes, b = (sizes[0], sizes[0]), a
     first = np.array(a, float).reshape(-1, 3).T

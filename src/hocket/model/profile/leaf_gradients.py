@@ -1,4 +1,4 @@
-"""The backward of one piece of a model, while it is measured or counted."""
+"""The backward of one piece of a model, for measuring and counting."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def gradients_of(
     *,
     only_inputs: bool,
 ) -> Sequence[Tensor]:
-    """Gradients of the leaves; of the weights too unless only inputs are asked for.
+    """Return gradients of the leaves; compute the weights' too unless `only_inputs`.
 
     Args:
         leaves: what the piece received.
-        outputs: what it made of them.
-        grads: of each output.
-        only_inputs: leave the weights' gradients alone.
+        outputs: the piece's outputs.
+        grads: the gradient of each output.
+        only_inputs: whether to skip the weights' gradients.
 
     Returns:
-        One for each leaf, zeros where no output depends on it.
+        One gradient for each leaf, zeros if no output depends on it.
     """
     if not outputs or (only_inputs and not leaves):
         return [torch.zeros_like(x) for x in leaves]

@@ -1,4 +1,4 @@
-"""Measure a captured model layer by layer, on the device that it will train on.
+"""Measures a captured model layer by layer, on the device that it will train on.
 
 Each layer runs as a stage of its own, forward from first to last and backward from last
 to first, as in a pipeline. That adds a little at every seam, so the model is also run
@@ -7,9 +7,9 @@ whole, and the layers' times are scaled to add up to it:
     whole    F ├──────────────────────┤        B ├─────────────────────────────┤
     layers     ├────┤├──────┤├───────┤           ├───────┤├──────────┤├────────┤
 
-How the backward of a layer divides into I and W is measured in passes of their own
-(`halves.py`): in that proportion its seconds are divided. What it costs to have it
-apart is told by the whole model, in turn with whole backwards, and shared out by W.
+The ratio of I and W in a layer's backward is measured in separate passes
+(`split_backward.py`). The overhead of splitting is measured on the whole model,
+alternating with whole backwards, and divided among layers by their W.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.calls import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
@@ -38,14 +38,14 @@ from hocket.model.profile.split_backward import (
     split_backward_bytes,
 )
 from hocket.model.stages.cut import cut
-from hocket.model.stages.discard_saved_tensors import nothing_kept, refuse
+from hocket.model.stages.discard_saved_tensors import discard_saved_tensors, refuse
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 
 _MIN_PASSES = 5
 _MAX_PASSES = 40
-_BUDGET_S = 2.0  # of all passes of one kind
+_BUDGET_S = 2.0  # for all passes of one kind
 
 Column = list[float]  # seconds of one piece, one entry per pass
 
@@ -61,34 +61,34 @@ def profile(
 ) -> Profile:
     """Measure every layer: medians over several passes, with their spread.
 
-    The model, its weights, buffers and gradients, what its modules note on themselves,
-    and random numbers are left as they were.
+    The model, its weights, buffers and gradients, its modules' attributes, and random
+    state are restored.
 
     Args:
         captured: the model.
         leaves: one microbatch, flattened as `(args, kwargs)`.
-        device: where to run.
-        make_splitter: takes backwards apart, as it will be done in training.
+        device: the device to run on.
+        make_splitter: makes the splitter of a piece, as in training.
         finish: makes a scalar of the model's output (the loss), which then counts as
             part of the last layer; the sum of all outputs when not given.
-        targets: what `finish` reads; like the batch's inputs, they are there anyway,
-            and no layer keeps them.
+        targets: the targets that `finish` reads; like the batch's inputs, they are in
+            memory anyway, and no layer keeps them.
     """
     num_layers = len(captured.layers)
     with restored_model(captured, device):
         pieces = [s.to(device).train() for s in cut(captured, range(1, num_layers))]
         whole = [s.to(device).train() for s in cut(captured, ())]
         split = [make_splitter(piece) for piece in pieces]
-        whole_apart = [make_splitter(piece) for piece in whole]
+        whole_split = [make_splitter(piece) for piece in whole]
         end = _sum_of_outputs if finish is None else finish
         inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
         _accumulate_from_zero(whole)
         by_layer = _repeated(lambda: _one_pass(pieces, inputs, end, device))
-        in_halves = _repeated(lambda: one_split_pass(split, inputs, end, device))
+        split_passes = _repeated(lambda: one_split_pass(split, inputs, end, device))
         at_once = _repeated(
             lambda: (
                 *_one_pass(whole, inputs, end, device),
-                *one_split_pass(whole_apart, inputs, end, device),
+                *one_split_pass(whole_split, inputs, end, device),
             ),
             _MAX_PASSES // 2,
         )
@@ -98,7 +98,9 @@ def profile(
         held = split_backward_bytes(split, inputs, end, there, device)
     times = [
         _Times(*columns)
-        for columns in zip(*_scaled(by_layer, at_once[:2]), *in_halves[1:], strict=True)
+        for columns in zip(
+            *_scaled(by_layer, at_once[:2]), *split_passes[1:], strict=True
+        )
     ]
     layers = [
         _layer(captured, i, times[i], kept[i], work[i], held[i])
@@ -111,7 +113,7 @@ def profile(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds of one piece, one entry per pass."""
+    """The seconds of one piece, one entry per pass."""
 
     forward: Column
     backward: Column
@@ -120,7 +122,7 @@ class _Times:
 
     @property
     def input_share(self) -> float:
-        """Of I, in I and W together."""
+        """The share of I in I and W together."""
         input_s, weight_s = median(self.input_grad), median(self.weight_grad)
         both_s = input_s + weight_s
         return input_s / both_s if both_s else 1.0
@@ -128,7 +130,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _Kept:
-    """Bytes that a forward keeps for its backward: what it made, and its input."""
+    """The bytes that a forward keeps for its backward: its own, and its input."""
 
     made_bytes: int = 0
     input_bytes: int = 0
@@ -165,19 +167,19 @@ def _layer(
 
 
 def _split_overhead_s(whole: list[list[Column]], split: list[list[Column]]) -> float:
-    """By which a pass takes longer in halves, of passes in turn; of one piece each."""
-    whole_s, apart_s = (
+    """Return the overhead of split passes over whole ones, per pass and piece."""
+    whole_s, split_pass_s = (
         [sum(times, 0.0) for times in zip(*(own for (own,) in kinds), strict=True)]
         for kinds in (whole, split)
     )
-    longer_s = [a - b for a, b in zip(apart_s, whole_s, strict=True)]
+    longer_s = [a - b for a, b in zip(split_pass_s, whole_s, strict=True)]
     return median(longer_s)
 
 
 def _split_overhead_by_layer(
     layers: Sequence[LayerProfile], split_s: float
 ) -> list[LayerProfile]:
-    """Each layer's part of what it costs to have backwards apart."""
+    """Divide the overhead of splitting among the layers."""
     total_s = sum(layer.weight_grad_s for layer in layers)
     per_s = split_s / total_s if total_s else 0.0
     return [replace(x, split_s=per_s * x.weight_grad_s) for x in layers]
@@ -191,7 +193,7 @@ def _spread(seconds: Column) -> float:
 def _scaled(
     by_layer: Sequence[list[Column]], at_once: Sequence[list[Column]]
 ) -> Iterator[list[Column]]:
-    """Forwards and backwards of the layers, such that they add up to the whole."""
+    """Scale the layers' forwards and backwards to add up to the whole model's."""
     for layers, (whole,) in zip(by_layer, at_once, strict=True):
         scale = median(whole) / sum(map(median, layers))
         yield [[seconds * scale for seconds in column] for column in layers]
@@ -200,11 +202,11 @@ def _scaled(
 def _repeated(
     one_pass: Callable[[], Sequence[Column]], most: int = _MAX_PASSES
 ) -> list[list[Column]]:
-    """Of each kind of work that a pass tells, the seconds of each piece, pass by pass.
+    """Run passes and return, for each kind of work, seconds by piece and pass.
 
     Args:
-        one_pass: tells of each kind of work the seconds of each piece.
-        most: passes, however short.
+        one_pass: returns, for each kind of work, the seconds of each piece.
+        most: the largest number of passes.
     """
     begin = perf_counter()
     rows: list[Sequence[Column]] = []
@@ -222,7 +224,7 @@ def _one_pass(
     finish: Finish,
     device: torch.device,
 ) -> tuple[Column, Column]:
-    """Forward through all pieces and back; seconds of each."""
+    """Run forward through all pieces and back; return the seconds of each."""
     clock = clock_of(device)
     forward_s: Column = []
     backward_s: Column = []
@@ -233,7 +235,7 @@ def _one_pass(
 
 
 def _backwards(live: list[PieceForward], span: Span) -> None:
-    """Every backward inside a span, from the last to the first."""
+    """Run every backward inside a span, from the last to the first."""
     grads: Sequence[Tensor] = [torch.ones_like(x) for x in live[-1].outputs]
     while live:
         own = live.pop()
@@ -247,7 +249,7 @@ def _kept_bytes(
     finish: Finish,
     there: Sequence[Tensor],
 ) -> list[_Kept]:
-    """What each layer's forward keeps of what was not there before, all of it once."""
+    """Return what each layer's forward keeps of new tensors, each piece once."""
     seen = {x.untyped_storage().data_ptr() for x in there}
     kept: list[_Kept] = []
     alive: list[Any] = []  # so that no address is used twice
@@ -266,7 +268,7 @@ def _kept_bytes(
         kept.append(found)
         alive += [received, out]
         received = out
-    alive.clear()  # the graph knows who watched it, who knows this list
+    alive.clear()  # the graph refers to its watcher, which refers to this list
     return kept
 
 
@@ -276,9 +278,9 @@ def _work_bytes(
     finish: Finish,
     device: torch.device,
 ) -> list[tuple[int, int]]:
-    """What each layer's forward and backward hold at most while they run."""
+    """Return the most that each layer's forward and backward allocate."""
     num = len(pieces)
-    with allocations(device) as forward, nothing_kept():
+    with allocations(device) as forward, discard_saved_tensors():
         forwards(pieces, inputs, finish, [forward.span] * num)
     with allocations(device) as backward:
         live = forwards(pieces, inputs, finish, [nullcontext] * num)
@@ -290,10 +292,9 @@ def _work_bytes(
 def _found_in(
     kept: _Kept, seen: set[int], from_before: set[int], alive: list[Any]
 ) -> Iterator[None]:
-    """Add up what autograd keeps in the meantime, and has not been seen before.
+    """Record what autograd saves in the block and was not seen before.
 
-    The graph gets nothing of it: one that keeps a tensor which keeps the graph would
-    never be freed.
+    The graph does not refer to the record: a cycle through it would never be freed.
     """
 
     def pack(tensor: Tensor) -> None:
@@ -312,7 +313,7 @@ def _found_in(
 
 
 def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
-    """Every microbatch but the first adds to gradients that are there."""
+    """Set gradients to zero, so that every microbatch adds to existing ones."""
     for stage in stages:
         for parameter in stage.parameters():
             if parameter.requires_grad:
@@ -326,21 +327,21 @@ def _sum_of_outputs(out: Any) -> Tensor:
 
 @contextmanager
 def restored_model(captured: Captured, device: torch.device) -> Iterator[None]:
-    """Put back whatever changes when the model runs.
+    """Restore whatever changes when the model runs.
 
     Weights, buffers and gradients, also where `to(device)` moved them, or a module has
-    assigned them anew; modes, and what else modules note on themselves; random numbers.
+    reassigned them; modes and other attributes of modules; random state.
 
     Args:
         captured: the model.
-        device: where it runs; its random numbers are put back, too.
+        device: the device that it runs on, whose random state is restored.
     """
     state = [*captured.state.tensors.values(), *captured.model.buffers()]
     tensors = {id(tensor): tensor for tensor in state}.values()
     trained = [(t, t.data, t.grad) for t in tensors if t.requires_grad]
     others = [(t, t.data, t.detach().clone()) for t in tensors if not t.requires_grad]
     drawing = [device] if device.type == "cuda" else []
-    with attributes_kept(captured.model), torch.random.fork_rng(drawing):
+    with preserve_attributes(captured.model), torch.random.fork_rng(drawing):
         try:
             yield
         finally:

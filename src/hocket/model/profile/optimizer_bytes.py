@@ -1,4 +1,4 @@
-"""How many bytes of state an optimizer keeps for each parameter, without the memory."""
+"""Counts an optimizer's state for each parameter, without allocating it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-_SMALL: Final = 4  # the longest dimension of the stand-ins
+_SMALL: Final = 4  # the longest dimension of the small copies
 
 Named = dict[str, nn.Parameter]
 MakeOptimizer = Callable[[Named], torch.optim.Optimizer]
@@ -20,13 +20,13 @@ MakeOptimizer = Callable[[Named], torch.optim.Optimizer]
 def optimizer_bytes(
     parameters: Mapping[str, Tensor], make_optimizer: MakeOptimizer
 ) -> dict[str, int]:
-    """Bytes of state per parameter, after a first step.
+    """Return the bytes of state per parameter, after a first step.
 
     The optimizer takes its step on fake copies, which have no data. One that cannot
     takes it on small real ones, and what it keeps per byte of them is scaled up.
 
     Args:
-        parameters: those that are trained, by name.
+        parameters: the trained parameters, by name.
         make_optimizer: called with named parameters.
     """
     with contextlib.suppress(Exception), FakeTensorMode():
@@ -45,7 +45,7 @@ def optimizer_bytes(
 
 
 def small_copies(parameters: Mapping[str, Tensor]) -> Named:
-    """Small parameters of the same names, types and numbers of dimensions."""
+    """Return small parameters of the same names, types and numbers of dimensions."""
     return {
         name: nn.Parameter(
             torch.zeros([min(length, _SMALL) for length in x.shape], dtype=x.dtype)
@@ -55,13 +55,13 @@ def small_copies(parameters: Mapping[str, Tensor]) -> Named:
 
 
 def _after_step(copies: Named, make_optimizer: MakeOptimizer) -> dict[str, int]:
-    """State by parameter. It is made before anything is computed with it."""
+    """Return the state by parameter, made by a first step."""
     if not copies:
         return {}
     for copy in copies.values():
         copy.grad = torch.zeros_like(copy)
     optimizer = make_optimizer(copies)
-    with contextlib.suppress(Exception):  # it may look at a number that is not there
+    with contextlib.suppress(Exception):  # it may read numbers of fake tensors
         optimizer.step()
     return {
         name: _num_bytes(optimizer.state[copy])

@@ -1,4 +1,4 @@
-"""Forward through the pieces of a model, each measured by itself."""
+"""Runs the forward of each piece of a model, measured separately."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Span: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class PieceForward:
-    """What the backward of one piece begins from.
+    """The result of a piece's forward, from which its backward starts.
 
     Args:
-        received: what its forward was given by the piece before, cut off from it.
-        outputs: of what it made, all that wants a gradient.
+        received: the inputs from the piece before, detached.
+        outputs: the outputs that want a gradient.
     """
 
     received: tuple[Tensor, ...]
@@ -30,7 +30,7 @@ class PieceForward:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """Of what it received, all that wants a gradient."""
+        """The received inputs that want a gradient."""
         return [x for x in self.received if x.requires_grad]
 
 
@@ -40,13 +40,13 @@ def forwards(
     finish: Finish,
     spans: Sequence[Span],
 ) -> list[PieceForward]:
-    """Run every piece on what the one before made; what each backward begins from.
+    """Run every piece on the outputs of the one before; return each result.
 
     Args:
-        pieces: of the model, in order.
-        inputs: the leaves of the batch.
-        finish: of the model's output, run with the last piece.
-        spans: of each piece: what it runs in.
+        pieces: the model's pieces, in order.
+        inputs: the batch's leaves.
+        finish: the loss of the model's output, run with the last piece.
+        spans: the context that each piece runs in.
     """
     live = []
     received: tuple[Tensor, ...] = ()
@@ -67,7 +67,7 @@ def forwards(
 
 @contextmanager
 def timed(clock: Clock, seconds: list[float]) -> Iterator[None]:
-    """Note how long it took."""
+    """Append the block's seconds."""
     begin = clock()
     yield
     seconds.append(clock() - begin)

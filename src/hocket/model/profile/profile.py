@@ -1,4 +1,4 @@
-"""What each layer of a model costs on the device at hand, kept as JSON and reused."""
+"""The measured costs of each layer, saved as JSON and reused."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ FORMAT = 5
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """One layer, one microbatch.
+    """The costs of one layer for one microbatch.
 
     Args:
-        name: of the layer.
+        name: the layer's name.
         forward_s: median seconds of F.
-        input_grad_s: of I.
-        weight_grad_s: of W; I and W together are the whole backward, divided in the
-            proportion in which they take time apart.
-        forward_spread_s: between the quartiles of F.
-        backward_spread_s: between the quartiles of the whole backward.
+        input_grad_s: seconds of I.
+        weight_grad_s: seconds of W; I and W together are the whole backward, divided in
+            the ratio in which they take time when split.
+        forward_spread_s: the distance between the quartiles of F.
+        backward_spread_s: the distance between the quartiles of the whole backward.
         activation_bytes: what the forward makes and keeps for the backward.
         kept_input_bytes: what it keeps of its input, if no earlier layer does. A stage
             that begins with this layer holds it as a message that it received.
-        received_bytes: the message to a stage that begins with this layer.
-        received_grad_bytes: the message back.
-        forward_work_bytes: the most at once in a forward of which nothing is kept,
-            what it returns included.
-        backward_work_bytes: the most at once in the backward, beyond what there was
-            when it began.
+        received_bytes: the bytes of the message to a stage that begins with this layer.
+        received_grad_bytes: the bytes of the message back.
+        forward_work_bytes: the most allocated at once in a forward of which nothing is
+            kept, its outputs included.
+        backward_work_bytes: the most allocated at once in the backward, beyond the
+            bytes at its begin.
         weight_grad_held_bytes: what the layer made that is held from I until W.
         held_input_bytes: what it received that is held from I until W.
-        input_grad_work_bytes: the most at once in I, beyond what there was when it
-            began.
-        weight_grad_work_bytes: likewise in W.
-        split_s: by which a microbatch takes longer, forward and backward, where its
-            backward is taken apart; below 0 where that is lost in the noise.
+        input_grad_work_bytes: the most allocated at once in I, beyond the bytes at its
+            begin.
+        weight_grad_work_bytes: the same for W.
+        split_s: the overhead per microbatch, forward and backward, of a split backward;
+            may be negative within the noise.
     """
 
     name: str
@@ -69,13 +69,13 @@ class LayerProfile:
 
     @property
     def total_s(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward."""
         return self.forward_s + self.input_grad_s + self.weight_grad_s
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All layers of a model, and where they were measured.
+    """The profile of all layers of a model, with its conditions.
 
     Args:
         layers: in the model's order.
@@ -92,11 +92,11 @@ class Profile:
 
     @property
     def key(self) -> str:
-        """Equal for equal conditions."""
+        """A name, equal for equal conditions."""
         return key_of(self.conditions)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return {
             "format": FORMAT,
             "conditions": self.conditions,
@@ -105,10 +105,10 @@ class Profile:
 
     @classmethod
     def from_json(cls, value: Any, *, path: str = "<profile>") -> Profile:
-        """Read what `to_json` makes.
+        """Read what `to_json` returns.
 
         Raises:
-            ModelError: it is no profile of this format; names the path.
+            ModelError: the value is no profile of this format; names the path.
         """
         try:
             if value["format"] != FORMAT:
@@ -145,7 +145,7 @@ class Profile:
 
 
 def conditions_of(captured: Captured, device: torch.device) -> dict[str, str]:
-    """All that a profile's numbers depend on."""
+    """Return all that a profile's numbers depend on."""
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -163,21 +163,21 @@ def conditions_of(captured: Captured, device: torch.device) -> dict[str, str]:
 
 
 def key_of(conditions: dict[str, str]) -> str:
-    """A short name for conditions, for file names."""
+    """Return a short name for conditions, for file names."""
     text = json.dumps(conditions, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def path_of(folder: Path, conditions: dict[str, str]) -> Path:
-    """Where the profile under these conditions is kept."""
+    """Return the file of the profile under these conditions."""
     return folder / f"profile-{key_of(conditions)}.json"
 
 
 def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    """The mean of what several workers measured of the same model.
+    """Return the mean of several workers' profiles of one model.
 
     Raises:
-        ModelError: they have not the same layers.
+        ModelError: their layers differ.
     """
     first = profiles[0]
     names = [layer.name for layer in first.layers]
@@ -185,7 +185,7 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
         theirs = [layer.name for layer in other.layers]
         if theirs != names:
             raise ModelError(
-                f"worker {rank} profiled the layers {', '.join(theirs)}, worker 0 "
+                f"rank {rank} profiled the layers {', '.join(theirs)}, rank 0 "
                 f"{', '.join(names)}: use the same model on every worker"
             )
     seconds = (

@@ -1,4 +1,4 @@
-"""Write down the FLOPs and bytes of every operator that runs in the meantime."""
+"""Records the FLOPs and bytes of every operator that runs under it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-Counts = tuple[float, float, float]  # FLOPs, bytes, those of them that the pass made
+Counts = tuple[float, float, float]  # FLOPs, bytes, bytes that the pass itself made
 
 _ATEN: Final = torch.ops.aten
 _MAKES_NOTHING: Final = frozenset(
@@ -33,12 +33,12 @@ _MAKES_NOTHING: Final = frozenset(
 # Attention on CPUs, where counting happens, has its own operators.
 _CPU_ATTENTION: Final = _ATEN._scaled_dot_product_flash_attention_for_cpu
 _CPU_ATTENTION_BACK: Final = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
-# These read as much of their table as they give.
+# These read as much of their table as they return.
 _LOOKS_UP: Final = frozenset({_ATEN.embedding, _ATEN.index_select, _ATEN.gather})
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Writes down FLOPs and bytes of every operator."""
+    """Records FLOPs and bytes of every operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,19 +80,19 @@ def _flops(packet: Any, args: Any, kwargs: Any, out: Any) -> float:
 def _moved_bytes(
     packet: Any, read: Sequence[Tensor], written: Sequence[Tensor]
 ) -> float:
-    """Read and written. What is expanded counts as the memory that is behind it."""
+    """Return the bytes read and written; expanded tensors count by their memory."""
     if packet in _LOOKS_UP:
         return float(2 * sum(map(_size, written)))
     return float(sum(map(_size, [*read, *written])))
 
 
 def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of anything nested."""
+    """Yield the tensors in anything nested."""
     return [x for x in pytree.tree_leaves(structure) if isinstance(x, Tensor)]
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Which memory a tensor lives in; fake ones have no address."""
+    """Return which memory a tensor is in; fake ones have no address."""
     return int(tensor.untyped_storage()._cdata)
 
 

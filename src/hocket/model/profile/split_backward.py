@@ -1,9 +1,9 @@
-"""Measure I and W of each layer, taken apart as stages do it.
+"""Measures I and W of each layer, split as stages do it.
 
 All I from the last layer to the first, then all W in the same order, as in a stage:
 
     F F F │ I I I │ W W W
-            │   └── from here on, what was held for these W is given back
+            │   └── from here on, what was held for these W is released
             └────── here begins what each W needs: inputs and outputs' gradients
 """
 
@@ -27,14 +27,16 @@ from hocket.model.stages.splitter import Remainder, Splitter
 
 @dataclass(frozen=True, slots=True)
 class SplitBackwardBytes:
-    """What one layer takes while its backward is apart.
+    """The memory of one layer with a split backward.
 
     Args:
-        held_bytes: from the end of I until W has ended, without what was there before
-            the forward (weights, the batch).
-        held_input_bytes: likewise, of what the layer received; not part of the former.
-        input_work_bytes: the most at once in I, beyond what there was when it began.
-        weight_work_bytes: likewise in W.
+        held_bytes: held from the end of I to the end of W, without what was in memory
+            before the forward (weights, the batch).
+        held_input_bytes: held for the same time of the layer's received inputs; not
+            part of the former.
+        input_work_bytes: the most allocated at once in I, beyond the bytes at its
+            begin.
+        weight_work_bytes: the same for W.
     """
 
     held_bytes: int
@@ -49,7 +51,7 @@ def one_split_pass(
     finish: Finish,
     device: torch.device,
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of each layer's F, of its I, and of its W."""
+    """Return the seconds of each layer's F, I and W."""
     clock = clock_of(device)
     forward_s: list[float] = []
     input_s: list[float] = []
@@ -63,7 +65,7 @@ def one_split_pass(
 
 @contextmanager
 def _timed_on(clock: Clock, seconds: list[float], splitter: Splitter) -> Iterator[None]:
-    """A forward whose backward will be apart."""
+    """Time a forward whose backward will be split."""
     with timed(clock, seconds), splitter.on():
         yield
 
@@ -75,14 +77,14 @@ def split_backward_bytes(
     there: Sequence[Tensor],
     device: torch.device,
 ) -> list[SplitBackwardBytes]:
-    """What each layer holds, and what its halves hold at most while they run.
+    """Return what each layer holds, and the most that its I and W allocate.
 
     Args:
-        splitters: of each layer.
-        inputs: the leaves of the batch.
-        finish: of the model's output.
-        there: what is there anyway.
-        device: where all this runs.
+        splitters: each layer's splitter.
+        inputs: the batch's leaves.
+        finish: the loss of the model's output.
+        there: tensors that are in memory anyway.
+        device: the device that it runs on.
     """
     held: list[tuple[int, int]] = []
 
@@ -103,11 +105,11 @@ def split_backward_bytes(
 
 @dataclass(frozen=True, slots=True)
 class _SplitForward:
-    """What a layer's I begins from.
+    """The result of a layer's forward, from which I starts.
 
     Args:
-        received: what its forward was given.
-        starts: its outputs' places in the graph, so that they themselves need not stay.
+        received: the forward's inputs.
+        starts: the outputs' places in the graph, so that the outputs need not stay.
     """
 
     received: tuple[Tensor, ...]
@@ -120,7 +122,7 @@ def _forwards(
     finish: Finish,
     spans: Sequence[Span],
 ) -> tuple[list[_SplitForward], list[Tensor]]:
-    """Where each I begins, and the gradients that the last one is given."""
+    """Return where each I starts, and the gradients that the last one gets."""
     pieces = [splitter.module for splitter in splitters]
     live = forwards(pieces, inputs, finish, spans)
     grads = [torch.ones_like(x) for x in live[-1].outputs]
@@ -132,7 +134,7 @@ def _forwards(
 
 
 def _ignore(left: Remainder, received: Sequence[Tensor]) -> None:
-    """Where only time counts."""
+    """Do nothing, when only time is measured."""
 
 
 def _input_grads(
@@ -142,7 +144,7 @@ def _input_grads(
     span: Span,
     look: Callable[[Remainder, Sequence[Tensor]], None] = _ignore,
 ) -> list[Remainder]:
-    """Every I inside a span, from the last layer to the first; what each leaves."""
+    """Run every I inside a span, from the last layer to the first; return each W."""
     lefts = []
     for splitter in reversed(splitters):
         own = begins.pop()
@@ -167,7 +169,7 @@ def _weight_grads(lefts: Sequence[Remainder], span: Span) -> None:
 def _held(
     left: Remainder, received: Sequence[Tensor], there: Sequence[Tensor]
 ) -> tuple[int, int]:
-    """What the layer made, and what it received; of what was there, nothing."""
+    """Return the bytes that W holds of the layer's outputs, and of its inputs."""
     known = _blocks_held(left, there)
     given = _blocks_held(left, received)
     given = {at: size for at, size in given.items() if at not in known}
@@ -176,7 +178,7 @@ def _held(
 
 
 def _blocks_held(left: Remainder, tensors: Sequence[Tensor]) -> dict[int, int]:
-    """The bytes of each block of memory that it holds, by address."""
+    """Return the bytes of each block of memory that W holds, by address."""
     if not tensors or not left.holds(tensors):
         return {}
     storages = [x.untyped_storage() for x in tensors if left.holds([x])]

@@ -1,4 +1,4 @@
-"""A captured model as work for the planner: its layers' costs, counted or measured."""
+"""Turns a captured model into costs for the planner, counted or measured."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def counted_work(
     precision: str = "float32",
     correction: CorrectionCost = NO_CORRECTION,
 ) -> CountedCosts:
-    """From FLOPs and bytes, for a device that need not be there.
+    """Return costs counted from FLOPs and bytes, for a device that need not be present.
 
     Args:
         captured: the model.
-        hardware: the device.
-        state_bytes: of the optimizer, by parameter.
+        hardware: the device's numbers.
+        state_bytes: the bytes of the optimizer's state, by parameter.
         finish: the loss; see `count_layers`.
-        precision: of matrix multiplications.
-        correction: of old gradients, where an order has such.
+        precision: the type of matrix multiplications.
+        correction: the correction's memory, for orders with stale gradients.
 
     Raises:
         PlanError: the device has no such precision.
@@ -56,14 +56,14 @@ def measured_work(
     update_s_per_byte: float,
     correction: CorrectionCost = NO_CORRECTION,
 ) -> MeasuredCosts:
-    """From one or two profiles.
+    """Return costs from one or two profiles.
 
     Args:
         captured: the model.
-        profiles: by the number of samples in the microbatch; at most two.
-        state_bytes: of the optimizer, by parameter.
-        update_s_per_byte: of weights, gradients and state.
-        correction: of old gradients, where an order has such.
+        profiles: the profiles, by the number of samples in the microbatch; at most two.
+        state_bytes: the bytes of the optimizer's state, by parameter.
+        update_s_per_byte: seconds per byte of weights, gradients and state.
+        correction: the correction's memory, for orders with stale gradients.
     """
     sizes = sorted(profiles)
     weights = layer_weights(captured, state_bytes)
@@ -89,11 +89,11 @@ def measured_work(
 def layer_weights(
     captured: Captured, state_bytes: Mapping[str, int]
 ) -> list[tuple[Weights, ...]]:
-    """The parameters and buffers of each layer, with all that belongs to them.
+    """Return the parameters and buffers of each layer, with their gradients and state.
 
     Args:
         captured: the model.
-        state_bytes: of the optimizer, by parameter.
+        state_bytes: the bytes of the optimizer's state, by parameter.
     """
 
     def weights(name: str) -> Weights:
@@ -109,7 +109,7 @@ def layer_weights(
 
 
 def name_of(captured: Captured) -> str:
-    """The model's class and size."""
+    """Return the model's class and size."""
     tensors = captured.state.tensors.items()
     is_parameter = captured.state.is_parameter
     count = sum(x.numel() for name, x in tensors if is_parameter(name))

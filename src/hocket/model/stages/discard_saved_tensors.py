@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @contextmanager
-def nothing_kept() -> Iterator[None]:
+def discard_saved_tensors() -> Iterator[None]:
     """Throw away what autograd would keep; there can be no backward then.
 
     Unlike in `torch.no_grad`, every operator runs as if there were one: some choose

@@ -1,4 +1,4 @@
-"""A model's work as a list of nodes, and what was observed of it.
+"""A model's graph of calls, and what each call did in one run.
 
 Imports `hocket.core` only. Begin with `trace.py`; `layers.py` says where a model can
 be cut.

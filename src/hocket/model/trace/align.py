@@ -1,7 +1,7 @@
-"""Find the same place in two traces: training and evaluation are captured apart.
+"""Aligns two traces: training and evaluation are captured separately.
 
-The two differ where the model asks for its mode: a dropout is gone, a mask is made in
-another way. A cut is right only where both have come equally far:
+The two differ where the model's code depends on its mode: a dropout is gone, a mask is
+made in another way. A cut is right only at the same place in both:
 
     training     a  b  dropout  c | d        the cut may lie before d, whose partner
     evaluation   a  b           c | d        crosses the same values
@@ -19,7 +19,7 @@ from hocket.model.trace.trace import Trace
 
 
 def partners(training: TraceFlow, evaluation: TraceFlow) -> dict[fx.Node, fx.Node]:
-    """For each training call the evaluation call that does the same, where one does."""
+    """Return, for each training call, the evaluation call that does the same."""
     a = [_kind(training.trace, node) for node in training.compute]
     b = [_kind(evaluation.trace, node) for node in evaluation.compute]
     if a == b:
@@ -34,14 +34,14 @@ def partners(training: TraceFlow, evaluation: TraceFlow) -> dict[fx.Node, fx.Nod
 def same_places(
     training: TraceFlow, evaluation: TraceFlow, partner_of: Mapping[fx.Node, fx.Node]
 ) -> dict[int, int]:
-    """Where both can be cut with the same values: training to evaluation."""
+    """Return positions at which both can be cut with the same values."""
     place = {node: i for i, node in enumerate(evaluation.compute)}
     found = {}
     for position, node in enumerate(training.compute):
         before = training.compute[position - 1]
         if node in partner_of:
             other = place[partner_of[node]]
-        elif before in partner_of:  # only training does what comes next
+        elif before in partner_of:  # the next call is in training only
             other = place[partner_of[before]] + 1
         else:
             continue
@@ -71,5 +71,5 @@ def _same_values(
 
 
 def _kind(trace: Trace, node: fx.Node) -> tuple[str, str, tuple[str, ...]]:
-    """What a call does, to what and where: equal for the same call in both traces."""
+    """Return a key that is equal for the same call in both traces."""
     return str(node.target), trace.path_of(node), trace.reads(node)

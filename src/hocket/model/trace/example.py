@@ -1,7 +1,7 @@
-"""The example microbatch: what the model is called with, flattened into leaves.
+"""The example microbatch: the model's arguments, flattened into leaves.
 
-Everybody who speaks of a batch's tensors by number means this order: the leaves of the
-pytree `(args, kwargs)`.
+Numbers of a batch's tensors always refer to this order: the leaves of the pytree
+`(args, kwargs)`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class Example:
     """One microbatch, flattened.
 
     Args:
-        leaves: tensors and whatever else the arguments hold, in pytree order.
+        leaves: tensors and the arguments' other leaves, in pytree order.
         spec: puts the leaves back into `(args, kwargs)`.
-        names: of the leaves, as one would write them: `args[0]`, `attention_mask`.
-        num_samples: of the first leaf that has any.
-        batched: per leaf, whether its first dimension, or it as a list, is the samples.
+        names: the leaves' names, as one would write them: `args[0]`, `attention_mask`.
+        num_samples: the samples of the first leaf that has any.
+        batched: for each leaf, whether its first dimension (or its list) is the
+            samples.
     """
 
     leaves: tuple[Any, ...]
@@ -61,12 +62,12 @@ class Example:
         )
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, as `(args, kwargs)`."""
+        """Return the arguments again, as `(args, kwargs)`."""
         args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
         return args, kwargs
 
     def resized(self, num_samples: int) -> Example:
-        """The same with another number of samples; rows repeat as often as needed."""
+        """Return an example with another number of samples; rows repeat if needed."""
         rows = torch.arange(num_samples) % self.num_samples
         leaves = tuple(
             take_rows(map_tensors(leaf, Tensor.detach), rows) if batched else leaf
@@ -75,15 +76,15 @@ class Example:
         return replace(self, leaves=leaves, num_samples=num_samples)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Example:
-        """The same with a function applied to every tensor."""
+        """Return an example with a function applied to every tensor."""
         leaves = tuple(map_tensors(leaf, function) for leaf in self.leaves)
         return replace(self, leaves=leaves)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of another microbatch, which must have the example's form.
+        """Return the leaves of another microbatch of the example's form.
 
-        Whatever is not a tensor was fixed when the model was captured, so it must still
-        be the same.
+        Leaves that are not tensors were fixed when the model was captured, so they must
+        be equal.
 
         Raises:
             ModelError: another structure, or another value that is not a tensor.
@@ -105,7 +106,7 @@ class Example:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """`(1, 'mask', 0)` -> `mask[0]`; `(0, 2)` -> `args[2]`."""
+    """Format a path: `(1, 'mask', 0)` is `mask[0]`; `(0, 2)` is `args[2]`."""
     side, *rest = path
     if side.idx == 0:
         return "args" + "".join(str(key) for key in rest)

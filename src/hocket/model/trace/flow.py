@@ -1,11 +1,11 @@
-"""What each call of a trace needs, what is sent where it is cut, and what is not.
+"""The dependencies of a trace's calls, and which values cross each cut.
 
 Calls are of three sorts:
 
     shape-only   computed from nothing but the number of samples and constants: causal
                  masks, position ids. Computed once per number of samples and kept.
     batch-only   computed from the batch alone, without parameters or random numbers:
-                 a padding mask. Every stage that needs it computes it anew, because
+                 a padding mask. Every stage that needs it computes it itself, because
                  every worker has the batch.
     compute      all others. A cut lies between two of them.
 
@@ -31,7 +31,7 @@ class TraceFlow:
     """The dependencies of one trace.
 
     Args:
-        trace: whose calls these are.
+        trace: the trace.
         facts: what each call did.
         needs: the nodes that must run before each call: those it reads, and those that
             change memory it reads.
@@ -52,14 +52,14 @@ class TraceFlow:
     changed: frozenset[str]
 
     def seen(self, node: fx.Node) -> TensorInfo:
-        """What is known of a value that crosses."""
+        """Return the shape and type of a value that crosses."""
         seen = self.facts[node].structure
         assert isinstance(seen, TensorInfo)
         return seen
 
 
 def flow_of(trace: Trace, seen: Observation) -> TraceFlow:
-    """Sort the calls and find where they can be cut.
+    """Sort the calls into kinds, and find where they can be cut.
 
     Raises:
         CaptureError: the model changes a tensor of the batch in place.
@@ -98,7 +98,7 @@ def _refuse_changed_batch(trace: Trace, seen: Observation) -> None:
 def _needs(
     trace: Trace, facts: Mapping[fx.Node, NodeFacts]
 ) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """Per node, what it reads, and who changed the memory that it reads."""
+    """Return, for each node, what it reads, and which calls change that memory."""
     writers: dict[int, list[fx.Node]] = {}
     needs = {}
     for node in (*trace.calls, trace.output):
@@ -112,12 +112,12 @@ def _needs(
 
 
 def _changed_buffers(trace: Trace, seen: Observation) -> frozenset[str]:
-    """The buffers that some call changes."""
+    """Return the buffers that some call changes."""
     written = {memory for facts in seen.facts.values() for memory in facts.writes}
     changed = {str(x.target) for x, memory in seen.memory.items() if memory & written}
     for node in trace.calls:
-        # A batch norm's running statistics are changed behind every watcher's back,
-        # and nobody watches inside a module that is run as it is.
+        # A batch norm's running statistics change invisibly to the trace, as does
+        # anything inside a module that is run as it is.
         if node.op == "call_module" or "batch_norm" in str(node.target):
             changed.update(trace.reads(node))
     return frozenset(x for x in changed if not trace.state.is_parameter(x))
@@ -150,7 +150,7 @@ def _spread(
 
 
 def _crossing(order: tuple[fx.Node, ...]) -> tuple[tuple[fx.Node, ...], ...]:
-    """Per position, what was made before it and is needed behind it."""
+    """Return, for each position, values made before it and needed behind it."""
     end = len(order)
     place = {node: i for i, node in enumerate(order)}
     last = {
@@ -173,7 +173,7 @@ def _admissible(
     crossing: tuple[tuple[fx.Node, ...], ...],
     changed: frozenset[str],
 ) -> tuple[bool, ...]:
-    """Where tensors cross, nothing else, and none of them is changed later.
+    """Return whether only tensors cross, and none of them is changed later.
 
     A received tensor is a copy: a change to it would not reach what shared its memory.
     """
@@ -193,7 +193,7 @@ def _admissible(
 def _spans(
     trace: Trace, order: tuple[fx.Node, ...], changed: frozenset[str]
 ) -> Iterator[tuple[int, int]]:
-    """From where to where each changed buffer is in use: one stage must have it all."""
+    """The range in which each changed buffer is used: it must be in one stage."""
     users: dict[str, list[int]] = {}
     for place, node in enumerate(order):
         for name in changed.intersection(trace.reads(node)):

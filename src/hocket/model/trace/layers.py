@@ -1,4 +1,4 @@
-"""The smallest pieces worth cutting a model into, and their names."""
+"""The smallest pieces that a model is cut into, and their names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class Layer:
     """A run of calls; the model may be cut before it (unless it is the first).
 
     Args:
-        name: the module that begins here, where one does.
+        name: the name of the module that begins here, if one does.
         modules: all modules that begin here, outermost first.
         parameters: the first names of the parameters it uses.
         buffers: the same for buffers.
-        weight_bytes: of the parameters; tied ones count in every layer that uses them.
-        received: what a stage that begins here is sent.
+        weight_bytes: the parameters' bytes; tied ones count in every layer that uses
+            them.
+        received: the tensors that a stage which begins here receives.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Layer:
 
 
 def positions(flow: TraceFlow, places: Mapping[int, int]) -> tuple[int, ...]:
-    """Where each layer begins, position 0 among them.
+    """Return where each layer begins, position 0 among them.
 
     Between two calls that use weights there is at most one cut, where the fewest
     tensors cross. Of these, those stay where no more tensors cross than at the next
@@ -57,8 +58,8 @@ def positions(flow: TraceFlow, places: Mapping[int, int]) -> tuple[int, ...]:
     network with skip connections, but not inside its blocks.
 
     Args:
-        flow: of the training trace.
-        places: the positions that may be cut at all.
+        flow: the training trace's dependencies.
+        places: the admissible positions.
     """
     best = _between(flow, places, _weighty(flow) or range(len(flow.compute)))
     counts = [len(flow.crossing[position]) for position in best]
@@ -75,11 +76,11 @@ def positions(flow: TraceFlow, places: Mapping[int, int]) -> tuple[int, ...]:
 def positions_between_modules(
     flow: TraceFlow, places: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Where each layer begins: wherever one can, between two modules run as they are.
+    """Return layers that begin between any two modules run as they are.
 
     Args:
-        flow: of the training trace.
-        places: the positions that may be cut at all.
+        flow: the training trace's dependencies.
+        places: the admissible positions.
     """
     modules = [i for i, x in enumerate(flow.compute) if x.op == "call_module"]
     return (0, *_between(flow, places, modules))
@@ -88,7 +89,7 @@ def positions_between_modules(
 def _between(
     flow: TraceFlow, places: Mapping[int, int], marks: Sequence[int]
 ) -> list[int]:
-    """The best position between any two marks that follow each other."""
+    """Return the best position between any two adjacent marks."""
     return [
         min(found, key=lambda position: _cost(flow, position))
         for left, right in pairwise(marks)
@@ -99,7 +100,7 @@ def _between(
 def _with_few_bytes(
     flow: TraceFlow, a: int, b: int, inside: Sequence[int]
 ) -> list[int]:
-    """Where little more crosses than at `a` and `b`, but for what crosses both."""
+    """Return positions at which little more crosses than at both `a` and `b`."""
     both = set(flow.crossing[a]) & set(flow.crossing[b])
     limit = _MANY_MORE * max(_num_bytes(flow, a, both), _num_bytes(flow, b, both))
     return [position for position in inside if _num_bytes(flow, position, both) < limit]
@@ -108,7 +109,7 @@ def _with_few_bytes(
 def layer_names(
     flow: TraceFlow, starts: Sequence[int]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Per layer its name and the modules that begin with it."""
+    """Return, for each layer, its name and the modules that begin with it."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for place, node in enumerate(flow.compute):
@@ -118,7 +119,7 @@ def layer_names(
     named = []
     for start, end in pairwise((*starts, len(flow.compute))):
         own = range(start, end)
-        # What needs no weights may stand before the module that the layer begins with.
+        # Calls without weights may come before the module that the layer begins with.
         weights = (i for i in own if flow.trace.reads(flow.compute[i]))
         head = next(weights, start)
         modules = tuple(
@@ -133,7 +134,7 @@ def layer_names(
 
 
 def used_state(flow: TraceFlow, starts: Sequence[int]) -> list[set[str]]:
-    """Per layer, the first names of the parameters and buffers it uses."""
+    """Return, for each layer, the parameters and buffers that it uses."""
     ends = (*starts[1:], len(flow.compute))
     return [
         {x for node in flow.compute[start:end] for x in flow.trace.reads(node)}
@@ -142,7 +143,7 @@ def used_state(flow: TraceFlow, starts: Sequence[int]) -> list[set[str]]:
 
 
 def with_unused(state: State, used: Sequence[set[str]]) -> list[set[str]]:
-    """Give what no layer uses to the layer that has most of its module path."""
+    """Assign unused tensors to the layer with most of their module path."""
     homes = [set(names) for names in used]
     unused = state.tensors.keys() - set().union(*used)
     for name in sorted(unused):
@@ -156,15 +157,15 @@ def _nearest(name: str, used: Sequence[set[str]]) -> int:
 
 
 def _num_shared(a: str, b: str) -> int:
-    """How many modules two names have in common, from the outermost."""
+    """Return how many modules two names have in common, from the outermost."""
     pairs = zip(a.split(".")[:-1], b.split(".")[:-1], strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _weighty(flow: TraceFlow) -> list[int]:
-    """The places of the calls that multiply by a matrix or look something up in one.
+    """Return the positions of matrix products and table lookups with weights.
 
-    A norm's vectors weigh nothing, nor does adding a parameter to something.
+    Norms and additions of parameters do not count.
     """
     trace = flow.trace
     of_weights: set[fx.Node] = set()  # views of parameters and the like
@@ -181,7 +182,7 @@ def _weighty(flow: TraceFlow) -> list[int]:
 
 
 def _is_light(node: fx.Node) -> bool:
-    """Whether a call only rearranges, or does a little for each element."""
+    """Return whether a call only rearranges, or does a little for each element."""
     target = node.target
     if not isinstance(target, OpOverload):
         return target is operator.getitem
@@ -191,7 +192,7 @@ def _is_light(node: fx.Node) -> bool:
 
 
 def _cost(flow: TraceFlow, position: int) -> tuple[int, int, int, int]:
-    """Fewest tensors, then the outermost module's border, fewest bytes, the latest."""
+    """Return a key: fewest tensors, then outermost border, fewest bytes, the latest."""
     before, after = flow.compute[position - 1 : position + 1]
     return (
         len(flow.crossing[position]),
@@ -207,7 +208,7 @@ def _num_bytes(flow: TraceFlow, position: int, but: Container[fx.Node] = ()) -> 
 
 
 def _depth(flow: TraceFlow, a: fx.Node, b: fx.Node) -> int:
-    """How many modules both are inside of."""
+    """Return how many modules both calls are inside of."""
     left, right = flow.trace.modules.get(a, ()), flow.trace.modules.get(b, ())
     return len(set(left) & set(right))
 
@@ -215,7 +216,7 @@ def _depth(flow: TraceFlow, a: fx.Node, b: fx.Node) -> int:
 def _name(
     flow: TraceFlow, node: fx.Node, modules: tuple[str, ...], whole: Sequence[str]
 ) -> str:
-    """Blocks of a list have the best names; then whole modules; then what begins."""
+    """Choose a layer's name: a list's block, else a whole module, else what begins."""
     numbered = [path for path in modules if _last_part(path).isdigit()]
     for names in (numbered, whole, modules[-1:]):
         if names:

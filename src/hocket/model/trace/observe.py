@@ -1,9 +1,8 @@
-"""Watch a trace run once: shapes, gradients, shared memory, writes and random numbers.
+"""Observes a trace's run: shapes, gradients, shared memory, writes and random draws.
 
 The run is on fake tensors: they have shapes and an autograd graph but no data, so it
-costs no memory, computes nothing and changes nothing. A module whose Python code
-looks at the data cannot run so; then the real ones run, and what they changed is put
-back.
+costs no memory, computes nothing and changes nothing. A module whose Python code reads
+the data cannot run so; then real tensors are used, and changes are undone.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from hocket.model.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor that was seen.
+    """The shape and type of an observed tensor.
 
     Args:
-        shape: with the example's number of samples.
+        shape: the shape with the example's number of samples.
         dtype: its type.
         requires_grad: whether a gradient flows back through it.
     """
@@ -42,10 +41,10 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What one node did.
+    """What one node did in the run.
 
     Args:
-        structure: what it returned, with `TensorInfo` in the place of tensors.
+        structure: what it returned, with `TensorInfo` in place of tensors.
         makes: the memory that what it returned lives in.
         touches: the same, and the memory of its inputs.
         writes: the part of it that the node changed.
@@ -61,7 +60,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run of a trace.
+    """The facts of one run of a trace.
 
     Args:
         facts: what each call did.
@@ -73,15 +72,15 @@ class Observation:
 
 
 def observe(trace: Trace, example: Example, *, real: bool = False) -> Observation:
-    """Run a trace once and say what each node did.
+    """Run a trace once and return what each node did.
 
     Args:
         trace: one mode of a model.
-        example: what to run it on.
-        real: run on the model's own tensors instead of fake ones.
+        example: the example to run it on.
+        real: whether to run on the model's own tensors instead of fake ones.
     """
     if real:
-        with kept(trace.state):
+        with preserve_state(trace.state):
             return _TraceRun(trace, example, dict(trace.state.tensors), real=True).all()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     example = example.mapped(fake.from_tensor)
@@ -91,7 +90,7 @@ def observe(trace: Trace, example: Example, *, real: bool = False) -> Observatio
 
 
 class _TraceRun:
-    """One run; every value is kept, so that no memory is used twice."""
+    """One run; every value is kept, so that no memory is reused."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class _TraceRun:
 
 
 class _RandomWatch(TorchDispatchMode):
-    """Notices operators that draw random numbers."""
+    """Detects operators that draw random numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -202,8 +201,8 @@ def _memory(tensor: Tensor) -> int:
 
 
 @contextmanager
-def kept(state: State) -> Iterator[None]:
-    """Leave buffers and random numbers as they were."""
+def preserve_state(state: State) -> Iterator[None]:
+    """Restore buffers and random state when the block ends."""
     with torch.random.fork_rng():
         before = {
             name: tensor.detach().clone()

@@ -1,4 +1,4 @@
-"""Arguments with one entry per sample, for what cannot be stacked into one tensor.
+"""Arguments with one entry per sample, which cannot be stacked into one tensor.
 
     images = PerSample([image_3HW, image_3HW, ...])     of different sizes
     boxes = PerSample([{"boxes": boxes_N4}, ...])       of different numbers
@@ -20,20 +20,20 @@ from torch.utils import _pytree as pytree
 class PerSample(list[Any]):
     """A list with one entry per sample.
 
-    To everybody who flattens a batch it is one leaf: a plain list would be as many
-    leaves as it has entries, and its samples would look like arguments.
+    Flattening a batch makes it one leaf: a plain list would be as many leaves as it has
+    entries, and its samples would look like arguments.
     """
 
 
 def num_rows(leaf: object) -> int | None:
-    """How many samples a leaf of a batch holds; None where it is not cut at all."""
+    """Return how many samples a leaf of a batch holds; None if it is not cut."""
     if isinstance(leaf, PerSample):
         return len(leaf)
     return leaf.shape[0] if isinstance(leaf, Tensor) and leaf.dim() else None
 
 
 def take_rows(leaf: Any, rows: Tensor) -> Any:
-    """Other samples of a leaf that has some.
+    """Return a leaf with selected samples.
 
     Args:
         leaf: a tensor or a PerSample.
@@ -45,7 +45,7 @@ def take_rows(leaf: Any, rows: Tensor) -> Any:
 
 
 def split_rows(leaf: Any, num_parts: int) -> list[Any]:
-    """A leaf in parts of equally many samples but for one, the larger ones first."""
+    """Split a leaf into parts that differ by at most one sample, larger ones first."""
     if not isinstance(leaf, PerSample):
         return list(leaf.tensor_split(num_parts))
     rows = torch.arange(len(leaf)).tensor_split(num_parts)
@@ -53,7 +53,7 @@ def split_rows(leaf: Any, num_parts: int) -> list[Any]:
 
 
 def tensors_in(leaf: object) -> list[Tensor]:
-    """The tensors of a leaf, or of anything nested."""
+    """Yield the tensors of a leaf, or of anything nested."""
     if isinstance(leaf, PerSample):
         leaf = list(leaf)
     leaves = pytree.tree_leaves(leaf)
@@ -67,7 +67,7 @@ def tensors_in(leaf: object) -> list[Tensor]:
 
 
 def map_tensors(leaf: Any, function: Callable[[Tensor], Any]) -> Any:
-    """A leaf with a function applied to each of its tensors."""
+    """Return a leaf with a function applied to each of its tensors."""
     if isinstance(leaf, PerSample):
         return PerSample(pytree.tree_map_only(Tensor, function, list(leaf)))
     return function(leaf) if isinstance(leaf, Tensor) else leaf

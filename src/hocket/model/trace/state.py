@@ -1,4 +1,4 @@
-"""A model's parameters and buffers under their names, tied ones under all of them."""
+"""A model's parameters and buffers by name, tied ones under all of their names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Every tensor a model keeps, under the first of its names.
+    """Every parameter and buffer of a model, under the first of its names.
 
     Args:
-        tensors: by name; parameters first, both in the model's own order.
+        tensors: the tensors by name; parameters first, both in the model's own order.
         names: every name of a tensor, by its first name. Tied tensors have several.
         first_name: the first name, by any name.
         persistent: the names that `state_dict()` has.
@@ -43,11 +43,11 @@ class State:
         return cls(tensors, names, first_name, persistent)
 
     def is_parameter(self, name: str) -> bool:
-        """Whether a name is a parameter's rather than a buffer's."""
+        """Return whether a name is a parameter's rather than a buffer's."""
         return isinstance(self.tensors[self.first_name[name]], nn.Parameter)
 
     def below(self, path: str) -> tuple[str, ...]:
-        """The first names of all tensors of the module at `path`."""
+        """Return the first names of all tensors of the module at `path`."""
         prefix = path + "."
         names = self.first_name.items()
         found = (first for name, first in names if name.startswith(prefix))

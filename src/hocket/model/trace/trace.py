@@ -1,4 +1,4 @@
-"""A model's work as one list of nodes, in the order in which the model does it."""
+"""A model's calls as one graph, in the order in which the model makes them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Trace:
         state: the model's parameters and buffers.
         objects: modules, inner graphs and constant tensors, by target.
         leaf_of: the position in the batch of each placeholder but `num_samples`.
-        num_samples: stands for the size of the batch wherever the graph computes with
-            it.
+        num_samples: the node for the batch's size, wherever the graph computes with it.
         modules: the paths of the modules that each call happens in, outermost first.
         out_spec: puts the outputs back into the model's own structure.
     """
@@ -55,17 +54,17 @@ class Trace:
         return self.graph.output_node()
 
     def is_state(self, node: fx.Node) -> bool:
-        """Whether a node reads a parameter or buffer."""
+        """Return whether a node reads a parameter or buffer."""
         return node.op == "get_attr" and node.target in self.state.tensors
 
     def reads(self, node: fx.Node) -> tuple[str, ...]:
-        """The first names of the parameters and buffers that a node reads."""
+        """Return the first names of the parameters and buffers that a node reads."""
         if node.op == "call_module":
             return self.state.below(self.path_of(node))
         names = (str(arg.target) for arg in node.all_input_nodes if self.is_state(arg))
         return tuple(dict.fromkeys(names))
 
     def path_of(self, node: fx.Node) -> str:
-        """The innermost module that a node belongs to."""
+        """Return the innermost module that a node belongs to."""
         paths = self.modules.get(node, ())
         return paths[-1] if paths else ""

@@ -12,14 +12,14 @@ from hocket.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class SentTensor:
-    """What is known of a tensor before it is sent.
+    """The name, shape and type of a tensor that is sent between stages.
 
     Args:
-        name: the same on both sides.
-        shape: with the example's number of samples.
+        name: the name, the same on both sides.
+        shape: the shape with the example's number of samples.
         per_sample: how much each dimension grows with one more sample.
-        num_samples: of the example.
-        dtype: as captured; under autocast it may be another.
+        num_samples: the example's number of samples.
+        dtype: the type as captured; under autocast it may be another.
         requires_grad: whether a gradient comes back for it.
     """
 
@@ -32,11 +32,11 @@ class SentTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes for the example's number of samples."""
+        """The bytes for the example's number of samples."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def shape_for(self, num_samples: int) -> tuple[int, ...]:
-        """The shape with another number of samples.
+        """Return the shape for another number of samples.
 
         Raises:
             ModelError: the samples are part of no dimension in a simple way.

@@ -1,4 +1,4 @@
-"""The best order for a program, and how far any other is from it.
+"""Searches the best order for a program, and bounds how far any other is from it.
 
 problem ──▶ paths ──▶ bound     no order is faster; no package needed
    │          │

@@ -1,4 +1,4 @@
-"""No order of a program's work is faster than this, whatever it is.
+"""A lower bound on the time of any order of a program's work.
 
 A lane that works without a pause still begins when its first op may, and after its last
 op others follow. So for any set of a lane's ops:
@@ -27,17 +27,17 @@ from hocket.planner.search.problem import Problem
 
 
 def bound_s(program: Program, costs: Costs, *, split_backward: bool = True) -> float:
-    """The least that any order of a program's work takes.
+    """Return the least time of any order of a program's work.
 
     Args:
         program: any.
-        costs: of it; jitter is left out.
-        split_backward: whether I and W may go apart; what is whole may be slower.
+        costs: the program's costs; jitter is ignored.
+        split_backward: whether I and W may be separate ops; whole ones may be slower.
 
     Raises:
         CostsError: the costs do not fit the program.
     """
-    # All microbatches are alike: one tells the heads and tails of the others.
+    # All microbatches are equal: one gives the heads and tails of the others.
     once = replace(
         program,
         nets=tuple(replace(net, num_microbatches=1) for net in program.nets),
@@ -60,7 +60,7 @@ def bound_s(program: Program, costs: Costs, *, split_backward: bool = True) -> f
 
 @dataclass(frozen=True, slots=True)
 class _ResourceLoad:
-    """What a resource has to do, how long before it, and how long after it."""
+    """A resource's work, with the least time before and after it."""
 
     head_s: float
     total_s: float
@@ -68,7 +68,7 @@ class _ResourceLoad:
 
 
 def _one_machine_s(works: Sequence[_ResourceLoad]) -> float:
-    """The least that one resource takes, with what is before and after."""
+    """Return the least time of one resource, with its head and tail."""
     late_first = sorted(works, key=lambda work: -work.head_s)
     most_s = 0.0
     for tail_s in {work.tail_s for work in works}:

@@ -1,4 +1,4 @@
-"""What takes memory from which op to which: the simulator's rules, without a clock.
+"""Which ops hold memory from when to when, without a clock.
 
 `core/simulator/memory.py` says what is held and for how long; here are those of its
 rows that the order of one lane decides. A message is counted from when it is read, not
@@ -30,10 +30,11 @@ class Holding(NamedTuple):
     """Bytes on a device, from one instant to another.
 
     Args:
-        device: whose.
-        begin: None where they are there from the beginning.
-        end: what is freed goes before what is taken at the same instant.
-        num_bytes: at least 1.
+        device: the device.
+        begin: when they are allocated; None if they are there from the beginning.
+        end: when they are released, before allocations at the same instant; None if
+            never.
+        num_bytes: the bytes; at least 1.
     """
 
     device: int
@@ -43,7 +44,7 @@ class Holding(NamedTuple):
 
 
 def always_bytes(program: Program, costs: Costs) -> tuple[int, ...]:
-    """What is there on each device, whatever happens: weights, and optimizer state."""
+    """Return what each device always holds: weights and optimizer state."""
     num_bytes = [0] * program.num_devices
     for stage, cost in zip(program.stages, costs.of(program), strict=True):
         num_bytes[stage.device] += cost.weight_bytes
@@ -54,11 +55,11 @@ def always_bytes(program: Program, costs: Costs) -> tuple[int, ...]:
 def holdings(
     problem: Problem, costs: Costs, *, counts_queues: bool = False
 ) -> tuple[Holding, ...]:
-    """Everything that comes and goes.
+    """Return everything that is allocated and released.
 
     Args:
-        problem: the ops.
-        costs: of its program.
+        problem: the program's ops.
+        costs: the program's costs.
         counts_queues: count messages from when they are made, not from when they are
             read. Then a lane could make room by waiting, which no lane does.
     """
@@ -97,7 +98,7 @@ class _HoldingRows:
                     pass
 
     def received(self, counts_queues: bool) -> Iterator[Holding]:
-        """Messages, until nobody has a use for them."""
+        """Yield received messages, until their last use."""
         needs, messages = self.problem.work.needs, self.problem.work.messages
         seen: set[int] = set()
         columns = needs.row.tolist(), needs.maker.tolist(), needs.arrival.tolist()
@@ -109,7 +110,7 @@ class _HoldingRows:
                 yield self._from_to(begin, self._release(row), num_bytes)
 
     def kept_outputs(self) -> Iterator[Holding]:
-        """What another stage of the same device reads."""
+        """Yield outputs that another stage of the same device reads."""
         needs, ops = self.problem.work.needs, self.problem.ops
         columns = needs.row.tolist(), needs.maker.tolist(), needs.arrival.tolist()
         seen: set[int] = set()
@@ -134,7 +135,7 @@ class _HoldingRows:
         return self.problem.program.stages[op.stage].trainable
 
     def _find(self, op: Op, kinds: Sequence[Kind]) -> int:
-        """The row of the same microbatch's op of the first of these kinds there is."""
+        """Return the row of the same microbatch's op of the first of these kinds."""
         others = (Op(kind, op.stage, op.microbatch, op.step) for kind in kinds)
         return next(self.row[other] for other in others if other in self.row)
 
@@ -142,7 +143,7 @@ class _HoldingRows:
         return self._find(op, (Kind.BACKWARD, Kind.BACKWARD_INPUT))
 
     def _release(self, row: int) -> int:
-        """The last op that has a use for what this one read: of an F, its B, I or W."""
+        """Return the last op that uses what this one read."""
         op = self.problem.ops[row]
         if op.kind is not Kind.FORWARD or not self._trains(op):
             return row
@@ -151,7 +152,7 @@ class _HoldingRows:
         return self._backward(op)
 
     def _first_gradient(self, update: Op) -> Instant:
-        """Microbatches go in order of number."""
+        """Return the step's first gradient: microbatches go in order."""
         first = Op(Kind.FORWARD, update.stage, 0, update.step)
         return Instant(self._find(first, _MAKES_WEIGHT_GRAD), True)
 
@@ -160,6 +161,6 @@ _MAKES_WEIGHT_GRAD: Final = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
 
 
 def _at_work(op: Op, cost: StageCost) -> int:
-    """What an op holds while it runs, and no longer."""
+    """Return what an op holds only while it runs."""
     again = cost.activation_bytes - cost.kept_bytes if op.kind in BACKWARDS else 0
     return again + cost.work_bytes(op.kind)

@@ -1,10 +1,10 @@
-"""Where a device is full, the next microbatch waits: seen without a search.
+"""Waits that follow from full devices, found without a search.
 
     d0   0F0 0F1 0F2 │ 0I0 0W0 0F3 ...      room for three: 0F3 waits for 0I0, and for
                                             0W0 where what waits for W fills it, too
 
-The question to the solver holds all of this; said apart, it makes the longest ways
-longer, and so the bound.
+The solver's query implies all of this; as explicit waits it makes the longest paths
+longer, and so raises the bound.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hocket.planner.search.problem import Problem, StartLag
 def memory_waits(
     problem: Problem, costs: Costs, room_bytes: Sequence[int]
 ) -> Iterator[StartLag]:
-    """For the forward of a microbatch, which I and which W must have ended.
+    """Return, for each forward, which I and W must have ended before it.
 
     Args:
-        problem: the ops.
-        costs: of its program.
-        room_bytes: of each device, for what comes and goes.
+        problem: the program's ops.
+        costs: the program's costs.
+        room_bytes: the memory of each device for what is allocated and released.
     """
     program, tasks = problem.program, problem.tasks
     stage_costs = costs.of(program)
@@ -42,7 +42,7 @@ def memory_waits(
 
 
 def _num_before_full(kind: Kind, cost: StageCost, room: int) -> int:
-    """How many forwards later a microbatch's op must have ended; 0 if none must."""
+    """Return how many forwards later an op must have ended; 0 if never."""
     kept = cost.kept_bytes
     if kind in BACKWARDS and kept:
         return room // kept

@@ -1,4 +1,4 @@
-"""One question to OR-tools' CP-SAT: the fastest order, or the one that takes least.
+"""One query to OR-tools' CP-SAT: the fastest order, or the one with least memory.
 
     lane       d0  ├ 0F0 ┤├ 0F1 ┤      ├ 0I0 ┤├ 0W0 ┤      at most one op at a time
     waits                └────── lag ──▶                   start after start
@@ -30,18 +30,19 @@ _MOST_UNITS: Final = 10**6  # of memory; more are rounded down, so that nothing 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SolverQuery:
-    """What is asked. All times are in ticks, and stand where seconds did.
+    """The query. All times are in ticks.
 
     Args:
-        tasks: with the resource that each takes.
+        tasks: the tasks, with the resource that each takes.
         num_ops: the first so many are ops, whose ends make the makespan.
-        waits: between tasks.
+        waits: the lags between tasks.
         least: no makespan is below it.
         most: nothing ends later.
-        hint: start of each op in an order that is known; empty where none is.
-        holdings: empty where memory does not matter.
-        room_bytes: of each device, for what comes and goes; None to ask for the least.
-        always_bytes: of each device, beside that.
+        hint: the start of each op in a known order; empty if there is none.
+        holdings: the allocations; empty if memory is unlimited.
+        room_bytes: each device's memory for what is allocated and released; None to
+            minimize it.
+        always_bytes: each device's memory beside that.
     """
 
     tasks: Sequence[TimedTask]
@@ -57,7 +58,7 @@ class SolverQuery:
 
 @dataclass(frozen=True, slots=True)
 class SolverLimits:
-    """What may be spent on a question."""
+    """The time and threads for a query."""
 
     time_limit_s: float
     num_threads: int
@@ -65,10 +66,11 @@ class SolverLimits:
 
 @dataclass(frozen=True, slots=True)
 class SolverAnswer:
-    """What came of it.
+    """The solver's answer.
 
     Args:
-        starts: of each op in the best order, in ticks; empty if none was found.
+        starts: the start of each op in the best order, in ticks; empty if none was
+            found.
         is_impossible: it is proved that there is none.
         is_best: it is proved that there is no better one.
     """
@@ -79,7 +81,7 @@ class SolverAnswer:
 
 
 def require_ortools() -> None:
-    """Refuse to begin without the solver.
+    """Raise MissingPackageError unless OR-tools is installed.
 
     Raises:
         MissingPackageError: OR-tools is not installed.
@@ -99,13 +101,13 @@ def ask(
     on_order: Callable[[tuple[int, ...]], None],
     on_bound: Callable[[float], None],
 ) -> SolverAnswer:
-    """Search until it is proved that there is nothing better, or time is up.
+    """Solve a query until the answer is proved to be best, or time is up.
 
     Args:
-        question: what is asked.
-        effort: what may be spent on it.
-        on_order: told the starts of each better order.
-        on_bound: told each higher bound: ticks, or bytes where memory is asked for.
+        question: the query.
+        effort: the time and threads.
+        on_order: called with the starts of each better order.
+        on_bound: called with each higher bound: ticks, or bytes if memory is minimized.
     """
     paths = Paths.of([task.seconds for task in question.tasks], question.waits)
     if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
@@ -114,7 +116,7 @@ def ask(
 
 
 class _Model:
-    """The question in CP-SAT's terms."""
+    """The query as a CP-SAT model."""
 
     def __init__(self, question: SolverQuery, paths: Paths) -> None:
         from ortools.sat.python import cp_model
@@ -144,7 +146,7 @@ class _Model:
         on_order: Callable[[tuple[int, ...]], None],
         on_bound: Callable[[float], None],
     ) -> SolverAnswer:
-        """Let CP-SAT work on it."""
+        """Run CP-SAT."""
         cp, ops = self.cp, self.starts[: self.question.num_ops]
 
         class Told(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
@@ -166,7 +168,7 @@ class _Model:
         return SolverAnswer(starts, is_best=status == cp.OPTIMAL)
 
     def _take_turns(self) -> None:
-        """A resource does one task at a time."""
+        """Let each resource run one task at a time."""
         turns: defaultdict[int, list[cp_model.IntervalVar]] = defaultdict(list)
         for start, task in zip(self.starts, self.question.tasks, strict=True):
             begin = start - int(task.before_s)
@@ -194,7 +196,7 @@ class _Model:
             held[holding.device].append(holding)
         rooms = question.room_bytes
         if rooms is None:
-            # The least that every device gets along with, as one number.
+            # The least memory that suffices for every device, as one number.
             self.unit_bytes = _unit_bytes(question, question.always_bytes)
             most = sum(holding.num_bytes for holding in question.holdings)
             most += max(question.always_bytes)
@@ -229,7 +231,7 @@ class _Model:
 
 
 def _unit_bytes(question: SolverQuery, more: Iterable[int]) -> int:
-    """In which all are whole; or, where that is too fine, one that is fine enough."""
+    """Return a unit in which all bytes are whole, or nearly."""
     sizes = [*(holding.num_bytes for holding in question.holdings), *more]
     common = gcd(*sizes)
     largest = max(abs(size) for size in sizes)

@@ -1,4 +1,4 @@
-"""`hocket.search`: the best order for a small program, a bound for a large one."""
+"""`hocket.search`: the best order of a small program, a bound for a large one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def search(
     num_threads: int = 2,
     progress: Report | None = None,
 ) -> SearchResult:
-    """Search for the fastest order of a program's work, and prove how good it is.
+    """Search for the fastest order of a program's work, and bound how good it is.
 
     It begins with the published orders of the program and a bound that takes no
     search; where they meet, it ends at once. Else CP-SAT looks for faster orders and
@@ -55,13 +55,14 @@ def search(
 
     Args:
         program: what must be computed.
-        costs: of it. Their jitter is left out.
-        memory_bytes: that each device has; no limit when not given.
-        split_backward: whether I and W may go apart. With False, backwards are whole.
-        time_limit_s: after which the best order so far is taken.
-        num_threads: of the solver.
-        progress: told of each better order, and of each higher bound; maybe in
-            another thread.
+        costs: the program's costs. Their jitter is ignored.
+        memory_bytes: the memory of each device; no limit when not given.
+        split_backward: whether I and W may be separate ops. With False, backwards are
+            whole.
+        time_limit_s: how long to search.
+        num_threads: threads of the solver.
+        progress: called with each better order, and each higher bound; maybe in another
+            thread.
 
     Raises:
         MissingPackageError: OR-tools is not installed (`pip install 'hocket[search]'`).
@@ -107,7 +108,7 @@ class _Search:
         self.serial_s = serial_s
 
     def run(self, time_limit_s: float, num_threads: int) -> SearchResult:
-        """Known orders first, then the solver."""
+        """Try known orders first, then the solver."""
         until_s = self.begin_s + time_limit_s
         for schedule in known_orders(
             self.problem,
@@ -129,7 +130,7 @@ class _Search:
         return self.best_s <= self.bound_s * (1 + SAME)
 
     def _solve(self, until_s: float, num_threads: int) -> None:
-        """Ask for the fastest order; and for one that fits, where there was none.
+        """Search for the fastest order; for one that fits, if none is known.
 
         What waits in queues is not in the first question, so that it leaves out no
         order that fits, and its bound holds. Where that takes too much, it is in the
@@ -151,7 +152,7 @@ class _Search:
             self._ask_for_least(SolverLimits(until_s - perf_counter(), num_threads))
 
     def _ask_for_least(self, effort: SolverLimits) -> None:
-        """Nothing is known that fits: what would?"""
+        """Search for the order with least memory, if none that fits is known."""
         question = self._question(None, counts_queues=True, seeks_memory=True)
         if effort.time_limit_s > 0:
             ask(question, effort, self._better_schedule, _nothing)
@@ -163,7 +164,7 @@ class _Search:
         return schedule_at(self.problem, answer.starts)
 
     def _keep_if_best(self, schedule: Schedule) -> int:
-        """Simulate an order, and keep it if it is the best; bytes that it misses."""
+        """Simulate an order and keep it if it is the best; return missing bytes."""
         timeline = simulate(schedule, self.costs)
         if self.memory_bytes is not None:
             devices = range(schedule.program.num_devices)
@@ -236,7 +237,7 @@ class _Search:
 
 
 def _longest_lags(waits: tuple[StartLag, ...]) -> dict[int, float]:
-    """By task, the longest that it may have to wait after all others have ended."""
+    """Return, by task, the longest lag after all others have ended."""
     lags: dict[int, float] = {}
     for _, after, lag_s in waits:
         lags[after] = max(lags.get(after, 0.0), lag_s)
@@ -244,4 +245,4 @@ def _longest_lags(waits: tuple[StartLag, ...]) -> dict[int, float]:
 
 
 def _nothing(_: float) -> None:
-    """For questions whose bound says nothing about the first one."""
+    """Do nothing, for queries whose bound does not concern the first one."""

@@ -1,4 +1,4 @@
-"""From start times to an order and back, and orders that need no search."""
+"""Converts start times to orders and back, and makes orders without a search."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hocket.schedules import SCHEDULES, Shape
 
 
 def schedule_at(problem: Problem, start: Sequence[float]) -> Schedule:
-    """The order in which ops start at these times.
+    """Return the order in which ops start at these times.
 
     A reduction only starts something: its lane reaches it as soon as it may begin.
 
     Args:
-        problem: the ops.
-        start: of each op at least; in any unit.
+        problem: the program's ops.
+        start: the earliest start of each op; in any unit.
     """
     keys = [(start[row], 0, start[row]) for row in range(len(problem.ops))]
     for before, after, _ in problem.waits:
@@ -39,12 +39,12 @@ def schedule_at(problem: Problem, start: Sequence[float]) -> Schedule:
 
 
 def starts_of(problem: Problem, schedule: Schedule, costs: Costs) -> list[float]:
-    """When each op starts in an order, in seconds, microbatches by their number.
+    """Return when each op starts in an order, in seconds.
 
     Args:
-        problem: with as many ops of each kind as the schedule.
+        problem: a problem with as many ops of each kind as the schedule.
         schedule: any order of the program.
-        costs: of it.
+        costs: the program's costs.
     """
     spans = simulate(schedule, costs).spans
     start_of = {span.op: span.start_s for span in spans}
@@ -63,12 +63,12 @@ def known_orders(
     memory_bytes: int | None,
     split_backward: bool,
 ) -> Iterator[Schedule]:
-    """One microbatch after another; every published order; those with W delayed.
+    """Yield one microbatch after another, every published order, and delayed W.
 
     Args:
-        problem: the ops.
-        costs: of them, for orders that look at costs.
-        memory_bytes: of each device, for orders that look at memory.
+        problem: the program's ops.
+        costs: the costs, for orders that depend on them.
+        memory_bytes: the memory of each device, for orders that depend on it.
         split_backward: whether the backwards are to be split, or whole.
     """
     yield one_by_one(problem)
@@ -85,7 +85,7 @@ def known_orders(
 
 
 def one_by_one(problem: Problem) -> Schedule:
-    """Each microbatch forward and back before the next: the fewest activations."""
+    """Return the order with the fewest activations: one microbatch after another."""
     keys = [_place(op) for op in problem.ops]
     return _lanes(problem, keys)
 
@@ -98,7 +98,7 @@ def _place(op: Op) -> tuple[float, ...]:
 
 
 def _lanes(problem: Problem, keys: Sequence[tuple[float, ...]]) -> Schedule:
-    """Each device's ops, after all that they wait for; else the lowest key first."""
+    """Return each device's ops after all that they wait for, else by the lowest key."""
     program = problem.program
     lanes: list[list[Op]] = [[] for _ in range(program.num_devices)]
     of_messages = (keys[row] for row in problem.rows[len(keys) :])
@@ -112,7 +112,7 @@ def _lanes(problem: Problem, keys: Sequence[tuple[float, ...]]) -> Schedule:
 
 
 def _shape(program: Program) -> Shape | None:
-    """What a published order of this program would be made for."""
+    """Return the shape that a published order of this program would be made for."""
     per_device, rest = divmod(program.num_stages, program.num_devices)
     if rest or len(program.nets) != 1:
         return None
@@ -128,9 +128,9 @@ def _shape(program: Program) -> Shape | None:
 def _published(
     program: Program, given: Mapping[str, object], split_backward: bool
 ) -> Iterator[Schedule]:
-    """Those of the table that are of this program; with whole backwards if so asked.
+    """Yield the schedules of the table that fit this program.
 
-    None with messages: they are for those who run an order.
+    Messages are left out.
     """
     shape = _shape(program)
     refused = MESSAGES if split_backward else MESSAGES | {*HALVES}
@@ -146,5 +146,5 @@ def _published(
 
 
 def _split(schedule: Schedule) -> Schedule:
-    """With all backwards split, and no body that repeats: ops are about to move."""
+    """Return the order with all backwards split, and without a body."""
     return replace(split(schedule), body=(), num_repeats=0)

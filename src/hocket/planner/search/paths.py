@@ -1,4 +1,4 @@
-"""The longest ways through what waits for what, from the beginning and to the end."""
+"""The longest paths through the waits, from the beginning and to the end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Paths:
 
     @property
     def longest_s(self) -> float:
-        """The whole way."""
+        """The longest path."""
         return max(self.tail_s, default=0.0)
 
     @classmethod
     def of(cls, seconds: Sequence[float], waits: Iterable[StartLag]) -> Paths:
-        """Through every task.
+        """Return the longest paths through every task.
 
         Args:
-            seconds: what each takes.
-            waits: between them; without a circle.
+            seconds: the seconds of each task.
+            waits: the lags between tasks; without a cycle.
         """
         waits = tuple(waits)
         order = tuple(in_order(range(len(seconds)), waits))
@@ -47,11 +47,11 @@ class Paths:
 
 
 def in_order(keys: Sequence[Any], waits: Iterable[StartLag]) -> Iterator[int]:
-    """The tasks, each after all that it waits for; else the lowest key first.
+    """Return the tasks, each after all that it waits for; else by the lowest key.
 
     Args:
-        keys: of each task, comparable with each other.
-        waits: between them; without a circle.
+        keys: a comparable key of each task.
+        waits: the lags between tasks; without a cycle.
     """
     num_tasks = len(keys)
     followers: list[list[int]] = [[] for _ in keys]

@@ -1,10 +1,10 @@
-"""Every op and message of a program: what takes time where, and what waits for what.
+"""Every op and message of a program: durations, resources and waits.
 
     resource   does one thing at a time: a lane, a device's reductions, a link
     task       what it does: an op; or a message, on a link where its bytes take time
     wait       a task starts no earlier than so long after the start of another
 
-Nothing is found out here: needs and messages are the simulator's, which asks dataflow.
+Needs and messages come from the simulator, which asks dataflow.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ HALVES: Final = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 class TimedTask(NamedTuple):
-    """Something that takes time.
+    """An op or message that takes time on a resource.
 
     Args:
-        resource: that it takes.
-        before_s: from when on, before its start (a lane takes in what arrived).
+        resource: the resource.
+        before_s: how long before its start it takes the resource (a lane receives
+            messages).
         seconds: how long it takes.
-        after_s: until when, after its end (a lane hands over what it sends).
+        after_s: how long after its end it takes the resource (a lane sends messages).
     """
 
     resource: int
@@ -60,11 +61,11 @@ class Problem:
     """A program without an order.
 
     Args:
-        work: the simulator's, of the ops in an order that means nothing.
+        work: the simulator's data, in an arbitrary order of ops.
         ops: row after row of `work`.
-        tasks: of each op, in its place; then of messages.
-        rows: of each task, the op that it is, or whose result it carries.
-        waits: what the program says.
+        tasks: one task per op, in the order of `ops`; then those of messages.
+        rows: for each task, the op that it is, or whose result it carries.
+        waits: the lags that the program implies.
     """
 
     work: Work
@@ -75,22 +76,22 @@ class Problem:
 
     @property
     def program(self) -> Program:
-        """What must be computed."""
+        """The program."""
         return self.work.schedule.program
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """What each task takes."""
+        """The seconds of each task."""
         return tuple(task.seconds for task in self.tasks)
 
     @classmethod
     def of(cls, program: Program, costs: Costs, *, split_backward: bool) -> Problem:
-        """All that is due, once.
+        """Return the problem of all ops that are due.
 
         Args:
             program: any.
-            costs: of it.
-            split_backward: into I and W, which may go apart.
+            costs: the program's costs.
+            split_backward: whether to split backwards into separate I and W.
 
         Raises:
             CostsError: the costs do not fit the program.
@@ -107,16 +108,16 @@ class Problem:
         return cls(work, ops, *_tasks_and_waits(work))
 
     def sequences(self) -> Iterator[list[int]]:
-        """Tasks of one kind, stage and step, in order of their microbatches."""
-        alike: dict[tuple[int, Kind, int, int], list[int]] = {}
+        """Yield tasks of one kind, stage and step, in order of their microbatches."""
+        groups: dict[tuple[int, Kind, int, int], list[int]] = {}
         for number, (task, row) in enumerate(zip(self.tasks, self.rows, strict=True)):
             op = self.ops[row]
             key = task.resource, op.kind, op.stage, op.step
-            alike.setdefault(key, []).append(number)
-        yield from alike.values()
+            groups.setdefault(key, []).append(number)
+        yield from groups.values()
 
     def microbatch_waits(self) -> Iterator[StartLag]:
-        """Microbatches in order of number, in each kind of op and message.
+        """Return lags that keep microbatches in order of number.
 
         Nothing is lost by it: equal microbatches can change their names. If the k-th
         forward of every stage is called k, it still comes after k forwards of the
@@ -130,7 +131,7 @@ class Problem:
 
 
 def split_backward_ops(op: Op) -> tuple[Op, ...]:
-    """A whole backward as I and W; any other op as it is."""
+    """Return a whole backward as I and W; any other op as it is."""
     if op.kind is not Kind.BACKWARD:
         return (op,)
     return tuple(replace(op, kind=kind) for kind in HALVES)

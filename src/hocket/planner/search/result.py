@@ -1,4 +1,4 @@
-"""What a search comes to, and what it tells on its way."""
+"""The result of a search, and its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SAME: Final = 1e-4  # what rounding to whole ticks may hide, as a share
 
 
 def gap(makespan_s: float, bound_s: float) -> float:
-    """By which share a makespan is longer than a bound; never below 0."""
+    """Return the share by which a makespan is longer than a bound; at least 0."""
     return max(0.0, makespan_s / bound_s - 1.0) if bound_s > 0 else 0.0
 
 
@@ -20,8 +20,8 @@ class SearchProgress:
     """How far a search has come.
 
     Args:
-        elapsed_s: since it began.
-        makespan_s: of the best order so far; infinite while there is none.
+        elapsed_s: seconds since it began.
+        makespan_s: the makespan of the best order so far; infinite while there is none.
         bound_s: no order is faster.
     """
 
@@ -31,19 +31,19 @@ class SearchProgress:
 
     @property
     def gap(self) -> float:
-        """By which share the best order may be too long."""
+        """The share by which the best order may be too long."""
         return gap(self.makespan_s, self.bound_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchResult:
-    """The best order that was found, and what is proved about all others.
+    """The best order that was found, and a bound on all others.
 
     Args:
         schedule: the order.
-        makespan_s: what it takes, simulated.
+        makespan_s: its simulated makespan.
         bound_s: no order of the program that fits the memory is faster.
-        elapsed_s: of the search.
+        elapsed_s: the seconds of the search.
     """
 
     schedule: Schedule
@@ -53,10 +53,10 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """By which share the order may be longer than the best."""
+        """The share by which the order may be longer than the best."""
         return gap(self.makespan_s, self.bound_s)
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no order is faster, but for what rounding may hide."""
+        """Whether no order is faster, up to rounding."""
         return self.gap <= SAME

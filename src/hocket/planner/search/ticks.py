@@ -1,4 +1,4 @@
-"""Seconds as whole numbers, which is all that CP-SAT reckons with."""
+"""Converts seconds to whole numbers for CP-SAT."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Ticks:
     ticks is a bound in seconds.
 
     Args:
-        tick_s: one of them.
+        tick_s: seconds of a tick.
     """
 
     tick_s: float
 
     @classmethod
     def of(cls, seconds: Iterable[float], total_s: float) -> Ticks:
-        """The largest tick in which all are whole; one that is fine enough otherwise.
+        """Return the largest tick in which all times are whole, or a fine one.
 
         Args:
-            seconds: that are to be whole.
-            total_s: the longest time that there will be.
+            seconds: times that are to be whole.
+            total_s: the longest time.
 
         >>> Ticks.of([1.0, 0.5, 0.3], 100.0)
         Ticks(tick_s=0.1)
@@ -54,5 +54,5 @@ class Ticks:
         return cls(max(total_s, longest) / _MOST)
 
     def count(self, seconds: float) -> int:
-        """Whole ticks, rounded down."""
+        """Return whole ticks, rounded down."""
         return floor(seconds / self.tick_s + _NEAR)

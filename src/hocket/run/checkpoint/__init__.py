@@ -1,13 +1,13 @@
-"""Checkpoints: what a run holds, on disk, by the uncut model's names.
+"""Checkpoints: a run's state on disk, by the uncut model's names.
 
     run/checkpoints/                 the folder that users name
-        lock                         who writes here now
+        lock                         the process that writes here now
         latest                       the newest complete checkpoint, and its hash
         step-00000120/
             manifest.sha256          hash of manifest.json
             manifest.json            the step, the data's position, hashes of the parts
-            part-0.json              what worker 0 wrote: a hash for every tensor
-            weights-0.safetensors    its share of the model, by the model's own names
+            part-0.json              what rank 0 wrote: a hash for every tensor
+            weights-0.safetensors    its part of the model, by the model's own names
             averaged-0.safetensors   their averages, where the run keeps some
             optimizer-0.safetensors  the optimizer's state, `name/key`
         old-0.safetensors        what delayed stages still read, `name/age`

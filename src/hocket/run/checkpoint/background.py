@@ -14,7 +14,7 @@ _NICENESS: Final = 19  # training has the cores first
 
 
 class BackgroundWriter:
-    """Writes one checkpoint at a time; its errors wait to be asked for."""
+    """Writes one checkpoint at a time; `wait` raises its errors."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -23,11 +23,11 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it writes now."""
+        """Whether it is writing."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write: Callable[[], object]) -> None:
-        """Begin to write; the one before must have been waited for."""
+        """Start to write; the previous checkpoint must have been waited for."""
         assert self._thread is None
         self._thread = threading.Thread(
             target=self._run, args=(write,), name="hocket checkpoint", daemon=True
@@ -35,7 +35,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def settle(self) -> None:
-        """Wait until nothing is being written; an error waits for `wait`."""
+        """Wait until nothing is being written, without raising errors."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -44,8 +44,8 @@ class BackgroundWriter:
         """Wait until nothing is being written.
 
         Raises:
-            CheckpointError: it could not be written.
-            RunError: a worker did not come.
+            CheckpointError: the checkpoint could not be written.
+            RunError: another worker failed to take part.
         """
         self.settle()
         error, self._error = self._error, None
@@ -53,7 +53,7 @@ class BackgroundWriter:
             raise error
 
     def abandon(self, grace_s: float) -> None:
-        """Let it end if it does so soon; otherwise it stops, and leaves nothing."""
+        """Wait a little for the end; then stop writing and remove the files."""
         if self._thread is not None:
             self._thread.join(grace_s)
             self._is_abandoned.set()
@@ -61,10 +61,10 @@ class BackgroundWriter:
             self._thread = self._error = None
 
     def wants_more(self) -> None:
-        """Asked by the writer now and then.
+        """Raise if the writing is to stop; the writer calls this now and then.
 
         Raises:
-            CheckpointError: it has been abandoned.
+            CheckpointError: the writing was abandoned.
         """
         if self._is_abandoned.is_set():
             raise CheckpointError("the run ended while its checkpoint was written")

@@ -1,11 +1,11 @@
-"""What this worker holds and must write: every tensor of the run, on one worker only.
+"""Collects what this worker writes: every tensor of the run is on one worker only.
 
 Written by the first replica, each tensor by the device of the first stage that has it:
 
     stage 0, device 0   wte, h.0, h.1 ──▶ weights-0, optimizer-0
     stage 1, device 1   h.2, h.3, wte ──▶ weights-1, optimizer-1, without the tied wte
     replica 1           the same      ──▶ replica-2, replica-3: BatchNorm's buffers,
-                                          which each replica has of its own
+                                          which differ between replicas
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class WorkerShare:
     """What one worker writes.
 
     Args:
-        rank: the worker's.
-        replica: that it belongs to.
-        tensors: by section and name; the live ones, until they are copied.
-        updates: of each of its stages that has an optimizer.
-        random: the states of its generators.
+        rank: the worker's rank.
+        replica: the worker's replica.
+        tensors: the tensors by section and name; live ones, until they are copied.
+        updates: the optimizer of each of its stages that has one.
+        random: the states of its random number generators.
     """
 
     rank: int
@@ -58,14 +58,14 @@ class WorkerShare:
     random: dict[str, Any]
 
     def with_tensors(self, tensors: Tensors) -> WorkerShare:
-        """The same with others in place of the live tensors."""
+        """Return a copy with other tensors in place of the live ones."""
         return replace(self, tensors=tensors)
 
 
 def collect(
     executor: Executor, plan: Plan, layout: Layout, world: World
 ) -> WorkerShare:
-    """What this worker must write; nothing is copied.
+    """Return what this worker must write; nothing is copied.
 
     Raises:
         CheckpointError: an optimizer or a schedule keeps what a checkpoint cannot hold.
@@ -97,7 +97,7 @@ def collect(
 
 
 def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
-    """What every worker knows of the run, and what never changes in it."""
+    """Return the facts of the run that every worker knows and that never change."""
     state = outline.state
     ties = {
         first_name: tuple(x for x in names[1:] if x in state.persistent)
@@ -113,7 +113,7 @@ def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
 
 
 def state_of_stage(module: nn.Module, *, parameters: bool) -> dict[str, Tensor]:
-    """A stage's parameters, or its persistent buffers, each under its first name."""
+    """Return a stage's parameters, or persistent buffers, under their first names."""
     if parameters:
         return dict(module.named_parameters())
     kept = module.state_dict(keep_vars=True)
@@ -121,7 +121,7 @@ def state_of_stage(module: nn.Module, *, parameters: bool) -> dict[str, Tensor]:
 
 
 def _held(plan: Plan, device: int) -> frozenset[str]:
-    """The names that a device writes: the first stage that has them lives here."""
+    """Return the names that a device writes: those whose first stage is there."""
     owners: dict[str, int] = {}
     for stage, names in enumerate(plan.state_names):
         for name in names:
@@ -189,7 +189,7 @@ def _name(names: dict[int, str], parameter: Any) -> str:
 
 
 def _config(outline: Outline) -> dict[str, Any] | None:
-    """How to make a model of the transformers library again, as its config.json."""
+    """Return the config.json of a model of the transformers library."""
     if outline.config is None:
         return None
     found: dict[str, Any] = json.loads(outline.config.to_json_string(use_diff=True))

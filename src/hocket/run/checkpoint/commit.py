@@ -1,13 +1,13 @@
-"""Write a checkpoint so that it is there as a whole or not at all.
+"""Writes a checkpoint atomically, together with all workers.
 
     every worker   its files and its part, synced, into .step-00000120/
-                   tells the others: done, or what went wrong
+                   reports to the others: done, or its error
     the main one   manifest; renames to step-00000120; syncs the folder
                    latest, replaced as a whole; only then are older ones removed
-                   tells the others
+                   reports to the others
 
 Killed anywhere in between, the folder still has the checkpoint before, and `latest`
-names it. What is left of the new one is removed by the next who writes there.
+names it. The next writer removes what is left of the new one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def _go_on() -> None:
-    """What asks whether to go on when nobody does."""
+    """Do nothing: the writing is never stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class SaveJob:
     """What to write, and where.
 
     Args:
-        folder: of the checkpoints; its lock is held.
-        run: what the checkpoint is of.
-        keep: how many stay.
-        wants_more: called now and then; whatever it raises ends the writing.
+        folder: the checkpoints' folder; its lock is held.
+        run: the run's record.
+        keep: how many checkpoints to keep.
+        wants_more: called now and then; an exception of it ends the writing.
     """
 
     folder: Path
@@ -77,7 +77,7 @@ class SaveJob:
 
     @property
     def temporary(self) -> Path:
-        """Where it is written."""
+        """The folder in which it is written before it is renamed."""
         return self.folder / f".step-{self.run.step:08d}"
 
 
@@ -88,15 +88,15 @@ def commit(
 
     Args:
         job: the same on all workers.
-        share: gives what this worker writes.
-        exchange: what the workers tell each other through.
+        share: returns what this worker writes.
+        exchange: exchanges values between the workers.
 
     Returns:
-        Of the complete checkpoint.
+        The path of the complete checkpoint.
 
     Raises:
-        CheckpointError: a worker could not write; on all workers, and nothing is left
-            of it.
+        CheckpointError: a worker could not write; raised on all workers, and the files
+            are removed.
         WaitError: a worker did not come.
     """
     is_main = exchange.rank == 0
@@ -114,13 +114,13 @@ def commit(
 
 
 def clean(folder: Path) -> None:
-    """Remove what writers left behind that were killed; the lock must be held."""
+    """Remove what killed writers left; the lock must be held."""
     for path in folder.glob(".step-*"):
         remove_folder(path)
 
 
 def _attempt(act: Callable[[], str]) -> dict[str, str]:
-    """What a worker came to, or its error as text."""
+    """Return a function's result, or its error as text."""
     try:
         return {"value": act(), "error": ""}
     except CheckpointError as error:
@@ -131,7 +131,7 @@ def _attempt(act: Callable[[], str]) -> dict[str, str]:
 
 
 def _write_part(job: SaveJob, share: WorkerShare) -> str:
-    """Write what is this worker's; gives the hash of the part's file."""
+    """Write this worker's part; return the hash of the part's file."""
     temporary = job.temporary
     try:
         temporary.mkdir(exist_ok=True)
@@ -156,13 +156,13 @@ def _write_part(job: SaveJob, share: WorkerShare) -> str:
 
 
 def _finish(job: SaveJob, results: list[Any]) -> str:
-    """The main worker's: all parts are on disk, so make a checkpoint of them."""
+    """Complete the checkpoint, on the main worker, when all parts are on disk."""
     temporary, folder = job.temporary, job.folder
     complete: Path | None = None
     try:
         _raise_first([str(part["error"]) for part in results])
         sha256 = _write_manifest(job, [part["value"] for part in results])
-        read_checkpoint(temporary)  # is everyone's here, in full length?
+        read_checkpoint(temporary)  # are all workers' parts here, in full length?
         sync_folder(temporary)
         job.wants_more()
         complete = folder / free_name(folder, job.run.step)
@@ -206,7 +206,7 @@ def _prune(job: SaveJob) -> None:
 
 
 def _write_manifest(job: SaveJob, hashes: list[str]) -> str:
-    """Write the manifest and its hash; gives the hash."""
+    """Write the manifest and its hash; return the hash."""
     manifest = Manifest(
         number=1 + max([-1, *map(number_of, saved(job.folder))]),
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,7 +1,7 @@
-"""What the corrections of delayed stages keep: saved by weight, and given back.
+"""Saves and restores the state of delayed stages' corrections, by weight.
 
-A correction of the same kind goes on where it was, weight by weight, in whatever stages
-they are now. Of a weight that had none, and where the kind is another one, it begins.
+A correction of the same kind is restored weight by weight, in whatever stages they are
+now. It starts empty for a weight that had none, or had one of another kind.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hocket.run.weights.updater import Updater
 
 @dataclass(frozen=True, slots=True)
 class ResumedCorrection:
-    """What a stage's correction goes on with.
+    """The state from which a stage's correction resumes.
 
     Args:
-        num_updates: that it has seen.
-        names: in the checkpoint, of the weights that it has been correcting, by the
-            model's.
+        num_updates: the updates that it has seen.
+        names: the names in the checkpoint of the weights that it has corrected, by the
+            model's names.
     """
 
     num_updates: int
@@ -33,7 +33,7 @@ class ResumedCorrection:
 
 
 def corrected(updater: Updater) -> CorrectionRecord | None:
-    """What a checkpoint says of a stage's correction, beside its tensors."""
+    """Return the record of a stage's correction, beside its tensors."""
     if updater.correction is None:
         return None
     state = updater.correction.state_dict()
@@ -43,10 +43,10 @@ def corrected(updater: Updater) -> CorrectionRecord | None:
 def kept_tensors(
     updaters: Iterable[Updater], held: Collection[str]
 ) -> dict[str, Tensor]:
-    """The tensors that corrections keep, by name and age; nothing is copied.
+    """Return the corrections' tensors, by name and age; nothing is copied.
 
     Args:
-        updaters: of the stages.
+        updaters: the updaters of this worker's stages.
         held: the names of the weights whose tensors are wanted.
     """
     return {
@@ -62,12 +62,12 @@ def kept_tensors(
 def resumed_correction(
     opened: OpenedCheckpoint, names: Mapping[str, str], updater: Updater
 ) -> ResumedCorrection:
-    """What a stage's correction finds of its own in a checkpoint.
+    """Return the state of a stage's correction in a checkpoint.
 
     Args:
         opened: the checkpoint.
-        names: of the weights there, by the model's.
-        updater: of the stage.
+        names: the weights' names there, by the model's names.
+        updater: the stage's updater.
     """
     if updater.correction is None:
         return ResumedCorrection(0, {})
@@ -89,10 +89,10 @@ def resumed_correction(
 def kept_places(
     opened: OpenedCheckpoint, resumed: ResumedCorrection
 ) -> dict[str, TensorLocation]:
-    """Where the tensors are that a correction takes, by their names in the checkpoint.
+    """Return the locations of a correction's tensors, by their names there.
 
     Raises:
-        DamagedError: one is of another form than the weight itself.
+        DamagedError: a tensor has another form than its weight.
     """
     weights, kept = (
         opened.locations(Section.WEIGHTS),
@@ -107,12 +107,12 @@ def kept_places(
 def load_kept(
     updater: Updater, resumed: ResumedCorrection, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Let a stage's correction go on, or begin.
+    """Restore a stage's correction, or start with an empty one.
 
     Args:
-        updater: of the stage.
-        resumed: what it found.
-        tensors: those that were read, by their names in the checkpoint.
+        updater: the stage's updater.
+        resumed: the state in the checkpoint.
+        tensors: the tensors that were read, by their names in the checkpoint.
     """
     if updater.correction is None:
         return

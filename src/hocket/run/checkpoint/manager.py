@@ -35,7 +35,7 @@ from hocket.run.engine.plan import Plan
 
 log = logging.getLogger(__name__)
 
-# Others wait for the slowest disk: the whole model at so many bytes per second.
+# Workers wait for the slowest disk: the whole model at so many bytes per second.
 _SLOW_BYTES_PER_S: Final = 10e6
 _STATE_PER_WEIGHT: Final = 6  # weight, two moments, average, old one, correction
 _GRACE_S: Final = 1.5  # for a checkpoint that is being written when the run fails
@@ -44,12 +44,12 @@ _VISIBLE_S: Final = 10.0  # until a network file system shows a new file
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load came to.
+    """The result of a load.
 
     Args:
-        path: of the checkpoint.
+        path: the checkpoint.
         step: the number of the next step.
-        data: what was given to be kept.
+        data: the user's data that was saved with it.
     """
 
     path: Path
@@ -58,16 +58,16 @@ class Loaded:
 
 
 class CheckpointManager:
-    """What saves and loads for one worker of a pipeline.
+    """Saves and loads for one worker of a pipeline.
 
     Args:
-        outline: of the uncut model.
+        outline: the uncut model's outline.
         executor: this worker's stages.
-        plan: says which device holds what.
-        layout: of the ranks.
+        plan: the plan, with each device's tensors.
+        layout: the ranks by device and replica.
         world: the job.
-        recorder: told of saves and loads.
-        timeout_s: that workers wait for each other, beside the time for the disk.
+        recorder: records saves and loads.
+        timeout_s: how long workers wait for each other, beside the time for the disk.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class CheckpointManager:
     def save(
         self, folder: Path, step: int, *, data: Any, background: bool, keep: int | None
     ) -> None:
-        """Save what the run holds after `step` steps; every worker must call this.
+        """Save the run's state after `step` steps; every worker must call this.
 
         Raises:
             DataError: `data` is not JSON.
-            CheckpointError: this one, or the one before in the background, could not
-                be written; on all workers, and training may go on.
+            CheckpointError: this checkpoint, or the previous one in the background,
+                could not be written; raised on all workers, and training may go on.
         """
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
@@ -128,7 +128,7 @@ class CheckpointManager:
         self._writer.start(partial(commit, order, copied, exchange))
 
     def load(self, folder: Path, step: int | str, *, allow_previous: bool) -> Loaded:
-        """Put a checkpoint's state in place; every worker must call this.
+        """Load a checkpoint's state; every worker must call this.
 
         Raises:
             CheckpointError: there is none, it is of another model, or damaged; nothing
@@ -163,11 +163,11 @@ class CheckpointManager:
         raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
 
     def settle(self) -> None:
-        """Wait for what is being written; its error waits for `finish`."""
+        """Wait for the background write; `finish` raises its error."""
         self._writer.settle()
 
     def finish(self) -> None:
-        """Wait for what is being written.
+        """Wait for the background write.
 
         Raises:
             CheckpointError: it could not be written.
@@ -175,14 +175,14 @@ class CheckpointManager:
         self._writer.wait()
 
     def release(self) -> None:
-        """Let others write into the folder; what is not written yet soon, is not."""
+        """Release the folder; a write that does not end soon is abandoned."""
         self._writer.abandon(_GRACE_S)
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _enter(self, folder: Path) -> None:
-        """Take a folder, the first time that something is saved there."""
+        """Lock a folder, the first time that a checkpoint is saved there."""
         if folder.absolute() == self._folder:
             return
         exchange = self._exchange()
@@ -211,7 +211,7 @@ class CheckpointManager:
         return self._lock.token
 
     def _run(self) -> RunRecord:
-        """This run as it stands, but for the step and the user's data."""
+        """Return the run's record, without the step and the user's data."""
         if self._base is None:
             self._base = describe(self._outline, self._executor, self._layout)
         scaler = self._executor.scaler
@@ -231,7 +231,7 @@ class CheckpointManager:
     def _read(
         self, path: Path, exchange: StoreExchange
     ) -> tuple[RestorePlan | None, dict[Key, Any] | None, str]:
-        """What this worker needs, once every worker has found all of its own whole.
+        """Read what this worker needs, once every worker has found all files complete.
 
         Raises:
             CheckpointError: it does not fit, on some worker.
@@ -255,14 +255,14 @@ class CheckpointManager:
             tensors = read_tensors(needs.locations)
             return ""
 
-        def read_or_tell() -> str:
+        def read_or_fail() -> str:
             try:
                 return read()
             except DamagedError as error:
                 return str(error)
 
-        told = _agreed(exchange, f"read {path.name}", read_or_tell)
-        damage = next((str(x) for x in told if x), "")
+        results = _agreed(exchange, f"read {path.name}", read_or_fail)
+        damage = next((str(x) for x in results if x), "")
         return (None, None, damage) if damage else (needs, tensors, "")
 
     @contextmanager
@@ -274,7 +274,7 @@ class CheckpointManager:
             self._recorder.end()
 
     def _exchange(self) -> StoreExchange:
-        """One of its own for each save, since saves go on while others talk."""
+        """Return an exchange for this save only, since saves overlap with others."""
         self._num_exchanges += 1
         prefix = f"checkpoint {self._num_exchanges}"
         exchange = self._world.exchange
@@ -294,7 +294,7 @@ _HINT: Final = (
 def _candidates(
     folder: Path, step: int | str, *, allow_previous: bool
 ) -> Sequence[str]:
-    """The checkpoints to try, by name."""
+    """Return the checkpoints to try, by name."""
     first: Path | None = None
     try:
         first = find(folder, step)
@@ -309,10 +309,10 @@ def _candidates(
 
 
 def _agreed(exchange: StoreExchange, name: str, act: Callable[[], Any]) -> list[Any]:
-    """Do something on every worker; hear what all came to.
+    """Call a function on every worker, and return all results.
 
     Raises:
-        CheckpointError: the first worker's that had one; on all workers.
+        CheckpointError: the first worker's that failed; raised on all workers.
     """
     kind, value = "", None
     try:
@@ -321,15 +321,15 @@ def _agreed(exchange: StoreExchange, name: str, act: Callable[[], Any]) -> list[
         kind, value = "damaged", str(error)
     except CheckpointError as error:
         kind, value = "error", str(error)
-    told = exchange.gather(name, [kind, value])
-    for kind, value in told:
+    results = exchange.gather(name, [kind, value])
+    for kind, value in results:
         if kind:
             raise (DamagedError if kind == "damaged" else CheckpointError)(str(value))
-    return [value for _, value in told]
+    return [value for _, value in results]
 
 
 def _attempted(make: Callable[[], WorkerShare]) -> Callable[[], WorkerShare]:
-    """Make it now; an error is raised where it is asked for, so that all hear of it."""
+    """Call a function now; the result raises its error later, on all workers."""
     try:
         share = make()
     except CheckpointError as error:
@@ -342,7 +342,7 @@ def _raise(error: CheckpointError) -> WorkerShare:
 
 
 def _check_shared_folder(folder: Path, token: str, rank: int) -> str:
-    """See that this worker finds the folder that the main one has taken."""
+    """Check that this worker sees the folder that rank 0 has locked."""
     deadline_s = time.monotonic() + _VISIBLE_S
     while token_in(folder) != token:
         if time.monotonic() > deadline_s:
@@ -359,4 +359,4 @@ def _as_json(data: Any) -> Any:
     try:
         return json.loads(json.dumps(data))
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"data= must be JSON, to be kept: {error}") from error
+        raise DataError(f"data= must be JSON, to be saved: {error}") from error

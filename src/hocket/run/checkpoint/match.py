@@ -1,4 +1,4 @@
-"""Is a checkpoint of this model, and of a run that is set up like this one?"""
+"""Checks that a checkpoint fits this model and this run's settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NUM_SHOWN: Final = 3
 def match_names(
     path: Path, locations: Mapping[str, TensorLocation], state: State
 ) -> dict[str, str]:
-    """The name in the checkpoint of each of the model's tensors, by its first name.
+    """Return the checkpoint's name of each of the model's tensors, by first name.
 
-    A tied weight may stand there under any of its names.
+    A tied weight may have any of its names there.
 
     Args:
-        path: of the checkpoint.
-        locations: of its tensors.
-        state: of the uncut model; values are not looked at.
+        path: the checkpoint.
+        locations: the locations of its tensors.
+        state: the uncut model's state; values are not read.
 
     Raises:
         CheckpointError: the checkpoint is of another model; says what differs.
@@ -70,15 +70,15 @@ def match_names(
 
 
 def check_setup(path: Path, there: RunRecord, here: RunRecord) -> None:
-    """See that the run keeps the same kinds of state as the one that was saved.
+    """Check that this run keeps the same kinds of state as the one that was saved.
 
     Args:
-        path: of the checkpoint.
-        there: what it is of.
-        here: this run.
+        path: the checkpoint.
+        there: the saved run's record.
+        here: this run's record.
 
     Raises:
-        CheckpointError: it does not; says in what.
+        CheckpointError: the runs differ; names what differs.
     """
     kinds = [
         ("gradient scaler (precision)", there.scaler, here.scaler),
@@ -116,7 +116,7 @@ def _written(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _several(what: str, where: str, items: Sequence[str]) -> str:
-    """`2 names only in the model (a, b)`, or nothing."""
+    """Format `2 names only in the model (a, b)`, or nothing."""
     if not items:
         return ""
     more = ", ..." if len(items) > _NUM_SHOWN else ""

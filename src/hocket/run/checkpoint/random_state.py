@@ -1,4 +1,4 @@
-"""The states of the generators of random numbers: torch's, numpy's and Python's."""
+"""The states of the random number generators: torch's, numpy's and Python's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hocket.errors import DamagedError
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of this process, as JSON.
+    """Return the states of this process, as JSON.
 
     Args:
-        device: whose generator is kept beside the CPU's.
+        device: the device whose generator is saved beside the CPU's.
     """
     version, numbers, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
@@ -33,10 +33,10 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put states back.
+    """Restore states.
 
     Raises:
-        DamagedError: they are none.
+        DamagedError: the states are not valid.
     """
     try:
         torch.default_generator.set_state(_tensor(state["torch"]))
@@ -47,7 +47,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
         if device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(_tensor(state["cuda"]), device)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise DamagedError(f"the states of random numbers are none: {error}") from error
+        raise DamagedError(f"random states are not valid: {error}") from error
 
 
 def _text(state: Tensor) -> str:

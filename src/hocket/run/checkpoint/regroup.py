@@ -1,9 +1,9 @@
-"""Optimizer and schedule of a stage, out of those of the stages of another cut.
+"""Assembles a stage's optimizer state from those of the stages of another cut.
 
     saved    stage 0: group 0 {a, b}, group 1 {c}     stage 1: group 0 {d}
     now      one stage: group 0 {a, b, d}, group 1 {c}
 
-A parameter takes its state with it, and its group's options: all parameters of a
+A parameter keeps its state, and its group's options: all parameters of a
 group must have had the same. A schedule keeps some numbers per group, which follow it.
 """
 
@@ -35,7 +35,7 @@ class SavedParameter:
     """Where a parameter was when it was saved.
 
     Args:
-        updates: of its stage.
+        updates: the record of its stage's optimizer.
         group: its group there.
     """
 
@@ -45,12 +45,12 @@ class SavedParameter:
 
 @dataclass(frozen=True, slots=True)
 class RegroupedUpdates:
-    """What a stage's optimizer and schedule get; all of it is still JSON.
+    """The state for a stage's optimizer and schedule, still as JSON.
 
     Args:
-        options: of each group.
-        states: of each parameter, by the model's name.
-        scheduler: the state of its schedule.
+        options: the options of each group.
+        states: the state of each parameter, by the model's name.
+        scheduler: the schedule's state.
     """
 
     options: tuple[Mapping[str, Any], ...]
@@ -59,11 +59,11 @@ class RegroupedUpdates:
 
 
 class SavedUpdates:
-    """All that was saved of optimizers, by parameter.
+    """All saved optimizer state, by parameter.
 
     Args:
-        parts: of the checkpoint.
-        names: in the checkpoint, by the model's.
+        parts: the checkpoint's parts.
+        names: the names in the checkpoint, by the model's names.
     """
 
     def __init__(self, parts: Iterable[WorkerPart], names: Mapping[str, str]) -> None:
@@ -80,16 +80,16 @@ class SavedUpdates:
     def regrouped(
         self, groups: Sequence[Sequence[str]], optimizer: str, scheduler: str | None
     ) -> RegroupedUpdates:
-        """For an optimizer with these groups of parameters.
+        """Return the state for an optimizer with these groups of parameters.
 
         Args:
             groups: the names of each group's parameters.
-            optimizer: its class.
-            scheduler: the class of its schedule.
+            optimizer: the optimizer's class.
+            scheduler: the schedule's class.
 
         Raises:
-            CheckpointError: a parameter was not trained then, those of a group had
-                different options, or another optimizer trained them.
+            CheckpointError: a parameter was not trained when it was saved, those of a
+                group had different options, or another optimizer trained them.
         """
         homes = [[self._saved_parameter(name) for name in names] for names in groups]
         for home in (home for own in homes for home in own):
@@ -137,7 +137,7 @@ class SavedUpdates:
 
 
 def _scheduler(homes: Sequence[Sequence[SavedParameter]]) -> Any:
-    """The state of a schedule for groups whose parameters come from these homes."""
+    """Return the schedule's state for groups of these saved parameters."""
     known = [own[0] for own in homes if own]
     if not known:
         return None

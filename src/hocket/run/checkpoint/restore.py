@@ -1,4 +1,4 @@
-"""Put what was read in its place: nothing here can fail half way."""
+"""Restores what was read: all checks come before the first change."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class RestorePlan:
 
     Args:
         opened: the checkpoint.
-        names: in it, by the model's.
-        num_old: how many old ones of each delayed weight are wanted.
-        updates: of each of the worker's stages that has an optimizer.
-        resumed: of the correction of each of the worker's stages.
-        locations: of the tensors, by section and name in the checkpoint.
-        spare: of those that no worker takes; the main one looks at them too.
+        names: the names in the checkpoint, by the model's names.
+        num_old: how many old versions of each delayed weight are needed.
+        updates: the state for each of the worker's optimizers, by stage.
+        resumed: the state for the correction of each of the worker's stages.
+        locations: the tensors' locations, by section and name in the checkpoint.
+        spare: the locations of tensors that no worker takes; rank 0 checks them too.
     """
 
     opened: OpenedCheckpoint
@@ -71,10 +71,11 @@ def make_restore_plan(
     layout: Layout,
     here: RunRecord,
 ) -> RestorePlan:
-    """Find what this worker needs, and refuse what does not fit.
+    """Find what this worker needs, and refuse a checkpoint that does not fit.
 
     Raises:
-        CheckpointError: it is of another model, or of a run set up in another way.
+        CheckpointError: the checkpoint is of another model, or of a run with other
+            settings.
     """
     weights = opened.locations(Section.WEIGHTS)
     names = match_names(opened.path, weights, outline.state)
@@ -111,7 +112,7 @@ def restore(
     layout: Layout,
     world: World,
 ) -> None:
-    """Put weights, optimizer, schedules, averages and generators in place."""
+    """Restore weights, optimizers, schedules, averages and generators."""
     run = plan_to_restore.opened.manifest.run
     _put_weights(plan_to_restore, tensors, executor)
     if run.weights_only:
@@ -136,7 +137,7 @@ def restore(
 def _put_weights(
     plan_to_restore: RestorePlan, tensors: Mapping[Key, Tensor], executor: Executor
 ) -> None:
-    """Those of now, and those of before."""
+    """Load the present weights and the old versions."""
     for name, target in _stage_tensors(executor):
         stored = plan_to_restore.names[name]
         own = tensors.get((Section.REPLICA, stored))
@@ -206,7 +207,7 @@ def _known(
 def _replica_places(
     opened: OpenedCheckpoint, layout: Layout
 ) -> dict[Key, TensorLocation]:
-    """The buffers of this replica, where as many replicas were saved."""
+    """The locations of this replica's buffers, if as many replicas were saved."""
     if opened.manifest.run.num_replicas != layout.num_replicas:
         return {}
     return {
@@ -224,7 +225,7 @@ def _delay_places(
     resumed: Mapping[int, ResumedCorrection],
     executor: Executor,
 ) -> dict[Key, TensorLocation]:
-    """What delayed stages of this worker read next, and what corrects them."""
+    """Return the locations of old weights, and of the corrections' tensors."""
     own = {
         name: num_old[name]
         for runner in executor.runners.values()
@@ -246,14 +247,14 @@ def _spare(
     run: RunRecord,
     used: Mapping[Section, Container[str]],
 ) -> dict[str, TensorLocation]:
-    """What no worker takes: copies of other replicas, what is frozen now.
+    """Return the tensors that no worker takes: of other replicas, or frozen now.
 
     Args:
         opened: the checkpoint.
-        names: in it, by the model's.
-        outline: of the uncut model.
-        run: that was saved.
-        used: what is taken for delayed stages.
+        names: the names in the checkpoint, by the model's names.
+        outline: the uncut model's outline.
+        run: the saved run's record.
+        used: the locations that delayed stages take.
     """
     tensors = outline.state.tensors.items()
     trained = {names[name] for name, x in tensors if x.requires_grad}
@@ -280,7 +281,7 @@ def _spare(
 
 
 def _own_part(opened: OpenedCheckpoint, layout: Layout, world: World) -> WorkerPart:
-    """Whose generators this worker goes on with: its own, or the first one's."""
+    """Return the part with this worker's generators: its own, or the first one."""
     same = len(opened.parts) == world.world_size
     return opened.parts[layout.rank if same else 0]
 
@@ -313,7 +314,7 @@ def _put_updates(
 def _placer(
     tensors: Mapping[Key, Tensor], like: Tensor | None
 ) -> Callable[[str, bool], Tensor]:
-    """What puts a state's tensor where its parameter is, in the same memory order."""
+    """A function that moves a state's tensor to its parameter's device and strides."""
 
     def place(name: str, on_host: bool) -> Tensor:
         value = tensors[Section.OPTIMIZER, name]

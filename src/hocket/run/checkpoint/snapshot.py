@@ -1,4 +1,4 @@
-"""Copies of tensors on the host, so that training may go on while they are written."""
+"""Copies of tensors on the host, so that training may go on during a write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.run.checkpoint.format.manifest import Section
 
 
 class HostCopies:
-    """Memory for copies, kept from save to save: new memory costs as much again.
+    """Memory for copies, reused from save to save.
 
     Only one save may use it at a time.
     """
@@ -19,7 +19,7 @@ class HostCopies:
         self._kept: dict[tuple[Section, str], Tensor] = {}
 
     def copy(self, tensors: Tensors) -> Tensors:
-        """Copies, complete when this returns."""
+        """Copy tensors; the copies are complete when this returns."""
         kept, self._kept = self._kept, {}
         device: torch.device | None = None
         for section, named in tensors.items():

@@ -1,13 +1,13 @@
-"""Old weights, which delayed stages still read: which a run takes, and puts in place.
+"""Saves and restores the old weights that delayed stages still read.
 
     saved              w/2  w/1      before the last update but one, before the last
     now   delay 2      w/2  w/1      the next step reads what it would have read
           delay 1           w/1
-          delay 3  w/2 w/2  w/1      the oldest stands in for what is older
-          delay 0                    nobody reads any
+          delay 3  w/2 w/2  w/1      the oldest replaces what is older
+          delay 0                    no stage reads any
 
-Of a weight that was not delayed when it was saved there is none: the newest stands in,
-as at the very beginning of a training.
+A weight that was not delayed when it was saved has none: the newest replaces them, as
+at the beginning of training.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hocket.run.stage.runner import StageRunner
 def old_weights(
     runners: Iterable[StageRunner], held: Collection[str]
 ) -> dict[str, Tensor]:
-    """What some stages still read, by name and age; nothing is copied.
+    """Return the old weights of some stages, by name and age; nothing is copied.
 
     Args:
-        runners: of the stages.
-        held: the names of the weights whose old ones are wanted.
+        runners: the runners of this worker's stages.
+        held: the names of the weights whose old versions are wanted.
     """
     found: dict[str, Tensor] = {}
     for runner in runners:
@@ -43,9 +43,9 @@ def old_weights(
 
 
 def num_wanted(plan: Plan, outline: Outline, step: int) -> dict[str, int]:
-    """How many old ones of each delayed weight there are after so many steps.
+    """Return how many old versions of each delayed weight exist after some steps.
 
-    One that stages share is as old in all of them.
+    A shared weight has one delay in all of its stages.
     """
     tensors = outline.state.tensors.items()
     trained = {name for name, x in tensors if x.requires_grad}
@@ -58,22 +58,22 @@ def num_wanted(plan: Plan, outline: Outline, step: int) -> dict[str, int]:
 
 
 def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of which a stage may keep old ones."""
+    """Return the parameters of which a stage may keep old versions."""
     return {n: p for n, p in module.named_parameters() if p.requires_grad}
 
 
 def old_places(
     opened: OpenedCheckpoint, names: Mapping[str, str], wanted: Mapping[str, int]
 ) -> dict[str, TensorLocation]:
-    """Where the old weights are that a run takes, by their names in the checkpoint.
+    """Return the locations of the old weights to load, by their names there.
 
     Args:
         opened: the checkpoint.
-        names: of the weights there, by the model's.
-        wanted: how many old ones of each, by the model's names.
+        names: the weights' names there, by the model's names.
+        wanted: how many old versions of each, by the model's names.
 
     Raises:
-        DamagedError: one is of another form than the weight itself.
+        DamagedError: a tensor has another form than its weight.
     """
     weights, old = opened.locations(Section.WEIGHTS), opened.locations(Section.OLD)
     found: dict[str, TensorLocation] = {}
@@ -89,13 +89,13 @@ def put_old(
     wanted: Mapping[str, int],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Give a stage its old weights; it has the newest already.
+    """Load a stage's old weights; it has the newest already.
 
     Args:
-        runner: of the stage.
-        names: of the weights in the checkpoint, by the model's.
-        wanted: how many old ones of each, by the model's names.
-        tensors: those that were read, by their names in the checkpoint.
+        runner: the stage's runner.
+        names: the weights' names in the checkpoint, by the model's names.
+        wanted: how many old versions of each, by the model's names.
+        tensors: the tensors that were read, by their names in the checkpoint.
     """
     if runner.versions is None:
         return
@@ -111,9 +111,9 @@ def put_old(
 
 
 def stored_names(known: Collection[str], name: str, num: int) -> list[str]:
-    """Where the last `num` old ones of a weight are, the oldest first.
+    """Return the names of the last `num` old versions of a weight, the oldest first.
 
-    Some are the same where fewer are known; there are none where none is known.
+    Names repeat if fewer are known; there are none if none is known.
     """
     there = names_by_age(known, name)
     if len(there) >= num:

@@ -1,4 +1,4 @@
-"""Several tensors of one weight, told apart by age: `name/1` is the youngest."""
+"""Names several tensors of one weight by age: `name/1` is the youngest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hocket.run.checkpoint.format.opened import TensorLocation
 
 
 def by_age(name: str, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Some tensors of a weight, the oldest first, each with its own name."""
+    """Return tensors of a weight, the oldest first, each with its own name."""
     for i, tensor in enumerate(tensors):
         yield f"{name}/{len(tensors) - i}", tensor
 
 
 def names_by_age(known: Collection[str], name: str) -> list[str]:
-    """The names of all tensors of a weight that are known, the oldest first."""
+    """Return the names of all known tensors of a weight, the oldest first."""
     num = next(age for age in count() if f"{name}/{age + 1}" not in known)
     return [f"{name}/{age}" for age in range(num, 0, -1)]
 
@@ -29,15 +29,15 @@ def form_checked(
     names: Sequence[str],
     weight: TensorLocation,
 ) -> dict[str, TensorLocation]:
-    """Where some tensors of a weight are.
+    """Return the locations of some tensors of a weight.
 
     Args:
-        locations: of tensors, by their names.
-        names: of those that are wanted.
-        weight: where the weight itself is.
+        locations: the tensors' locations, by name.
+        names: the names to return.
+        weight: the weight's own location.
 
     Raises:
-        DamagedError: one is of another form than that.
+        DamagedError: a tensor has another form than the weight.
     """
     form = weight.record.dtype, weight.record.shape
     for name in names:
@@ -51,5 +51,5 @@ def form_checked(
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A copy where the parameter is, in the same memory order."""
+    """Return a copy on the parameter's device, with its strides."""
     return torch.empty_like(parameter.detach()).copy_(value)

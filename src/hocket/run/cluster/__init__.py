@@ -1,4 +1,4 @@
-"""The processes of a job: who they are, where they run, how they find each other.
+"""The processes of a job: ranks, hosts, rendezvous and launching.
 
 Starts workers on one machine (`launch.py`), or joins a torchrun job (`world.py`);
 ranks, hosts, process groups, clocks, deadlines, and `hocket doctor`.

@@ -1,12 +1,12 @@
-"""What torch's elastic launcher is told when it starts workers on one machine for us.
+"""The configuration with which torch's elastic agent starts workers on one machine.
 
 Three of its extension points are used:
 
-    rendezvous handler   alone on its machine, the agent needs nobody's address, so it
+    rendezvous handler   the only agent of its job, it needs no address, so it
                          opens no socket
     logs specification   sees each attempt's environment before the workers start:
                          where the folder of an attempt is made and announced
-    logging              silent; the launcher of hocket tells the story itself
+    logging              silent; hocket's launcher reports failures itself
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOGGERS: Final = (
 
 
 class _SingleAgentRendezvous(RendezvousHandler):
-    """A rendezvous of one agent, in memory."""
+    """An in-memory rendezvous for the only agent of a job."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -57,7 +57,7 @@ class _SingleAgentRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """There is nobody to tell."""
+        """Do nothing: there is no other agent."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -77,7 +77,7 @@ rendezvous_handler_registry.register(_BACKEND, _single_agent_rendezvous)
 
 
 class _AttemptHook(DefaultLogsSpecs):
-    """Tells of each attempt, and adds to its workers' environment."""
+    """Announces each attempt, and adds to its workers' environment."""
 
     def __init__(self, announce: Callable[[int], dict[str, str]]) -> None:
         super().__init__(log_dir=os.devnull)  # output goes to the console as it is
@@ -97,15 +97,15 @@ def agent_config(
     shutdown_s: int,
     announce: Callable[[int], dict[str, str]],
 ) -> LaunchConfig:
-    """The configuration of torch's launcher.
+    """Return the configuration of torch's elastic agent.
 
     Args:
-        run_id: name of the job.
-        num_workers: to start.
+        run_id: the job's name.
+        num_workers: how many workers to start.
         max_restarts: how often all of them are started again after a failure.
-        shutdown_s: for the workers to end after a signal to this process.
-        announce: called before each attempt with its number; gives what the workers'
-            environment has besides this process's.
+        shutdown_s: how long the workers have to end after a signal to this process.
+        announce: called before each attempt with its number; returns variables to add
+            to the workers' environment.
     """
     return LaunchConfig(
         min_nodes=1,
@@ -121,7 +121,7 @@ def agent_config(
 
 @contextlib.contextmanager
 def restored_launcher_globals() -> Iterator[None]:
-    """Put back what torch's launcher changes in this process, and keep it silent."""
+    """Restore what torch's launcher changes in this process; silence its log."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     variable = env.ELASTIC_SIGNALS.raw()
     with contextlib.ExitStack() as stack:
@@ -137,7 +137,7 @@ def restored_launcher_globals() -> Iterator[None]:
 
 
 def _python_handler(handler: Any) -> Any:
-    """A handler that can be set; None stands for one that was not set from Python."""
+    """Return a handler that Python can set; None means one that was set from C."""
     return signal.SIG_DFL if handler is None else handler
 
 

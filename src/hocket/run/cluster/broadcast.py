@@ -1,9 +1,9 @@
-"""What worker 0 decides for all: floating point may differ from host to host.
+"""Rank 0 decides and broadcasts, since floating-point results differ between hosts.
 
-    worker 0     decide ─┬─▶ the decision, or why there is none
+    rank 0       decide ─┬─▶ the decision, or its error
     the others           └─▶ the same
 
-So no two workers ever come to different orders.
+So all workers always agree, for example on the order of their ops.
 """
 
 from __future__ import annotations
@@ -14,45 +14,46 @@ from typing import Any, Final
 from hocket.errors import FitError, PlanError
 from hocket.run.cluster.world import World
 
-_PATIENCE_S: Final = 600.0  # to decide takes longer than any op: orders are searched
+_TIMEOUT_S: Final = 600.0  # deciding may search for an order
 
 
 def decide_on_rank_0(world: World, decide: Callable[[], Any], name: str) -> Any:
-    """The same decision on every worker. Every worker must call this.
+    """Decide on rank 0 and broadcast the decision. Every worker must call this.
 
     Args:
         world: all workers.
-        decide: called on worker 0; gives what JSON can say.
-        name: of the decision, for errors.
+        decide: called on rank 0; returns JSON values.
+        name: the decision's name, for errors.
 
     Raises:
         FitError: what `decide` raised, on every worker.
-        PlanError: likewise; on the others, also where it raised anything else.
-        WaitError: worker 0 said nothing for ten minutes, or for the job's timeout if
+        PlanError: `decide` raised it; also raised on the other ranks if `decide` raised
+            any other exception.
+        WaitError: rank 0 did not answer for ten minutes, or for the job's timeout if
             that is longer.
     """
-    told: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     if world.rank == 0:
         try:
-            told = {"decided": decide()}
+            message = {"decided": decide()}
         except FitError as error:
             numbers = {
                 "device": error.device,
                 "needed_bytes": error.needed_bytes,
                 "memory_bytes": error.memory_bytes,
             }
-            told = {"missing": str(error), "numbers": numbers}
+            message = {"missing": str(error), "numbers": numbers}
         except PlanError as error:
-            told = {"refused": str(error)}
+            message = {"refused": str(error)}
         except Exception as error:
-            # The others shall not wait for what will not come.
-            said = f"worker 0 failed at the {name} ({type(error).__name__}: {error})"
-            world.broadcast_json({"refused": said}, name=name)
+            # Broadcast the failure, so that the other ranks stop waiting.
+            reason = f"rank 0 failed at the {name} ({type(error).__name__}: {error})"
+            world.broadcast_json({"refused": reason}, name=name)
             raise
-    patience_s = max(_PATIENCE_S, world.timeout_s)
-    told = world.broadcast_json(told, name=name, timeout_s=patience_s)
-    if "missing" in told:
-        raise FitError(told["missing"], **told["numbers"])
-    if "refused" in told:
-        raise PlanError(told["refused"])
-    return told["decided"]
+    timeout_s = max(_TIMEOUT_S, world.timeout_s)
+    message = world.broadcast_json(message, name=name, timeout_s=timeout_s)
+    if "missing" in message:
+        raise FitError(message["missing"], **message["numbers"])
+    if "refused" in message:
+        raise PlanError(message["refused"])
+    return message["decided"]

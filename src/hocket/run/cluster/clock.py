@@ -1,4 +1,4 @@
-"""How far the clocks of two hosts are apart, by messages there and back.
+"""Measures the offset between two hosts' clocks with messages there and back.
 
 The fastest of eight rounds is the one that waited least; the error is at most half of
 its time.
@@ -24,14 +24,14 @@ Clock: TypeAlias = Callable[[], float]
 def clock_offset_s(
     rank: int, hosts: Sequence[str], clock: Clock = time.perf_counter
 ) -> float:
-    """How far rank 0's clock is ahead of this host's; 0 on its own host.
+    """Return how far rank 0's clock is ahead of this host's; 0 on its own host.
 
     Every worker must call this; one remote rank after another has its turn.
 
     Args:
-        rank: of this worker.
-        hosts: of each rank.
-        clock: in seconds; `time.time` for the time of day.
+        rank: this worker's rank.
+        hosts: the host of each rank.
+        clock: returns seconds; `time.time` for the time of day.
     """
     offset_s = 0.0
     for other, host in enumerate(hosts):
@@ -41,12 +41,12 @@ def clock_offset_s(
 
 
 def ping(rank: int, peer: int, clock: Clock = time.perf_counter) -> float:
-    """How far rank 0's clock is ahead; rank 0 calls it at the same time as the other.
+    """Return how far rank 0's clock is ahead; both ranks call this at the same time.
 
     Args:
-        rank: of this worker.
-        peer: 0, or on rank 0 the other worker.
-        clock: in seconds.
+        rank: this worker's rank.
+        peer: the other rank: 0, or on rank 0 the worker that measures.
+        clock: returns seconds.
     """
     best_s = float("inf")
     offset_s = 0.0

@@ -1,8 +1,8 @@
-"""A store that answers in time or not at all.
+"""A store wrapper that raises an error when the store does not answer in time.
 
 torch's TCPStore waits for an answer as long as TCP waits for the other host: a quarter
-of an hour after a cable was pulled, and no signal gets through meanwhile. Here a thread
-does the asking, and the caller waits for the thread.
+of an hour after a cable was pulled, and signals are not handled meanwhile. Here a
+thread calls the store, and the caller waits for the thread.
 
     caller ── call ──▶ queue ──▶ thread ──▶ torch's store ──▶ network
        ◀──── answer, or WaitError after `answer_s` ────
@@ -26,12 +26,12 @@ ANSWER_S: Final = 10.0  # a store answers within a millisecond; lost packets tak
 
 @dataclass(slots=True)
 class _Request:
-    """One question on its way.
+    """One request to the store that is under way.
 
     Args:
-        ask: the store.
-        done: when there is an answer.
-        answer: what the store said.
+        ask: calls the store.
+        done: set when there is an answer or an error.
+        answer: what the store returned.
         error: what it raised instead.
     """
 
@@ -42,14 +42,15 @@ class _Request:
 
 
 class DeadlineStore(dist.Store):
-    """Another store, whose silence is an error.
+    """Wraps a store and raises WaitError when it does not answer in time.
 
-    Keep it as long as it is used: a PrefixStore on top does not.
+    Hold a reference while it is used: a PrefixStore on top of it holds none.
 
     Args:
-        store: that is asked; nobody else should ask it while this one does.
-        address: where it is, for the error.
-        answer_s: after which a question has no answer; then no other is asked.
+        store: the wrapped store; call it only through this wrapper.
+        address: the store's address, for the error.
+        answer_s: how long to wait for an answer; after a timeout no further request is
+            sent.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class DeadlineStore(dist.Store):
 
 
 def _answer(calls: SimpleQueue[_Request]) -> None:
-    """Ask one question after the other, for as long as the process lives."""
+    """Serve one request after the other, as long as the process lives."""
     while True:
         call = calls.get()
         try:

@@ -1,7 +1,7 @@
-"""Keep the memory that ops free for the ops that follow, where malloc is glibc's.
+"""Keeps the memory that ops free for the ops that follow, if malloc is glibc's.
 
 What an op frees, the next one allocates again. By itself glibc gives freed memory at
-the end of its heap back to the system, and takes it anew, page by page, a fault each:
+the end of its heap back to the system, and takes it again, page by page, a fault each:
 
                      glibc alone                         here
     0F0  2 MiB       512 pages from the system           512 pages, the first time
@@ -13,9 +13,9 @@ glibc's own limits. A ResNet's step took up to 10,000 faults, and a tenth more t
 What is kept is what was in use at once: the peak of resident memory grew by 0 to 4 %
 (docs/decisions/0006).
 
-The setting is of the whole process, and nobody can read what was set before: it stays
-until the process ends. Pieces above 32 MiB, the most that glibc can be told, still come
-from the system and go back.
+The setting is process-wide, and the earlier value cannot be read: it stays until the
+process ends. Pieces above 32 MiB, the most that glibc accepts, still come from the
+system and go back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_BYTES: Final = 32 << 20  # HEAP_MAX_SIZE / 2; mallopt refuses more
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep what is freed, from now on; whether it does.
+    """Let malloc keep freed memory from now on; return whether it does.
 
     Nothing is changed where another C library is in use, where HOCKET_KEEP_FREED_MEMORY
     says so, or where the user has set malloc up in the environment.
@@ -55,7 +55,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Give the system all pages of the heap that hold nothing; takes milliseconds."""
+    """Return unused heap pages to the system; takes milliseconds."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

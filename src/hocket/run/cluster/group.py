@@ -1,4 +1,4 @@
-"""Some of the workers, who add up and compare over torch.distributed."""
+"""A process group of torch.distributed, with timeouts and errors of our own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Workers that do the same collective operations in the same order.
+    """Workers that run the same collective operations in the same order.
 
     Args:
-        process_group: torch's.
-        ranks: of all members.
-        rank: this worker's.
-        timeout_s: after which a wait ends.
-        on_wait: told of waits.
+        process_group: torch's process group.
+        ranks: the ranks of all members.
+        rank: this worker's rank.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
     """
 
     process_group: dist.ProcessGroup
@@ -35,13 +35,13 @@ class WorkerGroup:
     on_wait: OnWait
 
     def all_reduce(self, tensor: Tensor, what: str) -> dist.Work:
-        """Begin to replace a tensor by its sum over all members."""
+        """Start an all-reduce (sum) of a tensor, in place."""
         with self._peer_failure(what):
             work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
         return cast(dist.Work, work)
 
     def all_gather(self, into: list[Tensor], own: Tensor, what: str) -> dist.Work:
-        """Begin to fill a list with every member's tensor."""
+        """Start to gather every member's tensor into a list."""
         with self._peer_failure(what):
             work = dist.all_gather(into, own, group=self.process_group, async_op=True)
         return cast(dist.Work, work)
@@ -52,10 +52,10 @@ class WorkerGroup:
             dist.broadcast(tensor, from_rank, group=self.process_group)
 
     def wait(self, work: dist.Work, what: str) -> None:
-        """Wait for the end of what was begun.
+        """Wait for an operation to end.
 
         Raises:
-            WaitError: it did not come within the timeout, or a member is gone.
+            WaitError: it did not end within the timeout, or a member is gone.
         """
         if not work.is_completed():
             others = [rank for rank in self.ranks if rank != self.rank]
@@ -65,7 +65,7 @@ class WorkerGroup:
 
     @contextmanager
     def _peer_failure(self, what: str) -> Iterator[None]:
-        """Say in our words what became of the others."""
+        """Return the error for an operation that the other members did not join."""
         try:
             yield
         except RuntimeError as error:
@@ -77,7 +77,7 @@ class WorkerGroup:
 
 
 def _gloo_error_text(error: RuntimeError) -> str:
-    """The essence of what gloo says: no file of its own, no advice."""
+    """Return the essence of gloo's message, without file names and advice."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first).split(". This is typically")[0]
 
@@ -85,13 +85,13 @@ def _gloo_error_text(error: RuntimeError) -> str:
 def new_group(
     ranks: Sequence[int], timeout_s: float, backend: str | None = None
 ) -> dist.ProcessGroup:
-    """A process group of torch's. Every worker must call this.
+    """Make a process group. Every worker must call this.
 
     Args:
-        ranks: of the members.
-        timeout_s: of the members' waits for each other, now and later; torch's own is
-            30 minutes.
-        backend: the job's when not given.
+        ranks: the ranks of its members.
+        timeout_s: the timeout of the members' waits for each other; torch's own is 30
+            minutes.
+        backend: the backend; the job's when not given.
 
     Raises:
         WaitError: a member did not come.
@@ -110,13 +110,13 @@ def new_group(
 def join_groups(
     all_ranks: Sequence[tuple[int, ...]], rank: int, timeout_s: float, on_wait: OnWait
 ) -> list[WorkerGroup]:
-    """Make groups; those that this worker is in. Every worker must call this.
+    """Make groups and return this worker's. Every worker must call this.
 
     Args:
-        all_ranks: of the members of each group; the same on every worker.
-        rank: this worker's.
-        timeout_s: after which a wait ends.
-        on_wait: told of waits.
+        all_ranks: the ranks of each group's members; the same on every worker.
+        rank: this worker's rank.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
     """
     own = []
     for ranks in all_ranks:

@@ -1,4 +1,4 @@
-"""Which host a worker is on, and where on it the other hosts can reach it.
+"""Identifies a worker's host, and the address at which other hosts reach it.
 
 A host is whatever has a network of its own. Two containers of one machine are two
 hosts, though they may share its name, its clock and its cores: neither can reach what
@@ -27,7 +27,7 @@ _MAX_ADDRESSES: Final = 512
 
 
 def identity() -> str:
-    """A text that is equal for workers of one host, and differs between hosts."""
+    """Return a text that is equal for workers of one host and differs between hosts."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     booted = boot.read_text().strip() if boot.exists() else ""
     network = ""
@@ -37,7 +37,7 @@ def identity() -> str:
 
 
 def address_towards(peer: str) -> str:
-    """This host's address on its way to another; empty if there is no way.
+    """Return this host's address on the route to a peer; empty if there is no route.
 
     Nothing is sent: a datagram socket that is connected only asks for the route.
 
@@ -59,7 +59,7 @@ def address_towards(peer: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means "this host" on every host."""
+    """Return whether an address means "this host" on every host."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -67,14 +67,14 @@ def is_loopback(address: str) -> bool:
 
 
 def reachable_address(own: str, others: Sequence[str]) -> str:
-    """The address at which the other hosts reach this one; empty if none is known.
+    """Return the address at which other hosts reach this one; empty if unknown.
 
     Where the store is on this very host, its name may lead to the loopback (Debian
-    writes `127.0.1.1` into /etc/hosts). Then the way to another host tells.
+    writes `127.0.1.1` into /etc/hosts). Then the route to another host is used.
 
     Args:
-        own: this host's address on its way to the store.
-        others: theirs.
+        own: this host's address on the route to the store.
+        others: the other hosts' addresses on that route.
     """
     if own and not is_loopback(own):
         return own
@@ -83,13 +83,13 @@ def reachable_address(own: str, others: Sequence[str]) -> str:
 
 
 def interface_with(address: str) -> str:
-    """The network interface that has an address; empty if none has."""
+    """Return the network interface that has an address; empty if none has."""
     wanted = address.partition("%")[0]  # without the scope of a link-local one
     return next((name for name, has in interfaces() if has == wanted), "")
 
 
 def interfaces() -> Iterator[tuple[str, str]]:
-    """Every address of this host, with the name of its interface."""
+    """Return every address of this host with the name of its interface."""
     yield from _with_ipv4()
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
@@ -98,7 +98,7 @@ def interfaces() -> Iterator[tuple[str, str]]:
 
 
 def loopback_interface() -> str:
-    """Its name: `lo` on Linux, `lo0` elsewhere."""
+    """Return the loopback's name: `lo` on Linux, `lo0` elsewhere."""
     names = [name for _, name in socket.if_nameindex()]
     return "lo" if "lo" in names else "lo0"
 

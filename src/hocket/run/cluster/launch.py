@@ -1,4 +1,4 @@
-"""Start the workers of one machine, and tell what happened to them.
+"""Starts the workers of one machine, waits for them, and reports their failures.
 
 Torch's elastic launcher does the starting, the watching and the restarts
 (run/cluster/agent.py); the workers find each other in a file. Nothing listens but the
@@ -7,7 +7,7 @@ workers' own gloo and NCCL, on the loopback.
     launch ──▶ elastic agent ──▶ python -c ... job.json   (rank 0)  ─┐
         │                   └──▶ python -c ... job.json   (rank 1)  ─┤ rings, reports
         │                                                            ▼
-        └── Watch ◀─────────────── <run>/workers/job-.../attempt-0/
+        └── WorkerWatch ◀───────── <run>/workers/job-.../attempt-0/
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _DETERMINED: Final = frozenset({ExitCode.USAGE, ExitCode.PLAN, ExitCode.NON_FINI
 
 
 class _WouldFailAgainError(Exception):
-    """Another attempt would only repeat the last one's failure."""
+    """Another attempt would fail in the same way."""
 
 
 def launch(
@@ -87,10 +87,10 @@ def launch(
     Args:
         entry: `"module:function"`, or a function that a module or the started script
             defines at its top.
-        args: what it is called with: JSON, nothing else.
+        args: the function's arguments: JSON values only.
         num_workers: processes; unless OMP_NUM_THREADS is set, they share the cores.
         run_dir: the run's folder; after a failure, the workers' reports are in it.
-        timeout_s: after which a worker gives up waiting for another.
+        timeout_s: how long a worker waits for another.
         max_restarts: how often all workers are started again after a failure; not after
             one that would come again: data, a model or a plan that is not valid, a
             loss that is no number.
@@ -126,10 +126,10 @@ def launch(
     except _WouldFailAgainError:
         raise attempts.failure({}, run_dir) from None
     except SignalException as stopped:
-        where_they_stood = attempts.positions()
+        describe_positions = attempts.positions()
         attempts.end()
         attempts.remove()
-        raise _stopped(stopped.sigval, where_they_stood) from None
+        raise _stopped(stopped.sigval, describe_positions) from None
     finally:
         attempts.end()
     results = [json.loads(files.result.read_bytes()) for files in attempts.files()]
@@ -139,13 +139,13 @@ def launch(
 
 @dataclass(slots=True)
 class _Attempts:
-    """The attempts of one job; there are several only if there are restarts.
+    """The attempts of one job; more than one only if workers are restarted.
 
     Args:
-        folder: of the job.
-        num_workers: of each attempt.
+        folder: the job's folder.
+        num_workers: workers of each attempt.
         max_restarts: how often the workers may be started again.
-        timeout_s: what the workers are told.
+        timeout_s: the workers' timeout.
     """
 
     folder: Path
@@ -155,7 +155,7 @@ class _Attempts:
     _watches: list[WorkerWatch] = field(default_factory=list)
 
     def begin(self, attempt: int) -> dict[str, str]:
-        """Make an attempt's folder and watch it; gives its workers' variables."""
+        """Make an attempt's folder, watch it, and return its workers' variables."""
         if attempt:
             self.end()
             self._log_restart(attempt)
@@ -173,18 +173,18 @@ class _Attempts:
         return variables
 
     def end(self) -> None:
-        """Leave no worker behind."""
+        """Kill the workers that are left."""
         for watch in self._watches[-1:]:
             watch.stop()
             watch.kill()
 
     def files(self) -> list[WorkerFiles]:
-        """Of each worker in the last attempt."""
+        """Return the files of each worker in the last attempt."""
         folder = self._watches[-1].folder
         return [WorkerFiles(folder, rank) for rank in range(self.num_workers)]
 
     def positions(self) -> str:
-        """Where each worker stands, in one line."""
+        """Describe where each worker stands, in one line."""
         places = []
         for files in self.files() if self._watches else []:
             snapshot = read_flight_recorder(files.recorder)
@@ -193,7 +193,7 @@ class _Attempts:
         return ", ".join(places)
 
     def failure(self, codes: Mapping[int, int], run_dir: Path) -> WorkerError:
-        """The error of the last attempt, also kept as `failure.json`."""
+        """Return the last attempt's error, also written to `failure.json`."""
         for files in self.files():
             files.result.unlink(missing_ok=True)
             store_path(files.folder).unlink(missing_ok=True)
@@ -201,21 +201,21 @@ class _Attempts:
                 files.faults.unlink()
         reports = self._reports(codes)
         error = worker_error(reports, self.files()[0].folder)
-        story = {
+        root_cause = {
             "message": str(error),
             "reports": [as_json(report) for report in first_failures(reports)],
         }
-        write_json(run_dir / "failure.json", story)
+        write_json(run_dir / "failure.json", root_cause)
         return error
 
     def remove(self) -> None:
-        """Leave no file behind."""
+        """Remove the job's files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # another job's may be there
             self.folder.parent.rmdir()
 
     def _reports(self, codes: Mapping[int, int]) -> list[FailureReport]:
-        """Of each worker that failed: its own, or what can be said about it."""
+        """Return each failed worker's report, or what the launcher knows of it."""
         watch = self._watches[-1]
         reports = []
         for files in self.files():
@@ -230,10 +230,10 @@ class _Attempts:
         return reports
 
     def _log_restart(self, attempt: int) -> None:
-        """Say what ended the last attempt, and that there is another.
+        """Log what ended the last attempt, and that another one starts.
 
         Raises:
-            _WouldFailAgainError: that one would end in the same way.
+            _WouldFailAgainError: the next attempt would end in the same way.
         """
         reports = first_failures(self._reports({}))
         what = (
@@ -273,10 +273,10 @@ def _refuse_inside_a_worker() -> None:
 
 
 def _name_of(function: Callable[..., Json]) -> str:
-    """How a worker finds a function: `module:name`, or `/path/to/script.py:name`.
+    """Return a function's name for workers: `module:name` or `path:name`.
 
     Raises:
-        RunError: it cannot.
+        RunError: a worker cannot import it.
     """
     name = function.__qualname__
     module = function.__module__
@@ -300,7 +300,7 @@ def _name_of(function: Callable[..., Json]) -> str:
 
 
 def _stopped(number: signal.Signals, positions: str) -> BaseException:
-    """What the caller sees after a signal, with where the workers stood."""
+    """Return the error after a signal, with where the workers stood."""
     message = f"stopped by {number.name}: {positions or 'no worker had begun'}"
     if number is signal.SIGINT:
         return KeyboardInterrupt(message)

@@ -1,4 +1,4 @@
-"""Which rank does what: devices of one pipeline, and its replicas.
+"""Maps ranks to the devices of a pipeline and to its replicas.
 
 rank      0  1  2  3 │ 4  5  6  7      8 workers, 2 replicas
 device    0  1  2  3 │ 0  1  2  3
@@ -17,10 +17,10 @@ from hocket.run.diagnostics.flight_recorder import OnWait
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Ranks by device and replica, and this worker's place among them.
+    """The ranks by device and replica, and this worker's own.
 
     Args:
-        rank: this worker's.
+        rank: this worker's rank.
         num_devices: workers in one replica.
         num_replicas: copies of the pipeline.
     """
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of each device of this replica."""
+        """The rank of each device of this replica."""
         first = self.replica * self.num_devices
         return tuple(range(first, first + self.num_devices))
 
@@ -56,7 +56,7 @@ def make_layout(world: World, num_replicas: int) -> Layout:
     """Split the world's workers into replicas.
 
     Raises:
-        ShapeError: they cannot be split evenly; names the numbers that would do.
+        ShapeError: the workers cannot be split evenly; names the numbers that would do.
     """
     if num_replicas < 1 or world.world_size % num_replicas:
         fits = [n for n in range(1, world.world_size + 1) if world.world_size % n == 0]
@@ -70,12 +70,12 @@ def make_layout(world: World, num_replicas: int) -> Layout:
 def replica_group(
     layout: Layout, timeout_s: float, on_wait: OnWait
 ) -> WorkerGroup | None:
-    """This worker's group with its copies; every worker must call this.
+    """Make the group of this worker and its replicas; every worker must call this.
 
     Args:
-        layout: of the ranks.
-        timeout_s: after which a wait of the group ends.
-        on_wait: told of waits.
+        layout: the job's ranks.
+        timeout_s: how long a wait of the group may take.
+        on_wait: called before each wait.
     """
     if layout.num_replicas == 1:
         return None

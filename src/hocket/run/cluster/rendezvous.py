@@ -1,16 +1,16 @@
-"""How workers that torchrun starts find those of their own attempt.
+"""How the workers of one attempt find each other under torchrun.
 
-One store serves all attempts of a job, and no variable tells workers apart: after a
+One store serves all attempts of a job, and no variable names the attempt: after a
 failure on one host, torchrun counts a restart there, and none on a host that only
-follows. So rank 0 gives each attempt a name, and takes in who is alive to answer:
+follows. So rank 0 gives each attempt a name, and accepts the workers that answer:
 
     rank 0                                    every other rank
     current = its own name              ──▶   reads current
     waits for all                       ◀──   <current>/here/<rank> = its own name
     <current>/go = everyone's names     ──▶   comes in, if its own is among them
 
-Whoever reads the name of an attempt that is over registers in vain: its own name is not
-in that attempt's `go`. It waits until rank 0 gives the next one.
+A worker that reads the name of an attempt that is over registers in vain: its own name
+is not in that attempt's `go`. It waits until rank 0 names the next one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Rendezvous:
     """What the workers of one attempt have agreed on.
 
     Args:
-        name: no other attempt of the job has it.
-        attempt: how often the workers were started before, as far as anybody has
-            counted; larger than in any attempt before.
+        name: a name that no other attempt of the job has.
+        attempt: how often the workers were started before, by the largest count of any
+            launcher; larger than in any attempt before.
     """
 
     name: str
@@ -48,14 +48,14 @@ def join_rendezvous(
     """Wait until all workers of this attempt are there.
 
     Args:
-        store: the job's, the same for all attempts.
-        rank: this worker's.
+        store: the job's store, the same for all attempts.
+        rank: this worker's rank.
         world_size: number of workers.
-        restarts: what the launcher of this host has counted.
-        timeout_s: after which the wait ends.
+        restarts: the restarts that the launcher of this host has counted.
+        timeout_s: how long to wait.
 
     Raises:
-        WaitError: somebody did not come; names them.
+        WaitError: ranks that the message names did not come.
     """
     deadline_s = time.monotonic() + timeout_s
     if rank == 0:
@@ -66,7 +66,7 @@ def join_rendezvous(
 def _lead(
     store: dist.Store, world_size: int, restarts: int, deadline_s: float
 ) -> Rendezvous:
-    """Rank 0's part."""
+    """Name the attempt and wait for the others; rank 0 calls this."""
     name = uuid.uuid4().hex
     store.set("current", name)
     missing = set(range(1, world_size))
@@ -90,7 +90,7 @@ def _lead(
 def _follow(
     store: dist.Store, rank: int, restarts: int, deadline_s: float
 ) -> Rendezvous:
-    """Every other rank's part."""
+    """Register with rank 0 and wait for its answer; every other rank calls this."""
     own = {"name": uuid.uuid4().hex, "restarts": restarts}
     current = ""
     while time.monotonic() < deadline_s:
@@ -118,5 +118,5 @@ def _go(name: str) -> str:
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """What is there now; empty if nothing is."""
+    """Return a key's present value; empty if it has none."""
     return store.get(key).decode() if store.check([key]) else ""

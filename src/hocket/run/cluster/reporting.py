@@ -1,11 +1,11 @@
-"""What a worker does so that its end is never silent.
+"""Makes sure that a worker that fails leaves a report.
 
-    with reporting(world, run_dir) as ring:
-        ring.begin("0F3", step=12)
+    with report_failures(world, run_dir) as recorder:
+        recorder.begin("0F3", step=12)
         ...
 
-Inside, every op goes into the ring. An exception leaves a report and goes on, with the
-last ops as its note. SIGTERM becomes the exception `StoppedBySignal`; where the main thread
+Inside, every op is recorded. An exception leaves a report and goes on,
+with the last ops as its note. SIGTERM raises `StoppedBySignal`; if the main thread
 sits in a call that does not return, a second thread writes the report and ends the
 process. A crash below Python leaves its stacks (faulthandler).
 """
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class StoppedBySignal(SystemExit):
-    """The process was asked to end, by a signal.
+    """A signal asked the process to end.
 
     Attributes:
         code: 128 + the signal's number, as shells write it.
@@ -73,7 +73,7 @@ class StoppedBySignal(SystemExit):
 def open_flight_recorder(
     world: World, run_dir: str | Path | None
 ) -> Iterator[FlightRecorder]:
-    """What remembers the last ops; alone and without a folder, only in memory."""
+    """Open this worker's flight recorder; in memory only, if it runs alone."""
     if world.world_size == 1 and run_dir is None:
         yield FlightRecorder()
         return
@@ -90,7 +90,7 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
         run_dir: the run's folder; reports go to `workers/` in it.
 
     Raises:
-        BaseException: whatever the block raises, with the last ops as a note.
+        BaseException: the block raised it; it carries the last ops as a note.
     """
     files = WorkerFiles(attempt_dir(job_dir(run_dir), world.attempt), world.rank)
     files.report.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
 def _publish_report(
     report: FailureReport, files: WorkerFiles, error: BaseException
 ) -> None:
-    """Leave the report in the folder, on the exception, and for torchrun's summary."""
+    """Write the report to the folder, the exception, and torchrun's summary."""
     write_report(files.report, report)
     if report.cause is FailureCause.STOPPED:
         _log_report(report)
@@ -124,7 +124,7 @@ def _publish_report(
 
 
 def _write_torchrun_report(report: FailureReport) -> None:
-    """One line for its summary of failures; Python prints the rest, once."""
+    """Write one line for torchrun's summary of failures."""
     if not env.ERROR_FILE.is_set:
         return
     # It takes the earliest for the root cause, in whole seconds.
@@ -137,13 +137,13 @@ def _write_torchrun_report(report: FailureReport) -> None:
 
 
 def _log_report(report: FailureReport) -> None:
-    """Tell of an end without an exception; a launcher of ours tells it itself."""
+    """Log an end without an exception, unless hocket's own launcher does."""
     if not env.JOB_DIR.is_set:
         log.warning("%s", failure_headline(report))
 
 
 def _peer_wait(report: FailureReport, files: WorkerFiles) -> list[str]:
-    """What the worker on the same host was last seen doing for whom this one waits."""
+    """Return what the awaited worker, if on this host, was last doing."""
     rank = report.waits_for_rank
     if rank == NO_RANK:
         return []
@@ -154,7 +154,7 @@ def _peer_wait(report: FailureReport, files: WorkerFiles) -> list[str]:
 
 
 def _remove(files: WorkerFiles) -> None:
-    """Leave nothing behind after a good end; the last worker removes the folders."""
+    """Remove the files after a good end; the last worker removes the folders."""
     files.recorder.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for folder in (files.folder, *list(files.folder.parents)[:2]):
@@ -163,8 +163,8 @@ def _remove(files: WorkerFiles) -> None:
 
 @contextlib.contextmanager
 def _fault_handler(path: Path) -> Iterator[None]:
-    """Stacks of all threads go to a file if the process crashes below Python."""
-    if faulthandler.is_enabled():  # somebody wants them elsewhere
+    """Write the stacks of all threads to a file if the process crashes below Python."""
+    if faulthandler.is_enabled():  # the user has enabled it already
         yield
         return
     with path.open("w") as file:
@@ -177,7 +177,7 @@ def _fault_handler(path: Path) -> Iterator[None]:
 
 
 def _report_stuck(files: WorkerFiles, recorder: FlightRecorder, number: int) -> None:
-    """Report a main thread that does not come back from a call."""
+    """Report a main thread that does not return from a call."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = "".join(traceback.format_stack(frame)) if frame else ""
     report = failure_report(files.rank, recorder.entries(), StoppedBySignal(number))
@@ -187,13 +187,13 @@ def _report_stuck(files: WorkerFiles, recorder: FlightRecorder, number: int) -> 
 
 @contextlib.contextmanager
 def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None]:
-    """Answer SIGTERM and SIGINT, even if the main thread cannot.
+    """Handle SIGTERM and SIGINT, even if the main thread cannot.
 
     A signal reaches Python code only between two instructions of the main thread, which
     may sit in a wait for another worker. The byte that Python's C handler writes to the
     wakeup descriptor arrives at once.
 
-        signal ──▶ C handler ──▶ byte ──▶ thread: after a second, if it is still so,
+        signal ──▶ C handler ──▶ byte ──▶ thread: after a second without an answer,
                        └──▶ main thread:          reports and ends the process
                             sets `answered`, raises
     """
@@ -204,7 +204,7 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
     with contextlib.ExitStack() as stack:
         answer = partial(_raise, answered)
         stack.enter_context(signal_handler(signal.SIGTERM, answer))
-        if not alone:  # with nobody to wait for, the main thread comes back by itself
+        if not alone:  # without other workers, the main thread never waits long
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 stack.enter_context(signal_handler(signal.SIGINT, answer))
             stack.enter_context(_watching_signals(answered, on_stuck))
@@ -220,7 +220,7 @@ def _raise(answered: threading.Event, number: int, _frame: FrameType | None) -> 
 def _watching_signals(
     answered: threading.Event, on_stuck: Callable[[int], None]
 ) -> Iterator[None]:
-    """A thread that ends the process if the main thread does not answer a signal."""
+    """End the process, from a thread, if the main thread does not handle a signal."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
 

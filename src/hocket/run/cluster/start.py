@@ -1,8 +1,8 @@
-"""The first thing a worker does that `hocket.launch` has started.
+"""The entry point of a worker process that `hocket.launch` starts.
 
 It makes sure that it ends with its launcher and that its end leaves a report, whatever
-happens; then it imports the entry function and calls it. No torch before that: the ring
-must be there while torch loads.
+happens; then it imports the entry function and calls it. torch is not imported before,
+since the flight recorder must exist while torch loads.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PROGRAM: Final = (
 
 
 class Job(TypedDict):
-    """What the launcher tells its workers, in `job.json`.
+    """The launcher's parameters for its workers, written to `job.json`.
 
     Keys:
         entry: `module:function` or `/path/to/script.py:function`.
-        args: of the function.
-        sys_path: where modules are searched.
-        argv: of the launching process, for scripts that look at it.
+        args: the function's arguments.
+        sys_path: the module search path.
+        argv: the launching process's arguments, for scripts that read them.
     """
 
     entry: str
@@ -61,7 +61,7 @@ def main(job: Job) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         write_json(files.result, _call(job["entry"], job["args"]))
-    except BaseException as error:  # of any kind: the launcher must learn of it
+    except BaseException as error:  # of any kind: the launcher must report it
         report = failure_report(files.rank, recorder.entries(), error)
         if report.code == 0:  # sys.exit() with nothing to complain about
             write_json(files.result, None)
@@ -88,7 +88,7 @@ def _call(entry: str, args: Sequence[Json]) -> Json:
 
 
 def _import_script(path: Path) -> object:
-    """Import what the user started as `python path`, without its `__main__` part.
+    """Import the script that the user started, without its `__main__` part.
 
     The name is the one that multiprocessing uses, so that processes which the worker
     starts (a DataLoader's) find the script's functions too.
@@ -103,15 +103,15 @@ def _import_script(path: Path) -> object:
 
 
 def _end_with_launcher(launcher_pid: int) -> None:
-    """Let the kernel end this process when the launcher is gone, however it went."""
+    """Let the kernel end this process when the launcher ends, in whatever way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher_pid:  # it went before we could ask
+    if os.getppid() != launcher_pid:  # it ended before this call
         sys.exit(env.ExitCode.WORKER)
 
 
 def _leave(code: int) -> NoReturn:
-    """End now: what a failed worker leaves open must not keep it alive."""
+    """End the process at once, whatever a failed worker has left open."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

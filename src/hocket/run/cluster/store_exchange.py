@@ -1,7 +1,7 @@
-"""Small facts that workers tell each other through the store: JSON, never a pickle.
+"""Exchanges small JSON values between workers through the store.
 
 For what is rare (agreeing on a plan, a barrier at the end): a round takes milliseconds.
-Every worker must come to the same exchanges in the same order; each gets its own keys.
+Every worker must make the same exchanges in the same order; each has its own keys.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class StoreExchange:
     """One worker's end of the exchanges.
 
     Args:
-        store: that all workers share, with a prefix of this attempt's own.
-        rank: this worker's.
+        store: the store that all workers share, with a prefix of this attempt's own.
+        rank: this worker's rank.
         world_size: number of workers.
-        timeout_s: after which a wait for the others ends.
-        rank_0_holds_store: rank 0's own process does; it may end after a barrier, but
-            not before the others have seen that all came.
+        timeout_s: how long to wait for the others.
+        rank_0_holds_store: whether rank 0's own process hosts the store; after a
+            barrier it then ends last.
     """
 
     store: dist.Store
@@ -44,11 +44,11 @@ class StoreExchange:
     _turns: Iterator[int] = field(default_factory=count)
 
     def gather(self, name: str, value: Json) -> list[Any]:
-        """What every worker says, by rank; every worker gets all of it.
+        """Return every worker's value, by rank, on every worker.
 
         Raises:
-            WaitError: somebody did not come; names them.
-            SchemaError: what somebody said is longer than 16 MiB.
+            WaitError: ranks that the message names did not come.
+            SchemaError: a value is longer than 16 MiB.
         """
         keys = self._keys(name, range(self.world_size))
         self._set(keys[self.rank], value)
@@ -62,17 +62,17 @@ class StoreExchange:
         from_rank: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
-        """What one worker says; the value of the others is ignored.
+        """Return one worker's value; those of the others are ignored.
 
         Args:
-            name: for errors.
-            value: what it says.
-            from_rank: who it is.
-            timeout_s: after which the wait for it ends; as for all when not given.
+            name: the exchange's name, for errors.
+            value: the value to send, on the sending rank.
+            from_rank: the rank that sends.
+            timeout_s: how long to wait for it; the exchange's timeout when not given.
 
         Raises:
-            WaitError: that worker did not come.
-            SchemaError: what it said is longer than 16 MiB.
+            WaitError: the sending worker did not come.
+            SchemaError: the value is longer than 16 MiB.
         """
         [key] = self._keys(name, [from_rank])
         if self.rank == from_rank:
@@ -82,10 +82,10 @@ class StoreExchange:
         return self._get(key)
 
     def barrier(self, name: str, timeout_s: float | None = None) -> None:
-        """Go on when every worker has come here.
+        """Return when every worker has called this.
 
         Raises:
-            WaitError: somebody did not come; names them.
+            WaitError: ranks that the message names did not come.
         """
         keys = self._keys(name, range(self.world_size))
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -95,7 +95,7 @@ class StoreExchange:
             self._leave_in_order([f"{key}/seen" for key in keys], name, timeout_s)
 
     def _leave_in_order(self, keys: Sequence[str], name: str, timeout_s: float) -> None:
-        """Rank 0 last: with it, the store goes."""
+        """Let rank 0 return last, since the store ends with it."""
         if self.rank:
             self.store.set(keys[self.rank], "")
         else:
@@ -109,7 +109,7 @@ class StoreExchange:
         text = json.dumps(value)
         if len(text) > MAX_BYTES:
             raise SchemaError(
-                f"rank {self.rank} wants to tell the others {len(text):,} bytes "
+                f"rank {self.rank} wants to send the others {len(text):,} bytes "
                 f"({key}); exchanges are for at most {MAX_BYTES:,}"
             )
         self.store.set(key, text)
@@ -124,7 +124,7 @@ class StoreExchange:
         timeout_s: float,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """Poll, so that signals get through and the missing can be named."""
+        """Poll the store, so that signals are handled and missing ranks are named."""
         deadline_s = time.monotonic() + timeout_s
         pause_s = _FIRST_POLL_S
         ranks = range(self.world_size) if ranks is None else ranks
@@ -144,6 +144,6 @@ class StoreExchange:
             return {r: key for r, key in keys.items() if not self.store.check([key])}
         except dist.DistError as error:
             raise WaitError(
-                f"rank {self.rank} lost the store at {name!r}; whoever holds it (the "
+                f"rank {self.rank} lost the store at {name!r}; its holder (the "
                 f"launcher of the first host) is gone: {error}"
             ) from error

@@ -1,8 +1,9 @@
-"""The launcher's second pair of eyes: who ended when, and who does not end.
+"""Watches worker processes for the launcher: when each ended, and which hang.
 
 When a worker fails, torch's launcher asks the others to end and waits 30 s for those
 that do not. Workers of ours answer within a second
-(run/cluster/reporting.py); one that does not hangs, or is stopped, and is killed here.
+(run/cluster/reporting.py); one that does not answer hangs, or is stopped. It is
+killed here.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class WorkerWatch:
     """Watches the workers of one attempt.
 
     Args:
-        folder: of the attempt.
-        num_workers: started by this process.
+        folder: the attempt's folder.
+        num_workers: workers that this process has started.
         ended_s: when each rank ended, in seconds since 1970.
-        codes: how; minus the signal's number if a signal killed it. Torch's launcher
-            may be the first to ask, and the kernel tells only once.
+        codes: the exit code of each rank; minus the signal's number if a signal killed
+            it. Torch's launcher may reap a process first, and the kernel reports its
+            code only once.
         hung: the ranks that had to be killed.
     """
 
@@ -47,19 +49,19 @@ class WorkerWatch:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Watch from now on, in a thread of its own."""
+        """Watch from now on, in a thread."""
         name = "hocket-watch"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def kill(self) -> None:
-        """End all workers that are left, and wait until they are gone."""
+        """Kill all workers that are left, and wait until they are gone."""
         for rank in range(self.num_workers):
             snapshot = read_flight_recorder(WorkerFiles(self.folder, rank).recorder)
             if snapshot is not None:
@@ -88,7 +90,7 @@ class WorkerWatch:
                 os.close(key.fd)
 
     def _find(self, selector: selectors.BaseSelector) -> None:
-        """Watch those workers that have started since."""
+        """Watch the workers that have started since the last look."""
         for rank in set(range(self.num_workers)) - set(self._pids):
             snapshot = read_flight_recorder(WorkerFiles(self.folder, rank).recorder)
             if snapshot is None:
@@ -104,7 +106,7 @@ class WorkerWatch:
     def _note_end(self, rank: int) -> None:
         self.ended_s[rank] = time.time()
         with contextlib.suppress(ChildProcessError):
-            # It stays to be asked again, by torch's launcher.
+            # Not reaped: torch's launcher must still be able to read its exit code.
             asked = os.WEXITED | os.WNOHANG | os.WNOWAIT
             found = os.waitid(os.P_PID, self._pids[rank], asked)
             if found is not None:
@@ -112,7 +114,7 @@ class WorkerWatch:
                 self.codes[rank] = found.si_status if exited else -found.si_status
 
     def _has_failure(self) -> bool:
-        """Whether a worker has ended that did not come to its result."""
+        """Return whether a worker has ended without a result."""
         results = (WorkerFiles(self.folder, rank).result for rank in self.ended_s)
         return not all(result.exists() for result in results)
 
@@ -123,15 +125,15 @@ class WorkerWatch:
 
 
 def _kill(pid: int) -> None:
-    """End a worker and what it has started: it leads a process group of its own."""
-    # A number may belong to somebody else by now; our children's cannot.
+    """Kill a worker and what it has started: it leads a process group of its own."""
+    # A pid may have been reused by now; those of our children cannot.
     if _is_alive(pid):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process is a child of this one, and has not ended."""
+    """Return whether a process is a child of this one and has not ended."""
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

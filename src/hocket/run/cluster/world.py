@@ -1,10 +1,10 @@
-"""A worker's place in its job: who else is there, where, and how to reach them.
+"""All workers of a job as one of them sees it, and how it joins them.
 
     started by      finds the others in                 gloo and NCCL listen on
     hocket.launch   a FileStore in a private folder     the loopback
     torchrun        torchrun's store (MASTER_ADDR)      the loopback on one host; else
                                                         the interface towards the others
-    nobody          nobody else is there                nothing
+    no launcher     no other worker                     nothing
 
 Each attempt of a job has its own prefix in the store: a restarted worker that met the
 keys of those before it would wait for processes that are gone (rendezvous.py). So has
@@ -47,18 +47,20 @@ class World:
     """All workers of a job, as one of them sees it.
 
     Args:
-        rank: this worker's, 0 to `world_size - 1`.
+        rank: this worker's rank, 0 to `world_size - 1`.
         world_size: number of workers.
         local_rank: this worker's number on its host.
-        device: what it computes on.
-        hosts: of each rank, by an identity that differs between hosts
+        device: the device that this worker computes on.
+        hosts: the host of each rank, by an identity that differs between hosts
             (run/cluster/host.py).
-        address: at which other hosts reach this one; empty where all are on one host.
-        clock_offset_s: added to this host's `time.perf_counter()`, it gives rank 0's.
-        timeout_s: after which a wait for another worker ends.
+        address: the address at which other hosts reach this one; empty if all are on
+            one host.
+        clock_offset_s: the seconds to add to this host's `time.perf_counter()` to get
+            rank 0's.
+        timeout_s: how long to wait for another worker.
         attempt: how often the job was started again; the same for all workers.
-        store: shared by all workers, under this attempt's prefix.
-        exchange: what small facts go through.
+        store: the store that all workers share, under this attempt's prefix.
+        exchange: exchanges small values through the store.
     """
 
     rank: int
@@ -80,7 +82,7 @@ class World:
         return tuple(rank for rank, host in enumerate(self.hosts) if host == own)
 
     def gather_json(self, value: Json, name: str = "gather") -> list[Any]:
-        """What every worker says, by rank (`StoreExchange.gather`)."""
+        """Return every worker's value, by rank (`StoreExchange.gather`)."""
         return self.exchange.gather(name, value)
 
     def broadcast_json(
@@ -90,11 +92,11 @@ class World:
         name: str = "broadcast",
         timeout_s: float | None = None,
     ) -> Any:
-        """What one worker says (`StoreExchange.broadcast`)."""
+        """Return one worker's value (`StoreExchange.broadcast`)."""
         return self.exchange.broadcast(name, value, from_rank, timeout_s)
 
     def barrier(self, name: str = "barrier", timeout_s: float | None = None) -> None:
-        """Go on when every worker has come here (`StoreExchange.barrier`)."""
+        """Return when every worker has called this (`StoreExchange.barrier`)."""
         self.exchange.barrier(name, timeout_s)
 
     def close(self) -> None:
@@ -110,15 +112,15 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     (run/cluster/freed_memory.py).
 
     Args:
-        timeout_s: after which a wait for another worker ends; by default what
-            `hocket.launch` was given, or HOCKET_TIMEOUT_S, or 60.
+        timeout_s: how long to wait for another worker; by default what `hocket.launch`
+            was given, or HOCKET_TIMEOUT_S, or 60.
         backend: "gloo" (CPU) or "nccl" (one CUDA device per worker); by default nccl
             where there are CUDA devices.
 
     Raises:
         RunError: the environment names half a job, there are too few devices, or the
             process is in a process group already.
-        WaitError: somebody did not come.
+        WaitError: another worker did not come.
     """
     timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s
     rank, world_size = _place()
@@ -138,7 +140,7 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     if world_size > 1:
         _choose_interface(hosts, address)
         _init_group(backend, own, rank, world_size, timeout_s)
-        # Whoever ends at once would break off what another still connects.
+        # A worker that ends at once would break connections that others still open.
         exchange.barrier("joined", JOIN_TIMEOUT_S)
     return World(
         rank=rank,
@@ -156,11 +158,11 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
 
 
 def single_process_world(device: torch.device, timeout_s: float | None = None) -> World:
-    """This process alone, whatever job it may be a worker of.
+    """Return a world of this process alone, even if it is a worker of a job.
 
     Args:
-        device: what it computes on.
-        timeout_s: as for `join_world`.
+        device: the device that it computes on.
+        timeout_s: see `join_world`.
     """
     timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s
     _set_up_memory(device)
@@ -186,7 +188,7 @@ def _set_up_memory(device: torch.device) -> None:
 
 
 def _place() -> tuple[int, int]:
-    """This worker's rank, and the number of workers."""
+    """Return this worker's rank, and the number of workers."""
     needed = [env.RANK, env.WORLD_SIZE]
     if not env.JOB_DIR.is_set:
         needed += [env.MASTER_ADDR, env.MASTER_PORT]
@@ -234,7 +236,7 @@ def _device(backend: str, local_rank: int) -> torch.device:
 
 
 def _shared_store(rank: int, world_size: int) -> dist.Store:
-    """Where the workers meet; with torchrun, those of all attempts."""
+    """Return the store in which the workers rendezvous, over all attempts."""
     if env.JOB_DIR.is_set:
         job = Path(env.JOB_DIR.text())
         path = store_path(attempt_dir(job, env.ATTEMPT.integer()))
@@ -254,14 +256,14 @@ def _shared_store(rank: int, world_size: int) -> dist.Store:
 
 
 def _store_address() -> str:
-    """As the user knows it; empty if the store is on no network."""
+    """Return the store's address; empty if it is on no network."""
     if env.JOB_DIR.is_set or not env.MASTER_ADDR.is_set:
         return ""
     return f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
 
 
 def _rank_0_holds_store() -> bool:
-    """Whether rank 0 is who others lose when the store is gone, not its launcher."""
+    """Return whether rank 0's process, not its launcher, hosts the store."""
     return bool(_store_address()) and env.AGENT_STORE.text() != "True"
 
 
@@ -270,13 +272,13 @@ def _job_prefix() -> str:
 
 
 def _with_deadline(store: dist.Store) -> dist.Store:
-    """A store that is asked over a network must answer in time."""
+    """Give a store that is reached over a network a deadline for its answers."""
     address = _store_address()
     return DeadlineStore(store, address) if address else store
 
 
 def _rendezvous(shared: dist.Store, rank: int, world_size: int) -> Rendezvous:
-    """Find the workers of this attempt, and give it a name and a number."""
+    """Find the workers of this attempt, and return its store and number."""
     restarts = env.ATTEMPT.integer()
     if not _store_address():  # the store is new for each attempt, not for each pipeline
         times = shared.add(f"{_job_prefix()}/{restarts}/joined/{rank}", 1)
@@ -286,7 +288,7 @@ def _rendezvous(shared: dist.Store, rank: int, world_size: int) -> Rendezvous:
 
 
 def _hosts_and_address(exchange: StoreExchange) -> tuple[tuple[str, ...], str]:
-    """The host of each rank, and the address of this one where others reach it."""
+    """Return the host of each rank, and this host's reachable address."""
     patient = dataclasses.replace(
         exchange,
         store=dist.PrefixStore("join", exchange.store),
@@ -301,11 +303,11 @@ def _hosts_and_address(exchange: StoreExchange) -> tuple[tuple[str, ...], str]:
 
 
 def _choose_interface(hosts: Sequence[str], address: str) -> None:
-    """Say where gloo and NCCL listen, unless the user has.
+    """Choose the interface of gloo and NCCL, unless the user has.
 
     Left alone, gloo takes the address that this host's name leads to. That may be
     one that the whole network can reach, where one host is all; and among several it
-    may be the loopback, where the others would look for us on themselves.
+    may be the loopback, which leads other hosts to themselves.
     """
     alone = len(set(hosts)) == 1
     name = loopback_interface() if alone else interface_with(address)
@@ -326,10 +328,10 @@ def _init_group(
             timeout=timedelta(seconds=timeout_s),
         )
     except RuntimeError as error:
-        said = str(error).strip().split("\n", 1)[0]
+        reason = str(error).strip().split("\n", 1)[0]
         raise WaitError(
             f"rank {rank} met the others in the store, but could not connect to all of "
             f"them over the interface {env.GLOO_INTERFACE.text() or 'of its name'}: a "
             "firewall between the hosts, or the wrong interface (GLOO_SOCKET_IFNAME, "
-            f"NCCL_SOCKET_IFNAME); `hocket doctor` tells more ({said})"
+            f"NCCL_SOCKET_IFNAME); `hocket doctor` says more ({reason})"
         ) from error

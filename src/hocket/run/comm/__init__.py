@@ -1,4 +1,4 @@
-"""Messages between two workers, and sums over all of them.
+"""Messages between two workers, and sums over all workers.
 
 `transport.py` says what every transport promises; `shm/` keeps it through shared memory
 on one host, `dist/` through torch.distributed; `transports.py` chooses. `schema.py`

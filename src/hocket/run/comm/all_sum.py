@@ -1,12 +1,12 @@
-"""Numbers of all workers, added up on each of them.
+"""Sums one tensor over all workers, without making any worker wait when it posts.
 
-    replica 0    0 ◀──▶ 1 ◀──▶ 2      each tells all others of its replica its numbers
+    replica 0    0 ◀──▶ 1 ◀──▶ 2      each sends its numbers to all of its replica
                  │      │      │
-    replica 1    ▼      ▼      ▼      and its copies the sum, which they believe
+    replica 1    ▼      ▼      ▼      and the sum to its copies in other replicas
                  0      1      2
 
-To tell and to learn are two things: who has told can go on with its work, and learn
-the sum when the others have told too.
+`post` sends this worker's numbers and returns at once; `wait` returns when the others
+have posted too.
 
 On CPUs this goes through the transport that carries the messages: in shared memory it
 takes a fifth of gloo's all-reduce. On GPUs it is one collective operation.
@@ -29,41 +29,41 @@ _WHAT: Final = "norms of the gradients"
 
 
 class AllSum(Protocol):
-    """Adds up what all workers tell, step by step: tell, learn, tell, learn.
+    """Sums a tensor over all workers, once per step: `post`, then `wait`.
 
     Attributes:
-        allows_any_order: whether each worker may tell of several such sums in an
-            order of its own.
+        allows_any_order: whether workers may post several such sums in different
+            orders.
     """
 
     allows_any_order: bool
 
     def post(self, own: Tensor, step: int) -> None:
-        """Tell a worker's numbers; every worker must do so, and none waits for others.
+        """Send this worker's numbers without waiting; every worker must call this.
 
-        The numbers of the first replica count; its copies tell zeros, or nothing.
+        Only the numbers of the first replica count; the other replicas post zeros.
 
         Args:
-            own: as many numbers on each worker, in each step; `wait` replaces them by
-                the sum.
-            step: the same on each worker.
+            own: a tensor of one length on all workers and in all steps; `wait` replaces
+                its numbers by the sum.
+            step: the step, the same on each worker.
         """
 
     def wait(self) -> None:
-        """Put the sum in the place of what was told.
+        """Replace the posted numbers by the sum.
 
         Raises:
-            WaitError: another worker did not tell.
+            WaitError: another worker did not post.
         """
 
 
 class MessageAllSum:
-    """Adds up by messages between each two workers of the first replica.
+    """Sums by messages between each two workers of the first replica.
 
     Args:
-        layout: who is where.
-        transport: between all workers.
-        what: tells its messages from those of others.
+        layout: the ranks by device and replica.
+        transport: connects all workers.
+        what: names the channels, which must differ from other sums'.
         devices: the devices that take part; all when not given.
     """
 
@@ -92,7 +92,7 @@ class MessageAllSum:
                         transport.receiver(Channel(what, source, own))
                     )
         self._copies_out: list[Sender] = []
-        self._original_in: list[Receiver] = []  # of a copy, which has one
+        self._original_in: list[Receiver] = []  # of another replica: from the first one
         if is_first:
             self._copies_out = [
                 transport.sender(Channel(what, own, copy)) for copy in copies[1:]
@@ -128,15 +128,15 @@ class MessageAllSum:
 
 
 class GroupAllSum:
-    """Adds up by one collective operation, which NCCL ends when all have begun it.
+    """Sums by one all-reduce.
 
-    As all that is about NCCL, it has not been run on several GPUs.
+    Like all code for NCCL, it has not been run on several GPUs.
 
     Args:
         group: all workers.
     """
 
-    allows_any_order = False  # NCCL takes all operations in one order
+    allows_any_order = False  # NCCL needs one order of operations
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group

@@ -1,7 +1,7 @@
-"""Memory for messages, used again and again.
+"""A pool of memory for messages, by schema.
 
 The channels of a worker share a pool: outputs and their gradients often have one
-schema, and the ones come when buffers of the others become free. Where a step needs
+schema, and gradients arrive when buffers of outputs become free. If a step needs
 many buffers of one schema and later others, what was free would stay beside what is in
 use:
 
@@ -41,8 +41,8 @@ class Buffer:
     """The memory of one message.
 
     Args:
-        flat: shape `(buffer_bytes(schema),)`, uint8.
-        views: the schema's tensors in it.
+        flat: the message's bytes: shape `(buffer_bytes(schema),)`, uint8.
+        views: the schema's tensors in these bytes.
     """
 
     schema: Schema
@@ -50,22 +50,23 @@ class Buffer:
     views: tuple[Tensor, ...]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The views as new tensors, which know of no gradient and no past use."""
+        """Return the views as new tensors, without gradients or version history."""
         return tuple([view.detach() for view in self.views])
 
 
 def buffer_bytes(schema: Schema) -> int:
-    """The memory of one message; never 0: nobody can map or send nothing."""
+    """Return the size of one message; never 0, since empty memory cannot be mapped."""
     return max(schema.num_bytes, ALIGNMENT_BYTES)
 
 
 @dataclass(slots=True)
 class _SchemaPool:
-    """What a pool knows of one schema.
+    """The buffers of one schema.
 
     Args:
-        num_bytes: of one buffer; 0 if they are small, and nobody counts them.
-        free: with the number of its return; the one on the right came back last.
+        num_bytes: the size of one buffer; 0 for small ones, which are not counted.
+        free: free buffers with the number of their return; the last one returned is on
+            the right.
         num_due: messages that were announced and have not come yet.
     """
 
@@ -78,7 +79,7 @@ class Pool:
     """Buffers by schema, on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin empty."""
+        """Make an empty pool."""
         self._device = device
         self._shelves: dict[Schema, _SchemaPool] = {}
         self._last: tuple[Schema, _SchemaPool] | None = None  # that was asked for
@@ -89,14 +90,14 @@ class Pool:
         self._used_bytes = 0
 
     def expect(self, schema: Schema, num_messages: int) -> None:
-        """Say that so many buffers of a schema will be taken; nobody must say so."""
+        """Announce how many buffers of a schema will be taken; optional."""
         shelf = self._schema_pool(schema)
         if shelf.num_bytes:
             shelf.num_due += num_messages
             self._num_due += num_messages
 
     def take(self, schema: Schema) -> Buffer:
-        """A buffer for one message: the last one given back, if there is one."""
+        """Return a buffer for one message: the last one released, if there is one."""
         shelf = self._schema_pool(schema)
         num_bytes = shelf.num_bytes
         self._used_bytes += num_bytes
@@ -112,8 +113,9 @@ class Pool:
     def give(self, buffer: Buffer) -> None:
         """Take a buffer back.
 
-        Autograd is told that its tensors have changed, because they soon will: whoever
-        still needs them in a backward gets an error and not the next message's values.
+        Autograd's version counters are raised, since the buffer will be written again:
+        a backward that still needs its tensors raises, and does not read the next
+        message.
         """
         if buffer.views:
             increment_version(buffer.views)
@@ -129,7 +131,7 @@ class Pool:
                 self._forget_oldest()
 
     def trim(self) -> None:
-        """Forget the buffers that are not in use."""
+        """Release the buffers that are not in use."""
         for shelf in self._shelves.values():
             shelf.free.clear()
         self._num_free = self._free_bytes = 0
@@ -146,7 +148,7 @@ class Pool:
         return shelf
 
     def _is_over(self, shelf: _SchemaPool) -> bool:
-        """Whether others are still to come, but none of this schema."""
+        """Return whether other messages are still to come, but none of this schema."""
         return bool(shelf.num_bytes and self._num_due and not shelf.num_due)
 
     def _take_free(self, shelf: _SchemaPool) -> Buffer:

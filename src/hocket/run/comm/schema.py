@@ -1,4 +1,4 @@
-"""What one message between two workers holds, and the tag that it travels under.
+"""The schema of a message between two workers, and its tag.
 
 A message is a flat run of bytes; the schema says which tensors lie in it, and where:
 
@@ -36,8 +36,8 @@ class TensorSpec:
     """The shape and type of one tensor, written like `float32[4, 8]`.
 
     Args:
-        shape: the dimensions; in a pattern, `ANY` stands for those not known yet and
-            is written `*`.
+        shape: the dimensions; in a pattern, `ANY` marks unknown ones and is written
+            `*`.
         dtype: torch's name of the type, such as `float32`.
     """
 
@@ -49,7 +49,7 @@ class TensorSpec:
         return f"{self.dtype}[{dims}]"
 
     def fits(self, pattern: TensorSpec) -> bool:
-        """Whether this is what the pattern describes."""
+        """Return whether this matches a pattern."""
         return (
             self.dtype == pattern.dtype
             and len(self.shape) == len(pattern.shape)
@@ -99,7 +99,7 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str) -> Schema:
-        """Read what `str` writes.
+        """Parse what `str` returns.
 
         Raises:
             SchemaError: the text is no schema.
@@ -112,7 +112,7 @@ class Schema:
         return cls(specs)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these tensors have the shapes and types that the schema names."""
+        """Return whether tensors have the shapes and types that the schema names."""
         if len(tensors) != len(self.tensors):
             return False
         for tensor, spec, dtype in zip(
@@ -123,20 +123,20 @@ class Schema:
         return True
 
     def fits(self, pattern: Schema) -> bool:
-        """Whether this is what the pattern, with its `ANY`, describes."""
+        """Return whether this matches a pattern with `ANY` dimensions."""
         return len(self.tensors) == len(pattern.tensors) and all(
             spec.fits(like)
             for spec, like in zip(self.tensors, pattern.tensors, strict=True)
         )
 
     def views(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of a message, as views of its bytes.
+        """Return the tensors of a message, as views of its bytes.
 
-        Each view counts its own in-place changes (`.data` does that): a stage that
-        changes one input in place must not make autograd doubt the others.
+        Each view has its own version counter (`.data` does that): changing one input in
+        place must not invalidate the others for autograd.
 
         Args:
-            flat: shape `(at least num_bytes,)`, uint8.
+            flat: the message's bytes: shape `(at least num_bytes,)`, uint8.
         """
         return tuple(
             flat[at : at + math.prod(spec.shape) * dtype.itemsize]
@@ -150,7 +150,7 @@ class Schema:
 
 
 def schema_of(tensors: Sequence[Tensor]) -> Schema:
-    """The schema of a message that holds these tensors."""
+    """Return the schema of a message that holds these tensors."""
     return Schema(
         tuple(
             TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -160,7 +160,7 @@ def schema_of(tensors: Sequence[Tensor]) -> Schema:
 
 
 def message_tag(schema: Schema, step: int, microbatch: int, salt: int = 0) -> int:
-    """The name of one message on its channel.
+    """Return the name of one message on its channel.
 
     It holds the schema's digest and a digest of the batch, so that workers who disagree
     about either cannot mistake one message for another. 128 bits:
@@ -168,9 +168,9 @@ def message_tag(schema: Schema, step: int, microbatch: int, salt: int = 0) -> in
         salt (32) | schema's digest (32) | step (40) | microbatch (24)
 
     Args:
-        schema: of the message.
-        step: counted over the whole run.
-        microbatch: of the step.
+        schema: the message's schema.
+        step: the step, counted over the whole run.
+        microbatch: the microbatch of the step.
         salt: a digest of the batch, or 0.
     """
     assert 0 <= step < 1 << _STEP_BITS, step
@@ -180,17 +180,17 @@ def message_tag(schema: Schema, step: int, microbatch: int, salt: int = 0) -> in
 
 
 def tag_digest(tag: int) -> int:
-    """The digest of the schema that a tag was made with."""
+    """Return the digest of the schema in a tag."""
     return tag >> _STEP_BITS + _MICROBATCH_BITS & _DIGEST_MASK
 
 
 def tag_salt(tag: int) -> int:
-    """The digest of the batch that a tag was made with."""
+    """Return the digest of the batch in a tag."""
     return tag >> _DIGEST_BITS + _STEP_BITS + _MICROBATCH_BITS
 
 
 def tag_text(tag: int) -> str:
-    """Which message a tag names, in words.
+    """Describe a tag's step and microbatch.
 
     >>> tag_text(message_tag(Schema(()), step=3, microbatch=1))
     'step 3, microbatch 1'

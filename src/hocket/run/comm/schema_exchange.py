@@ -1,6 +1,6 @@
-"""What the two ends of a channel tell each other through the job's store.
+"""The two ends of a channel exchange schemas and addresses through the store.
 
-Only a few words, once: where to connect, and what messages of one shape signature hold.
+Each value is exchanged once: an address, or the schema for one shape signature.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def agree_on_schema(
 ) -> Schema:
     """Make both ends of a channel use one schema for messages of one signature.
 
-    The sender writes its schema down and goes on. The receiver waits for it, and
+    The sender stores its schema and goes on. The receiver waits for it, and
     compares it with what it knows beforehand.
 
     Args:
         store: the job's, with a prefix of its own for every attempt.
-        channel: that the messages travel on.
-        signature: what the shapes follow from, such as `train 8x64`; the same words on
+        channel: the messages' channel.
+        signature: what determines the shapes, such as `train 8x64`; the same text on
             both ends.
-        schema: the sender's, complete; or what the receiver knows of it, with `ANY` for
-            dimensions that depend on the batch, or None.
+        schema: the sender's, complete; or the receiver's, with `ANY` for dimensions
+            that depend on the batch, or None.
         end: which end this is.
         timeout_s: how long the receiver waits for the sender.
 
@@ -59,7 +59,7 @@ def agree_on_schema(
     key = f"schema/{channel.key}/{signature}"
     match end:
         case ChannelEnd.SENDER:
-            assert schema is not None, "the sender knows what it sends"
+            assert schema is not None, "the sender passes its schema"
             store.set(key, str(schema))
             return schema
         case ChannelEnd.RECEIVER:
@@ -78,14 +78,14 @@ def agree_on_schema(
 def wait_for_value(
     store: Store, channel: Channel, key: str, what: str, timeout_s: float
 ) -> str:
-    """Wait for a word of a channel's other end.
+    """Wait for a value that the other end of a channel writes to the store.
 
     Args:
-        store: the job's.
-        channel: that this is about.
-        key: in the store.
-        what: to wait for, in words.
-        timeout_s: after which the wait ends.
+        store: the job's store.
+        channel: the channel, for errors.
+        key: the value's key in the store.
+        what: describes the value, for errors.
+        timeout_s: how long to wait.
 
     Raises:
         WaitError: it did not come in time.

@@ -1,11 +1,11 @@
-"""Notice workers that are at different steps, or at different batches, in time.
+"""Detects workers that are at different steps, or have different batches.
 
-Each worker is handed the whole batch and takes its part; nobody hands it round. So all
-must read the same data in the same order, which only they can find out together:
+Each worker reads the whole batch and takes its part. So all must read the same data in
+the same order, which they check by comparing headers:
 
     replica 0   device 0 ──header──▶ device 1 ──header──▶ device 2     each step, ahead
                    ▲                    ▲                    ▲         of the first
-                   └── all headers ──┐  └── likewise         └── ...   output
+                   └── all headers ──┐  └── the same         └── ...   output
     replica 1   device 0 ──header──▶ device 1 ...
 """
 
@@ -31,9 +31,9 @@ class StepHeader:
     """What all workers must agree about before a step.
 
     Args:
-        number: of the step, counted over the whole run.
+        number: the step's number, counted over the whole run.
         salt: a digest of the whole batch.
-        num_samples: of the whole step, over all its batches and replicas.
+        num_samples: samples of the whole step, over all its batches and replicas.
         sizes: samples of each of the batch's microbatches in this replica.
         first: the batch's first microbatch, counted over the whole step.
     """
@@ -45,14 +45,14 @@ class StepHeader:
     first: int = 0
 
     def header(self) -> Tensor:
-        """What travels of it: three numbers."""
+        """Return the three numbers that are sent."""
         return torch.tensor([self.number, self.salt, self.num_samples])
 
 
 def check_same_header(
     own: Tensor, own_rank: int, other: Tensor, other_rank: int
 ) -> None:
-    """Refuse a header that differs from one's own.
+    """Raise SchemaError if another rank's header differs from this rank's.
 
     Raises:
         SchemaError: names both sides, and what differs first.
@@ -83,7 +83,7 @@ def check_same_header(
 
 
 class ReplicaCheck:
-    """Compares headers over the replicas of one device, while the lane goes on.
+    """Compares headers over the replicas of one device, in the background.
 
     Args:
         group: the replicas.
@@ -91,28 +91,28 @@ class ReplicaCheck:
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._told: list[tuple[int, list[Tensor], dist.Work]] = []  # of each batch
+        self._pending: list[tuple[int, list[Tensor], dist.Work]] = []  # of each batch
 
     def begin(self, step: StepHeader) -> None:
-        """Tell the other replicas of a batch; every one must call this."""
+        """Send a batch's header to the other replicas; every one must call this."""
         own = step.header()
         headers = [torch.empty_like(own) for _ in self._group.ranks]
         work = self._group.all_gather(headers, own, _WHAT)
-        self._told.append((step.number, headers, work))
+        self._pending.append((step.number, headers, work))
 
     def finish(self, number: int) -> None:
-        """Compare with all of them, before anything is updated.
+        """Compare with all replicas, before anything is updated.
 
         Args:
-            number: of the step; later ones are left for later.
+            number: the step's number; headers of later steps are kept for later.
 
         Raises:
             SchemaError: a replica is at another step or batch.
-            WaitError: a replica did not tell.
+            WaitError: a replica did not send its header.
         """
         ranks, rank = self._group.ranks, self._group.rank
-        while self._told and self._told[0][0] <= number:
-            _, headers, work = self._told.pop(0)
+        while self._pending and self._pending[0][0] <= number:
+            _, headers, work = self._pending.pop(0)
             self._group.wait(work, _WHAT)
             own = headers[ranks.index(rank)]
             for other, header in zip(ranks, headers, strict=True):

@@ -1,4 +1,4 @@
-"""Messages between two workers: what every transport promises.
+"""Messages between two workers: the interface of every transport.
 
     worker of stage 0                            worker of stage 1
     Sender ── send(tag) ──▶ [ at most num_buffers ] ──▶ Receiver
@@ -24,7 +24,7 @@ from torch import Tensor
 from hocket.errors import SchemaError
 from hocket.run.comm.schema import Schema, schema_of, tag_text
 
-NUM_BUFFERS: Final = 4  # what a sender may be ahead, when nobody asks for another
+NUM_BUFFERS: Final = 4  # by default, how many messages a sender may be ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,20 @@ class Channel:
 
     @property
     def key(self) -> str:
-        """A name that no other channel of the job has, replicas' included."""
+        """A name that no other channel of the job has, in any replica."""
         return f"{self.name}@{self.from_rank}-{self.to_rank}"
 
     def message(self, tag: int) -> str:
-        """Name one message of this channel in an error."""
+        """Name one message of this channel, for errors."""
         return f"{self}, {tag_text(tag)}"
 
 
 class Sender(ABC):
-    """The end of a channel that messages leave from."""
+    """The sending end of a channel."""
 
     @abstractmethod
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
-        """Copy the tensors into a message, and let it travel.
+        """Copy the tensors into a message and send it.
 
         The message holds what the tensors held when `send` was called: the caller may
         change or drop them at once.
@@ -69,7 +69,7 @@ class Sender(ABC):
             tag: `message_tag`; no two messages that the receiver expects at a time may
                 have the same.
             tensors: any strides; gradients are not recorded.
-            schema: theirs.
+            schema: the tensors' schema.
 
         Raises:
             SchemaError: the tensors are not what the schema says.
@@ -78,29 +78,29 @@ class Sender(ABC):
 
     @abstractmethod
     def flush(self, timeout_s: float) -> None:
-        """Return when this process may end without harm to what was sent.
+        """Return when this process may end without losing messages.
 
         Raises:
-            WaitError: that was not so within `timeout_s`, or the receiver is gone.
+            WaitError: it took longer than `timeout_s`, or the receiver is gone.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back, without waiting. Idempotent."""
+        """Release everything, without waiting. Idempotent."""
 
 
 class Receiver(ABC):
-    """The end of a channel that messages arrive at."""
+    """The receiving end of a channel."""
 
     @abstractmethod
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
-        """Say which messages come next, in the order in which they are sent."""
+        """Announce which messages come next, in the order in which they are sent."""
 
     @abstractmethod
     def ready(self, tag: int) -> bool:
-        """Whether `receive(tag)` would return at once, as far as is known here.
+        """Return whether `receive(tag)` would return at once, as far as is known here.
 
-        False may also mean that the transport can not tell without waiting.
+        False may also mean that the transport cannot know without waiting.
         """
 
     @abstractmethod
@@ -119,30 +119,30 @@ class Receiver(ABC):
 
     @abstractmethod
     def release(self, tag: int) -> None:
-        """Give a received message's memory back, to be used for another."""
+        """Release a received message's memory for reuse."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back, without waiting. Idempotent.
+        """Release everything, without waiting. Idempotent.
 
         Tensors that were received stay valid.
         """
 
 
 class Transport(ABC):
-    """Makes the ends of channels that lie in this process."""
+    """Makes this process's ends of channels."""
 
     @abstractmethod
     def sender(self, channel: Channel) -> Sender:
-        """The sending end of a channel from this rank; made once per channel."""
+        """Return the sending end of a channel from this rank; made once per channel."""
 
     @abstractmethod
     def receiver(self, channel: Channel) -> Receiver:
-        """The receiving end of a channel to this rank; made once per channel."""
+        """Return the receiving end of a channel to this rank; made once per channel."""
 
     @abstractmethod
     def trim(self) -> None:
-        """Give back the memory in which no message is now."""
+        """Release memory that holds no message now."""
 
     @abstractmethod
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Transport(ABC):
 
 
 def ignore_wait(what: str, rank: int) -> None:
-    """An `OnWait` for those who do not want to know."""
+    """Do nothing: an `OnWait` for callers without a recorder."""
 
 
 def check_tensors(

@@ -1,4 +1,4 @@
-"""Choose what carries messages between each two workers."""
+"""Chooses a transport for each two workers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NUM_UNTOLD: Final = 3  # small messages; their slots come on top of what is nee
 
 
 class MixedTransport(Transport):
-    """Shared memory between workers that can share it, else torch.distributed.
+    """Uses shared memory between workers that can share it, else torch.distributed.
 
     Args:
-        near: for the ranks in `neighbours`.
-        far: for all others.
-        rank: this worker's.
+        near: the transport to the ranks in `neighbours`.
+        far: the transport to all others.
+        rank: this worker's rank.
         neighbours: the ranks that can share memory with this one.
     """
 
@@ -72,15 +72,15 @@ def make_transport(
     num_buffers: int,
     timeout_s: float,
 ) -> Transport:
-    """The transport that a user asked for. Every worker must call this.
+    """Make the transport that the user asked for. Every worker must call this.
 
     Args:
-        name: "auto" takes shared memory wherever two workers can share it.
+        name: "auto" uses shared memory wherever two workers can share it.
         world: all workers.
-        store: with a prefix of this pipeline's own.
-        recorder: told of waits.
+        store: a store with a prefix of this pipeline's own.
+        recorder: records waits.
         num_buffers: receive buffers per flow that the schedule needs.
-        timeout_s: after which a wait ends.
+        timeout_s: how long a wait may take.
 
     Raises:
         RunError: shared memory was asked for, and not all workers can share it.
@@ -98,7 +98,7 @@ def make_transport(
         dist.PrefixStore("shared memory", store),
         timeout_s=timeout_s,
         num_buffers=num_buffers + _NUM_UNTOLD,
-        num_untold=_NUM_UNTOLD,
+        num_uncredited=_NUM_UNTOLD,
         on_wait=recorder.wait,
     )
     far = TorchTransport(
@@ -113,13 +113,14 @@ def make_transport(
 
 
 def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
-    """Enough that no sender waits for a reader that is busy, and one for headers.
+    """Return enough buffers that no sender waits for a busy receiver; one for headers.
 
     Args:
-        order: whose messages they hold.
+        order: the schedule whose messages they hold.
         clips: whether updates wait for other devices' norms. With replicas these may be
-            told as late as another update, a step's messages behind the gradients:
-            whoever waits reads none of them, and whoever shall tell must send all.
+            sent as late as another update, a step's messages behind the gradients: a
+            worker that waits reads none of these messages, and the worker that is
+            waited for must send all.
     """
     program = order.program
     late = program.num_microbatches_of(0) if clips and program.num_replicas > 1 else 0
@@ -127,7 +128,7 @@ def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
 
 
 def _neighbours(world: World) -> frozenset[int]:
-    """The ranks on CPUs that share this worker's memory."""
+    """Return the ranks on CPUs that share this worker's memory."""
     own = f"rank {world.rank}"
     if world.device.type == "cpu":
         with contextlib.suppress(RunError):  # a system without: torch carries all
@@ -139,9 +140,9 @@ def _neighbours(world: World) -> frozenset[int]:
 def _own_group(
     world: World, neighbours: frozenset[int], timeout_s: float
 ) -> dist.ProcessGroup | None:
-    """A gloo group in which only this transport sends, if anything goes through it.
+    """Make a gloo group for this transport, if any worker needs torch.distributed.
 
-    Made wherever some worker has no neighbour: every worker must take part.
+    Every worker must take part, so all agree on whether any needs it.
     """
     if world.world_size == 1 or world.device.type != "cpu":
         return None

@@ -1,4 +1,4 @@
-"""Cut a batch into microbatches that add up to it exactly.
+"""Cuts a batch into microbatches that add up to it exactly.
 
 A batch is a pair `(inputs, targets)`. The inputs are what the model is called with: a
 tensor, a tuple of positional arguments, or a dict of keyword arguments. Tensors are cut
@@ -23,7 +23,7 @@ from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import PerSample, num_rows, split_rows, tensors_in
 from hocket.run.data.reads import PartBatch, begin_of
 
-_DIGEST_SAMPLES = 4096  # enough to tell tensors apart, cheap for large ones
+_DIGEST_SAMPLES = 4096  # enough to distinguish tensors, cheap for large ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Microbatch:
 
     Args:
         leaves: the model's arguments, flattened as `(args, kwargs)`.
-        targets: as the loss takes them.
-        num_samples: rows of the batch in this part.
+        targets: what the loss is called with.
+        num_samples: the number of samples in this part.
     """
 
     leaves: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Microbatch:
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments that a batch's inputs stand for."""
+    """Return the positional and keyword arguments for a batch's inputs."""
     if isinstance(inputs, dict):
         return (), inputs
     if isinstance(inputs, tuple | list) and not isinstance(inputs, PerSample):
@@ -57,11 +57,11 @@ def split_batch(
 
     Args:
         batch: a pair `(inputs, targets)`, or a PartBatch.
-        num_parts: microbatches, over all replicas.
-        example: what the model was captured with, once it is.
+        num_parts: the number of microbatches, over all replicas.
+        example: the example that the model was captured with, if it is captured.
 
     Raises:
-        ShapeError: there is not one part.
+        ShapeError: `num_parts` is below 1.
         DataError: the batch is no pair, has fewer samples than parts, or its tensors
             disagree about the number of samples.
         ModelError: the inputs differ from the example's in more than the samples.
@@ -78,7 +78,7 @@ def split_batch(
 def _split_part(
     batch: PartBatch, num_parts: int, example: Example | None
 ) -> tuple[Microbatch, ...]:
-    """As `split_batch`, with nothing in the parts of other replicas."""
+    """Do what `split_batch` does, with empty parts for other replicas."""
     _check_enough(batch.num_samples, num_parts)
     begins = [begin_of(i, batch.num_samples, num_parts) for i in range(num_parts + 1)]
     parts = [Microbatch((), None, end - begin) for begin, end in pairwise(begins)]
@@ -91,14 +91,14 @@ def _split_part(
         if num_rows(leaf) not in (None, num_here):
             raise DataError(
                 f"the data set gave {num_rows(leaf)} samples where {num_here} rows "
-                "were asked for: one for each row is due, of inputs and of targets"
+                "were asked for: return one for each row, of inputs and of targets"
             )
     parts[first:last] = _cut(arguments, batch.targets, num_here, last - first)
     return tuple(parts)
 
 
 def _flat(inputs: Any, example: Example | None) -> list[Any]:
-    """The model's arguments as leaves, in the example's order once there is one."""
+    """Return the model's arguments as leaves, in the example's order if given."""
     args, kwargs = call_arguments(inputs)
     if example is None:
         return pytree.tree_leaves((args, kwargs))
@@ -131,7 +131,7 @@ def _cut(
 
 
 def count_samples(batch: Any) -> int:
-    """The number of samples of a batch, over all replicas.
+    """Return the number of samples of a batch, over all replicas.
 
     Raises:
         DataError: the batch is no pair, or its tensors disagree.
@@ -142,7 +142,7 @@ def count_samples(batch: Any) -> int:
 
 
 def digest(batch: Any) -> int:
-    """32 bits that tell batches apart, for workers to notice that theirs differ.
+    """Return 32 bits that differ between batches, so that workers detect it.
 
     Of each tensor on the CPU, some thousand elements count; on a GPU, where looking
     would wait for it, the shape alone.
@@ -154,7 +154,7 @@ def digest(batch: Any) -> int:
         total = zlib.crc32(f"{leaf.dtype}{tuple(leaf.shape)}".encode(), total)
         if leaf.device.type == "cpu" and leaf.numel():
             flat = leaf.detach().reshape(-1)
-            # An odd stride comes by all columns of a table whose width is even.
+            # An odd stride reads all columns of a table whose width is even.
             stride = max(1, flat.numel() // _DIGEST_SAMPLES) | 1
             sample = flat[::stride].contiguous().resolve_conj().view(torch.uint8)
             total = zlib.crc32(sample.numpy().data, total)

@@ -1,7 +1,7 @@
-"""Read batches of samples ahead of time, in processes of a DataLoader.
+"""Reads batches of samples ahead of time, in processes of a DataLoader.
 
 Each reads the rows and sides that its worker needs (`ReadSpec`), and nothing else. The
-DataLoader keeps the order, whoever is done first.
+DataLoader keeps their order.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def fetch(
     """Read batches in order.
 
     Args:
-        samples: what is read.
-        tasks: of each batch its rows, and the draw of what is varied.
+        samples: the data set.
+        tasks: the rows of each batch, and the random numbers of its epoch.
         reads: what this worker needs; None yields whole batches `(inputs, targets)`.
         num_workers: processes that read ahead; with 0, batches are read when asked for.
 
     Raises:
-        HocketError: as the samples raise it, in whichever process.
+        HocketError: the samples raised it, in any of the processes.
         RunError: a process that reads has ended.
     """
     fetcher = _Fetcher(samples, reads)
-    if num_workers:  # what the samples keep is read here, and shared with all of them
+    if num_workers:  # what the samples cache here is shared with all processes
         fetcher.read(torch.zeros(1, dtype=torch.int64), None)
     tasks, ahead = tee(tasks)
     loader = DataLoader(
@@ -73,7 +73,7 @@ def fetch(
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error of ours, carried from the process that read to the one that trains.
+    """An error of hocket's, carried from a reading process to the training process.
 
     The DataLoader would bury the message under a traceback.
     """
@@ -82,7 +82,7 @@ class _Failed:
 
 
 class _Fetcher(Dataset[Any]):
-    """Reads one batch per index; what a DataLoader's process runs."""
+    """Reads one batch per index; runs in a DataLoader's process."""
 
     def __init__(self, samples: Samples, reads: ReadSpec | None) -> None:
         self._samples = samples
@@ -99,7 +99,7 @@ class _Fetcher(Dataset[Any]):
             return _Failed(error)
 
     def read(self, rows: Tensor, draw: EpochRandom | None) -> tuple[Any, Any]:
-        """The sides that are needed of some rows; None for the others."""
+        """Read the inputs and targets that are needed; None for the others."""
         reads, samples = self._reads, self._samples
         reads_inputs = reads is None or (reads.inputs and len(rows) > 0)
         reads_targets = reads is None or (reads.targets and len(rows) > 0)
@@ -110,10 +110,10 @@ class _Fetcher(Dataset[Any]):
 
 
 def _worker_errors_named(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What a DataLoader yields; if a process of its ends, in our words.
+    """Yield a DataLoader's batches; explain the error if a process of it ends.
 
     Raises:
-        RunError: one has ended.
+        RunError: a process has ended.
     """
     try:
         yield from loader
@@ -139,6 +139,6 @@ def _on_device(fetched: Any, device: torch.device) -> Any:
 
 
 def _digest(samples: Samples, rows: BatchRows, draw: EpochRandom | None) -> int:
-    """32 bits of the whole batch: equal for equal rows, draws and data sets."""
+    """Return 32 bits of a batch: equal for equal rows, random numbers and data sets."""
     words = [samples.fingerprint, rows.epoch, -1 if draw is None else draw.seed]
     return zlib.crc32(rows.rows.numpy().tobytes(), zlib.crc32(repr(words).encode()))

@@ -1,4 +1,4 @@
-"""What can be said about a loader before its first batch."""
+"""Checks of a loader before its first batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_same_length(loader: Iterable[Any], world: World) -> None:
     Every worker must call this.
 
     Raises:
-        SchemaError: their lengths, where they have one, differ; names both.
+        SchemaError: their lengths, if they have one, differ; names both.
     """
     lengths = world.gather_json(_length(loader), "length of the loader")
     known = {rank: length for rank, length in enumerate(lengths) if length is not None}
@@ -33,14 +33,14 @@ def check_same_length(loader: Iterable[Any], world: World) -> None:
 
 
 def check_last_batch(loader: Iterable[Any], num_parts: int) -> None:
-    """Tell before the first step if a DataLoader's last batch will be too small.
+    """Raise DataError before the first step if a DataLoader's last batch is too small.
 
     Args:
-        loader: of any kind; nothing is said of one that does not tell its sizes.
+        loader: any iterable; loaders without known sizes are not checked.
         num_parts: microbatches over all replicas.
 
     Raises:
-        DataError: it will be.
+        DataError: the last batch has fewer samples than microbatches.
     """
     batch_size = getattr(loader, "batch_size", None)
     if not isinstance(batch_size, int) or getattr(loader, "drop_last", False):
@@ -65,14 +65,14 @@ def recorded_batches(
     *,
     per_step: int = 1,
 ) -> Iterator[Any]:
-    """A loader's batches; where it hangs, or fails, the ring shows it by this name.
+    """Yield a loader's batches, and record each wait for one.
 
     Args:
-        loader: of any kind.
-        recorder: told of each wait for a batch.
+        loader: any iterable.
+        recorder: records each wait for a batch.
         first_step: the step of the first batch.
-        name: of these waits.
-        per_step: batches that a step takes.
+        name: the name of these waits.
+        per_step: how many batches a step takes.
     """
     recorder.begin(name, first_step)
     batches = iter(loader)

@@ -1,4 +1,4 @@
-"""What a loss function may return, and how parts of it add up to the batch's loss."""
+"""Checks what a loss function returns, and adds losses up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TOTAL = "loss"  # the name of what is trained
 
 
 def losses_of(loss: LossFunction, output: Any, targets: Any) -> dict[str, Tensor]:
-    """Call a loss function on what the model returned (see `named_losses`).
+    """Call a loss function on the model's output (see `named_losses`).
 
     Raises:
-        ModelError: the model returned nothing, or the loss is of another form.
+        ModelError: the model returned None, or the loss has an unknown form.
     """
     if output is None:
         raise ModelError("the model's forward returned None; it must return a value")
@@ -26,7 +26,7 @@ def losses_of(loss: LossFunction, output: Any, targets: Any) -> dict[str, Tensor
 
 
 def named_losses(value: Any) -> dict[str, Tensor]:
-    """The scalars by name, what is trained first, under the name `loss`.
+    """Return the loss's scalars by name, first the one to train, named `loss`.
 
     A mapping with a key `loss` trains that; any other mapping trains the sum of its
     values (as detection models mean theirs). Everything else in it is reported only.
@@ -52,7 +52,7 @@ def named_losses(value: Any) -> dict[str, Tensor]:
 
 
 def sum_of(scalars: list[Tensor]) -> Tensor:
-    """Add scalars without beginning from an int."""
+    """Add scalars without starting from an int."""
     total = scalars[0]
     for scalar in scalars[1:]:
         total = total + scalar

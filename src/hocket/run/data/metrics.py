@@ -1,4 +1,4 @@
-"""What a metrics function is, and what it returns: named means over samples."""
+"""Checks a metrics function and what it returns: named means over samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Metrics = Callable[[Any, Any], Mapping[str, Tensor]]
 
 
 def check_metrics(metrics: object) -> None:
-    """Refuse what cannot be called, before anybody runs.
+    """Raise ModelError unless the metrics can be called.
 
     Raises:
         ModelError: it is no function.
@@ -27,7 +27,7 @@ def check_metrics(metrics: object) -> None:
 
 
 def named_means(value: object) -> dict[str, Tensor]:
-    """What a metrics function returned, as scalars in float64.
+    """Return a metrics function's result as scalars in float64.
 
     Args:
         value: a mapping from names to numbers, or to tensors of one element.

@@ -1,8 +1,8 @@
-"""What one worker needs of each batch, and a batch of which it has only that.
+"""Which rows of each batch one worker reads, and batches of such rows.
 
     batch       rows 0 ─────────────────────────────────── 7
     replica 0   rows 0 ─────── 3    stage 0: inputs    stage 2: targets
-    replica 1                       rows 4 ─────── 7   likewise
+    replica 1                       rows 4 ─────── 7   the same
 
 Stages between read neither, unless the model gives them some of its arguments (such as
 an attention mask). All workers still know the whole batch's rows, so that they notice
@@ -22,12 +22,12 @@ class ReadSpec:
     """What one worker needs of each batch.
 
     Args:
-        inputs: whether it needs them; a stage does that takes an argument of the model.
-        targets: likewise; the last stage does.
-        num_microbatches: of each replica.
-        num_replicas: that share the batch.
-        replica: this worker's.
-        device: where the tensors go.
+        inputs: whether it needs inputs: a stage of its takes an argument of the model.
+        targets: whether it needs targets: it has the last stage.
+        num_microbatches: microbatches of each replica.
+        num_replicas: replicas that share the batch.
+        replica: this worker's replica.
+        device: the device that tensors are moved to.
     """
 
     inputs: bool
@@ -38,7 +38,7 @@ class ReadSpec:
     device: torch.device
 
     def rows(self, num_samples: int) -> slice:
-        """The rows of a batch that this worker's replica takes."""
+        """Return the rows of a batch that this worker's replica takes."""
         num_parts, each = parts_of(
             num_samples, self.num_microbatches, self.num_replicas
         )
@@ -52,14 +52,15 @@ class ReadSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartBatch:
-    """A batch of which this worker has what it needs.
+    """The part of a batch that one worker needs.
 
     Args:
-        num_samples: of the whole batch.
-        digest: of the whole batch: equal for equal rows, draws and data sets.
-        rows: of the batch that are here.
-        inputs: of these rows; None where they are not needed.
-        targets: likewise.
+        num_samples: samples of the whole batch.
+        digest: a digest of the whole batch: equal for equal rows, random numbers and
+            data sets.
+        rows: the rows of the batch that are here.
+        inputs: the inputs of these rows; None if they are not needed.
+        targets: the targets of these rows; None if they are not needed.
     """
 
     num_samples: int
@@ -72,7 +73,7 @@ class PartBatch:
 def parts_of(
     num_samples: int, num_microbatches: int, num_replicas: int
 ) -> tuple[int, int]:
-    """How many parts a batch is cut into, and how many of them each replica takes.
+    """Return how many parts a batch is cut into, and how many each replica takes.
 
     As many microbatches as asked for; fewer of a batch that has fewer samples, and none
     for the last replicas of one that has fewer samples than there are replicas.
@@ -83,9 +84,9 @@ def parts_of(
 
 
 def begin_of(part: int, num_samples: int, num_parts: int) -> int:
-    """The row at which a part begins; the first parts take one sample more.
+    """Return the first row of a part; the first parts have one sample more.
 
-    The same parts as `torch.Tensor.tensor_split` makes.
+    The parts are those of `torch.Tensor.tensor_split`.
     """
     if not num_parts:
         return 0

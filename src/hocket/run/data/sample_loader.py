@@ -1,4 +1,4 @@
-"""Loaders that read ahead, in an order to go on from, and only what a worker needs.
+"""Loaders that read ahead, resume mid-epoch, and read only what a worker needs.
 
     ResumableSampler ──rows──▶ DataLoader's processes ──tensors──▶ training
           ▲                    read ahead                             │
@@ -30,7 +30,7 @@ class PartLoader(ABC):
     """A loader that can read a part of each batch.
 
     Args:
-        samples: what is read.
+        samples: the data set.
         batch_size: samples per batch, over all microbatches and replicas.
         num_workers: processes that read ahead; with 0, batches are read when asked for.
     """
@@ -46,46 +46,46 @@ class PartLoader(ABC):
 
     @abstractmethod
     def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
-        """What one worker needs of each batch.
+        """Yield the part of each batch that one worker needs.
 
         Args:
-            reads: what that is; None yields whole batches `(inputs, targets)`.
+            reads: what the worker needs; None yields whole batches `(inputs, targets)`.
         """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches that the next pass yields."""
+        """Return the number of batches that the next pass yields."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Whole batches `(inputs, targets)`."""
+        """Yield whole batches `(inputs, targets)`."""
         return self.parts(None)
 
     def example(self) -> tuple[Any, Any]:
-        """The first rows as a batch `(inputs, targets)`, to make a Pipeline with."""
+        """Return the first rows as a batch, to make a Pipeline with."""
         rows = torch.arange(min(self.batch_size, self.samples.num_samples))
-        samples = copy(self.samples)  # what it keeps for this is let go again
+        samples = copy(self.samples)  # the copy's caches are dropped with it
         return samples.inputs(rows, None), samples.targets(rows, None)
 
 
 class SampleLoader(PartLoader):
-    """Loads samples for training; knows how far training has come.
+    """Loads samples for training, and saves and restores its position.
 
-    The place that `state_dict` tells is that of the next batch to be handed out,
-    however many have been read ahead.
+    The position in `state_dict` is that of the next batch to be yielded, however many
+    have been read ahead.
 
     Args:
-        samples: what is read.
+        samples: the data set.
         batch_size: samples per batch, over all microbatches and replicas.
-        seed: of the order and of what is varied; the same on every worker.
+        seed: seeds the order and the augmentation; the same on every worker.
         shuffle: whether each epoch has an order of its own.
-        varied: whether samples are varied (augmented), where the data set does so.
+        varied: whether samples are augmented, if the data set does that.
         drop_last: leave out what does not fill a batch at the end of an epoch.
-        num_batches: over all epochs, after which a pass ends; each pass ends with its
-            epoch when not given.
+        num_batches: the batches over all epochs, after which a pass ends; each pass
+            ends with its epoch when not given.
         num_workers: processes that read ahead; with 0, batches are read when asked for.
 
     Raises:
-        DataError: there is no sample, or no full batch.
+        DataError: there are no samples, or not one full batch.
     """
 
     def __init__(
@@ -123,32 +123,33 @@ class SampleLoader(PartLoader):
         return self._sampler.batches_per_epoch
 
     def __len__(self) -> int:
-        """Batches that the next pass yields."""
+        """Return the number of batches that the next pass yields."""
         return len(self._sampler)
 
     def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
-        """From the place to the end of the pass; each batch moves the place on."""
+        """Yield batches from the position to the end of the pass, advancing it."""
         draws = ((rows, self._draw(rows.epoch)) for rows in self._sampler.upcoming())
         fetched = fetch(self.samples, draws, reads, self.num_workers)
         return self._sampler.counted(fetched)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, as plain JSON; give it to `Pipeline.save(data=)`."""
+        """Return the position as plain JSON, for `Pipeline.save(data=)`."""
         fingerprint = self.samples.fingerprint
         return {**self._sampler.state_dict(), "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place; batch size and number of replicas may be others.
+        """Restore a position; batch size and number of replicas may differ.
 
         Raises:
-            DataError: it is no such state, or one of other data, seed or shuffling.
+            DataError: the state is malformed, or belongs to other data, seed or
+                shuffling.
         """
         own = self.samples.fingerprint
         if state.get("fingerprint", own) != own:
             raise DataError(
-                "this place was kept in other data (fingerprint "
+                "this position was saved with other data (fingerprint "
                 f"{state['fingerprint']:08x}, these have {own:08x}): give the same "
-                "files as before, or begin anew"
+                "files as before, or start over"
             )
         self._sampler.load_state_dict(state)
 
@@ -160,12 +161,12 @@ class EvaluationLoader(PartLoader):
     """Loads every sample once, in order and as it is; the last batch may be smaller.
 
     Args:
-        samples: what is read.
+        samples: the data set.
         batch_size: samples per batch, over all microbatches and replicas.
         num_workers: processes that read ahead; with 0, batches are read when asked for.
 
     Raises:
-        DataError: there is no sample.
+        DataError: there are no samples.
     """
 
     def __init__(
@@ -174,11 +175,11 @@ class EvaluationLoader(PartLoader):
         super().__init__(samples, batch_size, num_workers)
 
     def __len__(self) -> int:
-        """Batches that a pass yields."""
+        """Return the number of batches of a pass."""
         return ceil(self.samples.num_samples / self.batch_size)
 
     def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
-        """All of them, from the beginning."""
+        """Yield all batches, from the beginning."""
         rows = torch.arange(self.samples.num_samples).split(self.batch_size)
         draws = ((BatchRows(0, each), None) for each in rows)
         return fetch(self.samples, draws, reads, self.num_workers)

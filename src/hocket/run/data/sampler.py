@@ -1,12 +1,12 @@
-"""The order in which samples are trained on, and how far it has been followed.
+"""The order in which samples are trained on, and the position in it.
 
     epoch 0   7 2 5 │ 0 8 3 │ 6 1 4      a permutation that follows from seed and epoch
     epoch 1   3 0 6 │ 8 1 7 │ 2 4 5
-                  place ▲                state_dict(): {"epoch": 1, "position": 3, ...}
+                  position ▲             state_dict(): {"epoch": 1, "position": 3, ...}
 
-The place is counted in samples, and moves when training takes a batch, not when
-somebody fetches it ahead of time. So whoever goes on from it, with another batch size
-or another number of replicas if need be, repeats no sample and leaves none out.
+The position is counted in samples, and moves when training takes a batch, not when it
+is fetched ahead of time. So resuming from it, even with another batch size or number of
+replicas, repeats no sample and skips none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EPOCHS_APART: Final = 1_000_003  # a prime: seeds and epochs do not meet
 
 @dataclass(frozen=True, slots=True)
 class SamplerPosition:
-    """Where the next batch comes from.
+    """The position of the next batch.
 
     Args:
-        epoch: from 0.
+        epoch: the epoch, from 0.
         position: samples of the epoch that come before.
-        num_batches: taken before, over all epochs.
+        num_batches: batches taken before, over all epochs.
     """
 
     epoch: int = 0
@@ -44,11 +44,11 @@ class SamplerPosition:
 
 @dataclass(frozen=True, slots=True)
 class BatchRows:
-    """One batch, by its samples' rows.
+    """The rows of one batch.
 
     Args:
-        epoch: that it is of.
-        rows: (B,), int64.
+        epoch: the batch's epoch.
+        rows: the rows: shape (B,), int64.
     """
 
     epoch: int
@@ -56,10 +56,10 @@ class BatchRows:
 
 
 class ResumableSampler:
-    """Batches of rows for a DataLoader (`batch_sampler=`), with a place to go on from.
+    """Batches of rows for a DataLoader (`batch_sampler=`), resumable at any batch.
 
     Every worker makes the same one: the order depends on seed and epoch alone. A pass
-    over it goes from its place to the end of the epoch, or to `num_batches`.
+    over it goes from its position to the end of the epoch, or to `num_batches`.
 
         sampler = ResumableSampler(len(dataset), 32, seed=0)
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
@@ -67,16 +67,16 @@ class ResumableSampler:
             pipeline.save("run/", data=sampler.state_dict())
 
     Args:
-        num_samples: rows of the data set.
+        num_samples: the number of rows of the data set.
         batch_size: samples per batch, over all microbatches and replicas.
-        seed: of the order; 0 to 2**32 - 1.
+        seed: seeds the order; 0 to 2**32 - 1.
         shuffle: whether each epoch has an order of its own; else rows come as they are.
         drop_last: leave out what does not fill a batch at the end of an epoch.
-        num_batches: over all epochs, after which a pass ends; each pass ends with its
-            epoch when not given.
+        num_batches: the batches over all epochs, after which a pass ends; each pass
+            ends with its epoch when not given.
 
     Raises:
-        DataError: there is no sample, no full batch, or a number out of range.
+        DataError: there are no samples, no full batch, or a number is out of range.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ResumableSampler:
 
     @property
     def current(self) -> SamplerPosition:
-        """Where the next batch comes from."""
+        """The position of the next batch."""
         return self._current
 
     @property
@@ -109,14 +109,14 @@ class ResumableSampler:
         return self._batches_in(self.num_samples)
 
     def order(self, epoch: int) -> Tensor:
-        """All rows in an epoch's order: (num_samples,), int64."""
+        """Return all rows in an epoch's order: (num_samples,), int64."""
         if not self.shuffle:
             return torch.arange(self.num_samples)
         generator = torch.Generator().manual_seed(self.seed * _EPOCHS_APART + epoch)
         return torch.randperm(self.num_samples, generator=generator)
 
     def upcoming(self) -> Iterator[BatchRows]:
-        """The batches from here to the end of the pass; the place stays where it is."""
+        """Yield the batches to the end of the pass, without advancing."""
         current, first = self._current, self._current.epoch
         epoch, order = -1, torch.empty(0)
         while not self._ends(current, first):
@@ -127,51 +127,51 @@ class ResumableSampler:
             current = self._after(current)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """As `upcoming`, in the form that a DataLoader asks for."""
+        """Yield the rows of `upcoming`, as a DataLoader expects them."""
         for batch in self.upcoming():
             yield batch.rows.tolist()
 
     def __len__(self) -> int:
-        """Batches left in this pass."""
+        """Return the number of batches left in this pass."""
         if self.num_batches is None:
             return self._batches_in(self.num_samples - self._current.position)
         return max(0, self.num_batches - self._current.num_batches)
 
     def advance(self) -> None:
-        """Training has taken the next batch: move on."""
+        """Advance the position by one batch."""
         self._current = self._after(self._current)
 
     def counted(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """A loader's batches, moving on with each that is taken.
+        """Yield a loader's batches, advancing the position with each.
 
         Args:
-            loader: draws from this sampler, however far ahead.
+            loader: reads from this sampler, however far ahead.
         """
         for batch in loader:
             self.advance()
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, as plain JSON."""
+        """Return the position as plain JSON."""
         return {"version": _VERSION, **self._identity(), **asdict(self._current)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place.
+        """Resume from a position.
 
         The batch size, `drop_last`, `num_batches` and the number of replicas may be
         others than when the state was made: it counts samples.
 
         Raises:
-            DataError: it is no such state, or one of another order: other data, seed or
-                shuffling would repeat some samples and leave out others.
+            DataError: the state is malformed, or belongs to another order: other data,
+                seed or shuffling would repeat some samples and skip others.
         """
         _check_form(state)
         for name, own in self._identity().items():
             if state[name] != own:
                 raise DataError(
-                    f"this place in the data was kept with {name} {state[name]}, and "
-                    f"now it is {own}: going on would repeat some samples and leave "
-                    f"out others. Use {name} {state[name]} again, or begin anew"
+                    f"this position was saved with {name} {state[name]}, and "
+                    f"now it is {own}: resuming would repeat some samples and leave "
+                    f"out others. Use {name} {state[name]} again, or start over"
                 )
         if state["position"] > self.num_samples:
             raise DataError(
@@ -184,7 +184,7 @@ class ResumableSampler:
         self._current = self._normal(current)
 
     def _identity(self) -> dict[str, Any]:
-        """What the order follows from, beside the epoch."""
+        """Return what the order depends on besides the epoch."""
         return {
             "num_samples": self.num_samples,
             "seed": self.seed,
@@ -208,7 +208,7 @@ class ResumableSampler:
         )
 
     def _normal(self, current: SamplerPosition) -> SamplerPosition:
-        """The same place; behind an epoch's last batch, the next epoch's begin."""
+        """Move a position behind an epoch's last batch to the next epoch's begin."""
         if self._batches_in(self.num_samples - current.position):
             return current
         return SamplerPosition(current.epoch + 1, 0, current.num_batches)
@@ -229,25 +229,25 @@ class ResumableSampler:
 
 
 def _check_form(state: Mapping[str, Any]) -> None:
-    """Refuse what no `state_dict` has written.
+    """Raise DataError for a state that no `state_dict` has returned.
 
     Raises:
         DataError: names what is missing or wrong.
     """
     if state.get("version") != _VERSION:
         raise DataError(
-            f"a place in the data of version {state.get('version')!r}; this hocket "
+            f"a position in the data of version {state.get('version')!r}; this hocket "
             f"reads version {_VERSION}"
         )
     for name in ("num_samples", "seed", "epoch", "position", "num_batches"):
         value = state.get(name)
         if type(value) is not int or value < 0:
             raise DataError(
-                f"a place in the data needs a natural number {name!r}, got {value!r}: "
-                "give what state_dict() returned"
+                f"a position in the data needs a natural number {name!r}, got "
+                f"{value!r}: give what state_dict() returned"
             )
     if type(state.get("shuffle")) is not bool:
         raise DataError(
-            f"a place in the data needs 'shuffle' true or false, got "
+            f"a position in the data needs 'shuffle' true or false, got "
             f"{state.get('shuffle')!r}: give what state_dict() returned"
         )

@@ -1,4 +1,4 @@
-"""Samples that are fetched by row, inputs and targets apart, and varied by chance.
+"""Samples that are read by row, inputs and targets separately, with augmentation.
 
 What a sample looks like in training depends on the seed, the epoch and its row alone:
 not on the batch it is in, nor on who reads it. So each worker can read the rows and the
@@ -24,42 +24,42 @@ class Samples(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """How many there are."""
+        """The number of rows."""
 
     @property
     def fingerprint(self) -> int:
-        """32 bits that follow from the content: workers notice that theirs differ."""
+        """32 bits that depend on the content, so that workers notice different data."""
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """What the model takes: a tensor, a tuple of arguments, or a dict of them.
+        """Return the model's arguments: a tensor, a tuple, or a dict of keywords.
 
         Args:
-            rows: (B,), int64.
-            draw: of what is varied; None takes the samples as they are.
+            rows: the rows: shape (B,), int64.
+            draw: random numbers for augmentation; None returns samples as they are.
         """
 
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """What the loss takes, for the same rows and the same draw."""
+        """Return the loss's targets, for the same rows and the same draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRandom:
-    """The random numbers of one epoch, for each row its own.
+    """Random numbers of one epoch, for each row its own.
 
     Args:
-        seed: of the run.
-        epoch: from 0.
+        seed: the run's seed.
+        epoch: the epoch, from 0.
     """
 
     seed: int
     epoch: int
 
     def uniform(self, rows: Tensor, num: int) -> Tensor:
-        """Numbers in [0, 1), the same for a row whichever rows are asked for with it.
+        """Return numbers in [0, 1) per row, whatever the other rows.
 
         Args:
-            rows: (B,).
-            num: for each of them.
+            rows: the rows: shape (B,).
+            num: how many numbers per row.
 
         Returns:
             (B, num), float64.
@@ -77,7 +77,7 @@ class EpochRandom:
 
 
 def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's step and output function."""
+    """Apply SplitMix64's step and output function."""
     state = state + _STEP
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -86,36 +86,36 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class FirstSamples:
-    """The first rows of other samples: a small size for a try, of the real data.
+    """The first rows of other samples: a small data set for a trial run.
 
     Args:
         samples: all of them.
-        num_samples: how many are left; at most as many as there are.
+        num_samples: how many rows to keep; at most as many as there are.
     """
 
     samples: Samples
     num_samples: int
 
     def __copy__(self) -> FirstSamples:
-        """Of a copy, which may keep less than the original does."""
+        """Copy the wrapped samples too: a copy may cache less than the original."""
         return FirstSamples(copy(self.samples), self.num_samples)
 
     @property
     def fingerprint(self) -> int:
-        """Of all of them."""
+        """The fingerprint of all samples."""
         return self.samples.fingerprint
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """As all of them."""
+        """See `Samples.inputs`."""
         return self.samples.inputs(rows, draw)
 
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """As all of them."""
+        """See `Samples.targets`."""
         return self.samples.targets(rows, draw)
 
 
 def first_samples(samples: Samples, num_samples: int | None) -> Samples:
-    """At most so many samples, from the front; all of them for None."""
+    """Return at most so many samples, from the front; all of them for None."""
     if num_samples is None or num_samples >= samples.num_samples:
         return samples
     return FirstSamples(samples, num_samples)

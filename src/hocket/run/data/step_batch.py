@@ -1,10 +1,10 @@
-"""One step's data, as one worker sees it: one batch, or several for one update.
+"""One step's data as one worker sees it: one batch, or several to accumulate.
 
     step          │ batch 0                 │ batch 1                 │ U
     microbatches  │ 0    1   │   2    3     │ 4    5   │   6    7     │
                   │ replica 0 │ replica 1   │ replica 0 │ replica 1   │
 
-Each batch is played as the schedule says; the gradients add up over all of them, each
+Each batch runs in the schedule's order; the gradients add up over all of them, each
 microbatch weighted by its share of the step's samples.
 """
 
@@ -23,11 +23,11 @@ from hocket.run.data.batch import Microbatch, digest, split_batch
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One batch of a step, as this worker's replica sees it.
+    """One batch of a step, cut for this worker's replica.
 
     Args:
-        step: for tags and random numbers.
-        microbatches: of this replica.
+        step: the step's header, for tags and random numbers.
+        microbatches: this replica's microbatches.
         closes: whether the step ends with it: gradients are reduced, weights updated.
         loss_scale: what the loss is multiplied by before the backward.
     """
@@ -38,18 +38,18 @@ class StepBatch:
     loss_scale: float = 1.0
 
     def number(self, index: int) -> int:
-        """A microbatch's number in the step, where `index` is that in the schedule.
+        """Return a microbatch's number in the step; `index` is the schedule's.
 
-        Replicas count alike: `StageRunner` adds what tells them apart.
+        All replicas count from 0: `StageRunner` adds an offset for each.
         """
         return self.step.first + index
 
     def share(self, index: int) -> float:
-        """How much of the whole step a microbatch is, by samples."""
+        """Return a microbatch's share of the whole step, by samples."""
         return self.step.sizes[index] / self.step.num_samples
 
     def shares(self) -> dict[int, float]:
-        """Of all microbatches, by their numbers in the step."""
+        """Return the shares of all microbatches, by their numbers in the step."""
         step = self.step
         return {step.first + i: n / step.num_samples for i, n in enumerate(step.sizes)}
 
@@ -69,10 +69,10 @@ def make_step_batches(
 
     Args:
         batches: one or more.
-        number: of the step.
-        layout: this worker's place.
+        number: the step's number.
+        layout: the ranks by device and replica.
         num_parts: microbatches of each batch, over all replicas.
-        example: what the model was captured with.
+        example: the example that the model was captured with.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.
@@ -94,7 +94,7 @@ def make_step_batches(
 
 
 def grouped(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
-    """Several batches at a time; the last time maybe fewer."""
+    """Yield lists of `size` batches; the last one may be shorter."""
     left = iter(batches)
     while group := tuple(islice(left, size)):
         yield group

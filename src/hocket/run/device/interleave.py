@@ -86,8 +86,8 @@ class ScheduleChoice(Enum):
 class Interleaver(LaneScheduler):
     """One lane runs at a time; which one follows from the seed alone. For tests.
 
-    With `ScheduleChoice.PCT`, a fault that needs `d` lanes' ops in a certain order is found with
-    a probability of at least 1 / (n k^(d-1)) for n lanes and k points.
+    With `ScheduleChoice.PCT`, a fault that needs `d` lanes' ops in a certain order is
+    found with a probability of at least 1 / (n k^(d-1)) for n lanes and k points.
 
     Source: Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of
     Finding Bugs", ASPLOS 2010, section 3; the Rust library Shuttle does the same.

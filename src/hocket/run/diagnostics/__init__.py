@@ -1,4 +1,4 @@
-"""What a worker leaves behind for the report of a failure.
+"""The files a worker leaves behind, from which a failure is reported.
 
 The job's folder, the flight recorder (a ring of the last ops that survives a kill),
 the record of one failure, and the root cause among those of all workers.

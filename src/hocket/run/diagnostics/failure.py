@@ -1,4 +1,4 @@
-"""How one worker failed, as data: written by itself if it can, else by its launcher."""
+"""How one worker failed, as data; written by the worker, or else by its launcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hocket.run.diagnostics.job_folder import WorkerFiles, write_json
 MAX_BYTES: Final = 4 * 2**20  # of a report; a longer one is not ours
 
 
-# gloo tells of a lost or silent neighbour by text only.
+# gloo reports a lost or silent peer only in the text of its errors.
 _LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting")
 
 
@@ -35,28 +35,28 @@ class FailureCause(Enum):
 
     RAISED = "raised"  # an exception of its own
     KILLED = "killed"  # a signal that it could not answer
-    EXITED = "exited"  # it left without a word
+    EXITED = "exited"  # it ended without a report
     HUNG = "hung"  # it did not answer, and the launcher ended it
-    WAITED = "waited"  # another worker did not give what it waited for
+    WAITED = "waited"  # another worker did not send what it waited for
     STOPPED = "stopped"  # it was asked to stop
 
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """One worker's end.
+    """How one worker ended.
 
     Args:
-        rank: of the worker.
-        host: on which it ran.
-        pid: of its process; 0 if it never told.
+        rank: the worker's rank.
+        host: the name of its host.
+        pid: its process id; 0 if unknown.
         cause: what ended it.
         code: its exit code; minus the signal's number if a signal killed it.
-        time_s: when, in seconds since 1970.
+        time_s: when it ended, in seconds since 1970.
         monotonic_s: the same moment on the clock of `last_ops`.
         kind: the exception's type, empty if there was none.
-        message: the exception's.
-        traceback: the exception's; or the stacks of all threads, at a crash.
-        last_ops: oldest first.
+        message: the exception's message.
+        traceback: the exception's traceback; after a crash, the stacks of all threads.
+        last_ops: the newest ops, oldest first.
     """
 
     rank: int
@@ -78,7 +78,7 @@ class FailureReport:
 
     @property
     def waits_for_rank(self) -> int:
-        """For whom it was waiting; `NO_RANK` if it was not."""
+        """The rank that it was waiting for; `NO_RANK` if it was not waiting."""
         if self.last is None or self.last.state is not OpState.WAITING:
             return NO_RANK
         return self.last.from_rank
@@ -87,7 +87,7 @@ class FailureReport:
 def failure_report(
     rank: int, entries: tuple[RecordedOp, ...], error: BaseException
 ) -> FailureReport:
-    """What a worker says about itself when an exception ends it."""
+    """Return the report that a worker writes when an exception ends it."""
     return FailureReport(
         rank=rank,
         host=socket.gethostname(),
@@ -106,13 +106,13 @@ def failure_report(
 def silent_failure_report(
     files: WorkerFiles, code: int, time_s: float, *, hung: bool
 ) -> FailureReport:
-    """What the launcher says about a worker that left no report.
+    """Return the launcher's report on a worker that left none.
 
     Args:
-        files: of the worker.
+        files: the worker's files.
         code: its exit code.
         time_s: when it ended, in seconds since 1970.
-        hung: the launcher ended it because it did not answer.
+        hung: whether the launcher ended it because it did not answer.
     """
     snapshot = read_flight_recorder(files.recorder)
     faults = files.faults.read_text() if files.faults.exists() else ""
@@ -136,24 +136,24 @@ def silent_failure_report(
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of a process that this exception ends."""
+    """Return the exit code of a process that this exception ends."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(bool(error.code))
     return env.exit_code_of(error)
 
 
 def write_report(path: Path, report: FailureReport) -> None:
-    """Write it as JSON, the whole file or none of it."""
+    """Write a report as JSON, the whole file or none of it."""
     write_json(path, as_json(report))
 
 
 def as_json(report: FailureReport) -> dict[str, object]:
-    """A report as JSON can hold it."""
+    """Return a report as JSON can hold it."""
     return asdict(report) | {"cause": report.cause.value}
 
 
 def read_report(path: Path) -> FailureReport | None:
-    """What `write_report` wrote; None if there is no file, or it is not one of ours."""
+    """Read a report; None if there is no file, or it is not a report."""
     import pydantic  # takes a while to import, and is needed only here
 
     try:
@@ -165,7 +165,7 @@ def read_report(path: Path) -> FailureReport | None:
 
 
 def _cause_of(error: BaseException, entries: tuple[RecordedOp, ...]) -> FailureCause:
-    """Whether a worker failed by itself, or because of another."""
+    """Return whether a worker failed by itself, or because of another."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         asked = code_of(error) in {env.ExitCode.INTERRUPTED, env.ExitCode.TERMINATED}
         return FailureCause.STOPPED if asked else FailureCause.EXITED
@@ -179,7 +179,7 @@ def _cause_of(error: BaseException, entries: tuple[RecordedOp, ...]) -> FailureC
 
 
 def stopped_at(entry: RecordedOp | None) -> str:
-    """Where a worker stood, like `at step 12 in 0B3`."""
+    """Return where a worker stood, such as `at step 12 in 0B3`."""
     if entry is None or entry.step == STARTING:
         return "before its first op"
     place = f"{'after' if entry.state is OpState.ENDED else 'in'} {entry.op}"
@@ -187,7 +187,7 @@ def stopped_at(entry: RecordedOp | None) -> str:
 
 
 def ops_table(entries: tuple[RecordedOp, ...], now_s: float) -> list[str]:
-    """The ops as lines of text, oldest first."""
+    """Format ops as lines of text, oldest first."""
     return [
         f"step {entry.step:>5}  {entry.op:<12} {_progress(entry, now_s)}"
         for entry in entries
@@ -196,7 +196,7 @@ def ops_table(entries: tuple[RecordedOp, ...], now_s: float) -> list[str]:
 
 
 def _progress(entry: RecordedOp, now_s: float) -> str:
-    """How far an op came, and what it waited for."""
+    """Describe how far an op came, and what it waited for."""
     what = entry.waits_for
     if what and entry.from_rank != NO_RANK:
         what += f" from rank {entry.from_rank}"

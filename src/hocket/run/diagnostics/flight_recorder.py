@@ -1,8 +1,8 @@
-"""The last ops of a worker, kept where they outlive it.
+"""A worker's last ops, kept in a file that outlives the process.
 
 The ring is a small memory-mapped file of fixed slots, one per op. Writing into it costs
-a fraction of a microsecond and no system call, and whoever is killed between two ops
-leaves it behind: the launcher reads from it what a worker did that can no longer say.
+a fraction of a microsecond and no system call. A worker that is killed leaves the file
+behind, and the launcher reads from it what the worker was doing.
 
     header │ slot 0 │ slot 1 │ ... │ slot 127      op number n is in slot n mod 128
                          ▲
@@ -24,14 +24,14 @@ from typing import Final, TypeAlias
 
 NUM_SLOTS: Final = 128
 STARTING: Final = -1  # the step of what happens before the first op
-NO_RANK: Final = -1  # the rank of whom nobody waits for
+NO_RANK: Final = -1  # in place of a rank: the op waits for none
 
-# Called before a wait that may take long: with the channel's name, and for which rank.
+# Called before a wait that may take long, with the channel's name and the rank.
 OnWait: TypeAlias = Callable[[str, int], None]
 
 
 class OpState(IntEnum):
-    """What a worker does with its newest op."""
+    """How far a worker has come with its newest op."""
 
     BEGUN = 1
     WAITING = 2
@@ -40,16 +40,16 @@ class OpState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One op of the ring.
+    """One op in the recorder's ring.
 
     Args:
-        step: in which it ran; `STARTING` before the first.
+        step: the step in which it ran; `STARTING` before the first.
         op: its text, like `0F3`.
         state: how far it came.
         begun_s: when it began, on its host's monotonic clock.
-        changed_s: when it came to its state.
-        waits_for: what it waited for last; empty if it never did.
-        from_rank: from whom; `NO_RANK` if it never did.
+        changed_s: when it came to its present state.
+        waits_for: what it last waited for; empty if it never waited.
+        from_rank: the rank it waited for; `NO_RANK` if it never waited.
     """
 
     step: int
@@ -63,11 +63,11 @@ class RecordedOp:
 
 @dataclass(frozen=True, slots=True)
 class RecorderSnapshot:
-    """A ring as somebody else finds it.
+    """The content of a recorder's file, as another process reads it.
 
     Args:
-        pid: of the process that writes it.
-        entries: oldest first.
+        pid: the process that writes it.
+        entries: the ops, oldest first.
     """
 
     pid: int
@@ -86,11 +86,12 @@ _STATES: Final = frozenset(OpState)
 
 
 class FlightRecorder:
-    """Records what a worker does. One thread writes.
+    """Records what a worker is doing. Only one thread may write.
 
     Args:
-        buffer: of `FlightRecorder.create`; by default memory that nobody else sees.
-        pid: of the process that writes.
+        buffer: memory from `FlightRecorder.create`; by default memory that no other
+            process sees.
+        pid: the process that writes.
     """
 
     __slots__ = ("_at", "_buffer", "_number")
@@ -104,13 +105,13 @@ class FlightRecorder:
 
     @classmethod
     def create(cls, path: Path, pid: int) -> FlightRecorder:
-        """A ring in a file, emptied if there is one already."""
+        """Make a recorder in a file, and empty it if it exists."""
         with path.open("a+b") as file:
             file.truncate(_SIZE)
             return cls(mmap.mmap(file.fileno(), _SIZE), pid)
 
     def begin(self, op: str, step: int) -> None:
-        """An op begins."""
+        """Record that an op begins."""
         self._number = number = self._number + 1
         self._at = at = _HEADER.size + number % NUM_SLOTS * _SLOT.size
         now = monotonic()
@@ -119,26 +120,26 @@ class FlightRecorder:
         )
 
     def wait(self, what: str, from_rank: int) -> None:
-        """The op cannot go on before something comes from another worker."""
+        """Record that the op waits for something from another worker."""
         _TAIL.pack_into(
             self._buffer, self._at + _TAIL_AT, monotonic(), 2, from_rank, what.encode()
         )
 
     def resume(self) -> None:
-        """What the op waited for has come: from now on it is busy by itself."""
+        """Record that the op has received what it waited for."""
         _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 1)
 
     def end(self) -> None:
-        """The op is done."""
+        """Record that the op is done."""
         _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 3)
 
     def entries(self) -> tuple[RecordedOp, ...]:
-        """The last ops, oldest first."""
+        """Return the last ops, oldest first."""
         return _entries(self._buffer[:])
 
 
 def read_flight_recorder(path: Path) -> RecorderSnapshot | None:
-    """The ring of another process, dead or alive; None if it has made none yet."""
+    """Read another process's recorder; None if it has made none yet."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -161,5 +162,5 @@ def _entries(data: bytes) -> tuple[RecordedOp, ...]:
 
 
 def _text(field: bytes) -> str:
-    """What a fixed field holds; cut off where it was too long."""
+    """Return the text in a fixed-size field; text that was too long is cut off."""
     return field.rstrip(b"\0").decode(errors="replace")

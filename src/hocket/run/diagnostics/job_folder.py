@@ -1,11 +1,11 @@
-"""Where the workers of a job leave what others read: one folder, private to the user.
+"""The private folder in which a job's workers leave files for each other.
 
 What is where:
 
-    <run>/workers/<job>/            mode 0700, made anew for each job
-        job.json                    what the launcher tells its workers
+    <run>/workers/<job>/            mode 0700, a new one for each job
+        job.json                    the launcher's parameters for the workers
         attempt-0/                  one per start; a restart sees none of the old
-            store                   in which the workers of one host find each other
+            store                   the workers of one host rendezvous here
             rank-0.ring             its last ops (flight_recorder.py)
             rank-0.json             how it failed (failure.py)
             rank-0.faults.txt       its stacks at a crash below Python
@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from hocket import env
 
-# What may be told; what is read back is Any, like that of `json.loads`.
+# What may be written; what is read back is Any, as from `json.loads`.
 Json: TypeAlias = (
     "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 )
@@ -36,8 +36,8 @@ class WorkerFiles:
     """The files of one worker in one attempt.
 
     Args:
-        folder: of the attempt.
-        rank: the worker's.
+        folder: the attempt's folder.
+        rank: the worker's rank.
     """
 
     folder: Path
@@ -45,22 +45,22 @@ class WorkerFiles:
 
     @property
     def recorder(self) -> Path:
-        """Its last ops."""
+        """The file of its flight recorder."""
         return self.folder / f"rank-{self.rank}.ring"
 
     @property
     def report(self) -> Path:
-        """How it failed."""
+        """The file that says how it failed."""
         return self.folder / f"rank-{self.rank}.json"
 
     @property
     def faults(self) -> Path:
-        """Its stacks at a crash below Python."""
+        """The file with its stacks after a crash below Python."""
         return self.folder / f"rank-{self.rank}.faults.txt"
 
     @property
     def result(self) -> Path:
-        """What its entry function returned."""
+        """The file with what its entry function returned."""
         return self.folder / f"rank-{self.rank}.result.json"
 
 
@@ -72,7 +72,7 @@ def new_job_dir(run_dir: Path) -> Path:
 
 
 def job_dir(run_dir: Path) -> Path:
-    """The folder of the job that this process is a worker of."""
+    """Return the folder of the job that this process is a worker of."""
     if env.JOB_DIR.is_set:
         return Path(env.JOB_DIR.text())
     name = re.sub(r"[^\w.-]", "_", env.RUN_ID.text()).lstrip(".") or "job"
@@ -80,14 +80,14 @@ def job_dir(run_dir: Path) -> Path:
 
 
 def attempt_dir(job: Path, attempt: int) -> Path:
-    """The folder of one attempt, made if need be; nobody else may look into it."""
+    """Return the folder of one attempt; made if need be, readable by this user only."""
     folder = job / f"attempt-{attempt}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 def store_path(attempt: Path) -> Path:
-    """The file in which the workers of one host find each other."""
+    """Return the file in which the workers of one host rendezvous."""
     return attempt / "store"
 
 

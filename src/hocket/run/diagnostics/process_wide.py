@@ -1,4 +1,4 @@
-"""Set what a process has only one of, and set it back, whoever ends first.
+"""Process-wide settings that are restored correctly in whatever order users end.
 
 Two pipelines of one process each watch for signals, and may be closed in any order:
 
@@ -27,10 +27,10 @@ _wakeups: Final[list[int]] = []
 
 @contextlib.contextmanager
 def signal_handler(number: signal.Signals, handler: Handler) -> Iterator[None]:
-    """Have a signal answered by a function; in the main thread only."""
+    """Install a signal handler while the block runs; in the main thread only."""
 
     def put(new: object) -> object:
-        # A handler that Python does not know of is told as None; none can be put back.
+        # Python returns None for a handler set in C, and cannot put it back.
         before = signal.signal(number, new)  # type: ignore[arg-type]
         return signal.SIG_DFL if before is None else before
 
@@ -40,7 +40,7 @@ def signal_handler(number: signal.Signals, handler: Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signal_wakeup(descriptor: int) -> Iterator[None]:
-    """Have the number of each signal written to a socket; in the main thread only."""
+    """Write the number of each signal to a socket; in the main thread only."""
     put = partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
     with _put(put, descriptor, _wakeups):
         yield

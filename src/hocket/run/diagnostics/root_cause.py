@@ -1,7 +1,7 @@
-"""What happened to a job, from its workers' reports: the first failure on top.
+"""Finds the failure that caused the others among the workers' reports.
 
-Workers fail one because of another. A report written because a neighbour was gone, or
-because the launcher asked for an end, is a consequence, whenever it was written:
+One failing worker makes others fail. A report written because a peer was gone, or
+because the launcher ended the job, is a consequence, whenever it was written:
 
     rank 1 was killed by signal 9 (SIGKILL) at step 12 in 1B3
     after that:
@@ -34,11 +34,11 @@ NUM_WORKERS: Final = 4  # whose last ops are in the message
 
 
 def first_failures(reports: Sequence[FailureReport]) -> list[FailureReport]:
-    """The reports in the order in which the failures caused each other.
+    """Sort reports such that causes come before consequences.
 
-    The clock decides only among equals: 1. what failed by itself; 2. who hung, or was
-    busy with something else while another waited in vain; it shows late, by what the
-    other reports; 3. who gave up waiting, or was asked to stop.
+    Time decides only within each class: 1. workers that failed by themselves; 2.
+    workers that hung, or were busy while another waited for them in vain; 3. workers
+    that gave up waiting, or were asked to stop.
     """
     awaited = _awaited(reports)
 
@@ -60,10 +60,10 @@ def first_failures(reports: Sequence[FailureReport]) -> list[FailureReport]:
 
 
 def _awaited(reports: Sequence[FailureReport]) -> set[int]:
-    """For whom somebody waited in vain; nobody, if none gave up waiting.
+    """Return the ranks that other workers waited for in vain.
 
-    Who gave up may have waited for several at once, and not know for whom; those that
-    were stopped while they waited know more.
+    A worker that gave up may have waited for several ranks at once and not know which
+    one failed; those that were stopped while they waited know more.
     """
     if all(r.cause is not FailureCause.WAITED for r in reports):
         return set()
@@ -75,11 +75,11 @@ def _awaited(reports: Sequence[FailureReport]) -> set[int]:
 
 
 def worker_error(reports: Sequence[FailureReport], folder: Path) -> WorkerError:
-    """The error that the launching process raises.
+    """Return the error that the launching process raises.
 
     Args:
-        reports: of all workers that failed; at least one.
-        folder: where the reports are kept.
+        reports: the reports of all workers that failed; at least one.
+        folder: the folder that holds the reports.
     """
     ordered = first_failures(reports)
     lines = [
@@ -96,7 +96,7 @@ def worker_error(reports: Sequence[FailureReport], folder: Path) -> WorkerError:
 
 
 def failure_headline(report: FailureReport) -> str:
-    """One worker's end in one sentence: rank, what, step and op."""
+    """Describe a worker's end in one sentence: rank, cause, step and op."""
     place = stopped_at(report.last)
     rank = f"rank {report.rank}"
     match report.cause:
@@ -119,7 +119,7 @@ def failure_headline(report: FailureReport) -> str:
 
 
 def last_ops(report: FailureReport) -> list[str]:
-    """The newest ops of one worker, as lines of text."""
+    """Format the newest ops of one worker as lines of text."""
     lines = ops_table(report.last_ops[-NUM_OPS:], report.monotonic_s)
     if not lines:
         return []
@@ -136,14 +136,14 @@ def _waits(report: FailureReport) -> str:
 
 
 def _since(report: FailureReport) -> str:
-    """For how long a worker had been where it was found."""
+    """Return for how long a worker had been in its last state."""
     if report.last is None:
         return ""
     return f" (for {report.monotonic_s - report.last.changed_s:.1f} s)"
 
 
 def _signal(number: int) -> str:
-    """A signal by number and name."""
+    """Return a signal's number and name."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
@@ -151,21 +151,21 @@ def _signal(number: int) -> str:
 
 
 def _hint(report: FailureReport) -> list[str]:
-    """The usual reason, where there is one."""
+    """Return the usual reason for such a failure, if there is one."""
     if report.code == -signal.SIGKILL and report.cause is FailureCause.KILLED:
-        return ["if nobody sent that signal, the machine ran out of memory: see dmesg"]
+        return ["if no user sent that signal, the machine ran out of memory: see dmesg"]
     return []
 
 
 def _own_traceback(report: FailureReport) -> list[str]:
-    """Where an error came from that hocket did not raise on purpose."""
+    """Return the origin of an error that hocket did not raise on purpose."""
     if hasattr(hocket.errors, report.kind):
         return []
     return [f"  {line}" for line in report.traceback.splitlines()]
 
 
 def _exit_code(ordered: Sequence[FailureReport]) -> int:
-    """What the launching process should end with."""
+    """Return the exit code for the launching process."""
     first, *others = ordered
     gave_up = (r for r in others if r.cause is FailureCause.WAITED)
     if first.cause is FailureCause.STOPPED and any(

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import ModelError, RecipeError
+from hocket.errors import ConfigError, ModelError
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.copies import without_copies
@@ -37,13 +37,13 @@ from hocket.run.engine.emulator.net import (
     make_net,
 )
 from hocket.run.engine.emulator.update import Updates
-from hocket.run.stage.seed import generators_kept
+from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
     OptimizerFactory,
     SchedulerFactory,
-    TrainingSettings,
+    TrainingConfig,
 )
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def emulate(
         program has several nets.
 
     Raises:
-        RecipeError: a net lacks a model, a loss or an optimizer; there is no such
+        ConfigError: a net lacks a model, a loss or an optimizer; there is no such
             correction, or the optimizer does not go with it.
         ShapeError: a net is cut into other numbers of stages than the program has.
         ModelError: a model cannot be cut so; a flow leads to where no output of another
@@ -124,7 +124,7 @@ def emulate(
     cuts = cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
     scheduler_of = _by_net(schedulers or {}, names, "schedulers")
     settings = {
-        name: TrainingSettings(
+        name: TrainingConfig(
             optimizer,
             scheduler_of.get(name),
             clip_norm,
@@ -152,7 +152,7 @@ def emulate(
     nets: dict[str, EmulatedNet] = {}
     updates: Updates | None = None
     facts = {net.name: net for net in program.nets}
-    with generators_kept(CPU):
+    with preserve_generators(CPU):
         for number, batch in enumerate(batches):
             by_net = isinstance(batch, Mapping)
             pairs = {name: batch[name] if by_net else batch for name in names}
@@ -192,12 +192,12 @@ def _by_net(
     if isinstance(inner, Mapping):
         unknown = [str(name) for name in value if name not in names]
         if unknown:
-            raise RecipeError(
+            raise ConfigError(
                 f"{what} names {', '.join(unknown)}; the nets are {', '.join(names)}"
             )
         return dict(value)
     if len(names) > 1:
-        raise RecipeError(
+        raise ConfigError(
             f"{what} must be a mapping by net, for there are {len(names)}: "
             f"{', '.join(names)}"
         )
@@ -253,9 +253,9 @@ def _check_losses(
         last = _stages_of(program, name)[-1]
         gets_gradient = bool(program.gradient_targets[last])
         if program.stages[last].trainable and not gets_gradient and name not in losses:
-            raise RecipeError(f"net {name} is trained and has no loss: give losses")
+            raise ConfigError(f"net {name} is trained and has no loss: give losses")
         if gets_gradient and name in losses:
-            raise RecipeError(
+            raise ConfigError(
                 f"net {name} gets its gradient from the nets that its output flows to: "
                 f"leave out losses[{name!r}]"
             )
@@ -272,7 +272,7 @@ def _make_nets(
     outputs: dict[str, Any] = {}
     for plan in plans:
         if plan.name not in models:
-            raise RecipeError(f"net {plan.name} has no model: give models")
+            raise ConfigError(f"net {plan.name} has no model: give models")
         given = [outputs[source] for source in plan.inputs]
         leaves = leaves_of(given, parts[plan.name][0])
         args, kwargs = call_arguments(pairs[plan.name][0])

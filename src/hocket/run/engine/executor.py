@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from hocket.errors import RecipeError
+from hocket.errors import ConfigError
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.engine.play_plan import PlayPlan, Portion
@@ -117,10 +117,10 @@ class Executor:
         """Put the averaged weights in the place of the trained ones for a while.
 
         Raises:
-            RecipeError: there are none.
+            ConfigError: there are none.
         """
         if any(updater.ema is None for updater in self.updaters.values()):
-            raise RecipeError(
+            raise ConfigError(
                 "there are no averaged weights: make the pipeline with ema_decay=0.999 "
                 "or another decay"
             )

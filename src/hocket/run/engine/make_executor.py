@@ -32,7 +32,7 @@ from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradients import Gradients
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.make import give_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.tied_weights import (
@@ -52,7 +52,7 @@ def make_executor(
     model: nn.Module,
     modules: Sequence[StageModule],
     loss: LossFunction,
-    settings: TrainingSettings,
+    settings: TrainingConfig,
     context: WorkerContext,
     channels: PointToPoint,
     *,
@@ -173,7 +173,7 @@ class _Parts:
 
     plan: PlayPlan
     modules: Sequence[StageModule]
-    settings: TrainingSettings
+    settings: TrainingConfig
     context: WorkerContext
     updaters: dict[int, Updater]
     stage_of: dict[str, int]
@@ -304,7 +304,7 @@ def _make_runners(
     plan: Plan,
     modules: Sequence[StageModule],
     loss: LossFunction,
-    settings: TrainingSettings,
+    settings: TrainingConfig,
     context: WorkerContext,
     *,
     seed: int,

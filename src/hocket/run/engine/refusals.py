@@ -9,14 +9,14 @@ from torch import nn
 from hocket.core.gates import describe, early_updates, gates_of
 from hocket.core.op import BACKWARDS
 from hocket.core.schedule import Schedule
-from hocket.errors import ModelError, RecipeError
+from hocket.errors import ConfigError, ModelError
 from hocket.run.stage.precision import Precision
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
 def refuse_without_effect(
-    settings: TrainingSettings, schedule: Schedule, max_delay: int
+    settings: TrainingConfig, schedule: Schedule, max_delay: int
 ) -> None:
     """See that what is said of old weights has an effect on an order.
 
@@ -26,10 +26,10 @@ def refuse_without_effect(
         max_delay: of the choice.
 
     Raises:
-        RecipeError: it has none.
+        ConfigError: it has none.
     """
     if max_delay:
-        raise RecipeError(
+        raise ConfigError(
             f"max_delay={max_delay} has no effect on a schedule that is asked for by "
             'name: it says how old weights may be where schedule="auto" chooses. '
             "Leave it out, or let the schedule be chosen"
@@ -38,14 +38,14 @@ def refuse_without_effect(
         return
     if any(stage.delay for stage in schedule.program.stages):
         return
-    raise RecipeError(
+    raise ConfigError(
         f"correction {settings.correction!r} has no effect: no stage of this order "
         'computes with old weights. Leave it out, or take an order such as "wpipe" on '
         "two devices or more"
     )
 
 
-def refuse_settings(settings: TrainingSettings, schedule: Schedule) -> None:
+def refuse_settings(settings: TrainingConfig, schedule: Schedule) -> None:
     """See that settings go with an order; all go with one that has no body.
 
     Args:
@@ -53,12 +53,12 @@ def refuse_settings(settings: TrainingSettings, schedule: Schedule) -> None:
         schedule: the order.
 
     Raises:
-        RecipeError: they do not; says all reasons.
+        ConfigError: they do not; says all reasons.
     """
     if not schedule.body:
         return
     if faults := [*_faults(settings, schedule)]:
-        raise RecipeError(
+        raise ConfigError(
             f"{'; '.join(faults)}. Or take an order that ends each step before the "
             'next begins, such as schedule="1f1b"'
         )
@@ -128,7 +128,7 @@ def refuse_hooks(stage: int, parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def _faults(settings: TrainingSettings, schedule: Schedule) -> Iterator[str]:
+def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
     if settings.accumulate > 1:
         yield (
             f"accumulate is {settings.accumulate}: without flushes each batch is a "

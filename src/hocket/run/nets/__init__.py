@@ -1,4 +1,4 @@
-"""A net whose stages change while training runs, and how its state follows.
+"""A net that is cut again while training runs, and how its state moves.
 
 Imports `stage`, `data`, `comm`, `device`, `cluster` and `diagnostics`. Begin with
 `net.py`, one net on one worker; `moves.py` plans which worker sends what to which, and

@@ -1,9 +1,9 @@
-"""Which worker sends which part of a net's state to which, when it is cut again.
+"""Plans which worker sends which part of a net's state when it is cut again.
 
     before   worker 0: a b     1: c d          a move: b from 0 to 1; d from 1 to 2 ...
     after    worker 0: a       1: b c    2: d
 
-A pure function: all workers compute the same plan, and play it in the same order.
+A pure function: all workers compute the same plan, and send in the same order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Holders = Mapping[tuple[str, str], Set[int]]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One parameter or buffer goes to the workers that need it and lack it.
+    """One parameter or buffer that moves to the workers that need it and lack it.
 
     Args:
-        net: whose it is.
+        net: the net's name.
         name: its first name in the uncut model.
         source: the worker that sends it.
         targets: the workers that receive it, in order.
@@ -43,12 +43,12 @@ def plan_moves(
     sends it, and of these the one of the lowest rank.
 
     Args:
-        before: who holds what.
-        after: who needs what.
-        num_bytes: of each part.
+        before: the workers that hold each part.
+        after: the workers that need each part.
+        num_bytes: the bytes of each part.
 
     Raises:
-        ModelError: some worker needs what no worker holds.
+        ModelError: a worker needs what no worker holds.
     """
     lost = sorted(key for key in after if after[key] and not before.get(key))
     if lost:
@@ -72,12 +72,12 @@ def plan_moves(
 def holders_of(
     net: str, names: Sequence[Set[str]], workers: Sequence[Set[int]]
 ) -> dict[tuple[str, str], frozenset[int]]:
-    """Who holds what of one net.
+    """Return the workers that hold each part of one net.
 
     Args:
         net: its name.
-        names: of each stage, what it uses.
-        workers: of each stage, the workers that run it, over all replicas.
+        names: for each stage, the names that it uses.
+        workers: for each stage, the workers that run it, over all replicas.
     """
     found: dict[tuple[str, str], frozenset[int]] = {}
     for used, ranks in zip(names, workers, strict=True):

@@ -23,13 +23,13 @@ class NetOnWorker:
     """A net that is captured once, and cut any number of times.
 
     Args:
-        name: of the net in the program.
-        captured: the model's work. Nothing of it is kept but its tensors, until the
-            first cut says which are needed here.
+        name: the net's name in the program.
+        captured: the captured model. Only its tensors are kept, until the first cut
+            says which are needed here.
 
     Attributes:
-        outline: the model's work on `meta`.
-        stages: those that run here, by their number in the net.
+        outline: the model's structure on `meta`.
+        stages: the stages that run here, by their number in the net.
     """
 
     def __init__(self, name: str, captured: Captured) -> None:
@@ -47,10 +47,10 @@ class NetOnWorker:
     def names(
         self, boundaries: Sequence[int], flows: Flows | None = None
     ) -> tuple[frozenset[str], ...]:
-        """What each stage of a cut uses, by first name.
+        """Return the first names of what each stage of a cut uses.
 
         Raises:
-            ModelError: as `hocket.model.stages.cut.cut`.
+            ModelError: see `hocket.model.stages.cut.cut`.
         """
         return tuple(
             frozenset(_tensors_of([stage], self._first_name))
@@ -58,7 +58,7 @@ class NetOnWorker:
         )
 
     def num_bytes(self) -> dict[tuple[str, str], int]:
-        """Of each parameter and buffer of the whole net, by (net, name)."""
+        """Return the bytes of each parameter and buffer of the net, by (net, name)."""
         tensors = self.outline.state.tensors.items()
         return {(self.name, name): x.nbytes for name, x in tensors}
 
@@ -69,7 +69,7 @@ class NetOnWorker:
         received: Mapping[str, Tensor] | None = None,
         flows: Flows | None = None,
     ) -> Mapping[int, StageModule]:
-        """Make the stages that run here; what they do not use is forgotten.
+        """Make the stages that run here; release what they do not use.
 
         Parameters that stay are the same objects as before, so that an optimizer's
         state stays theirs.
@@ -77,11 +77,12 @@ class NetOnWorker:
         Args:
             boundaries: the layers at which stages 1, 2, ... begin.
             here: the stages that run on this worker.
-            received: what other workers sent, by first name.
-            flows: as for `hocket.model.stages.cut.cut`.
+            received: the tensors that other workers sent, by first name.
+            flows: see `hocket.model.stages.cut.cut`.
 
         Raises:
-            ModelError: a stage uses what is not here; or the cut is impossible.
+            ModelError: a stage uses a tensor that is not here; or the cut is
+                impossible.
         """
         given = self.tensors | dict(received or {})
         stages = cut(on_tensors(self.outline, given), boundaries, flows)
@@ -98,7 +99,7 @@ class NetOnWorker:
         return self.stages
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is here of the uncut model's `state_dict()`, by all of its names."""
+        """Return this worker's part of the uncut model's `state_dict()`."""
         state = self.outline.state
         names = state.first_name.items()
         tensors = self.tensors
@@ -116,7 +117,7 @@ class NetOnWorker:
 def _tensors_of(
     stages: Collection[StageModule] | Any, first_name: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """What stages keep, by first name."""
+    """Return the tensors that stages keep, by first name."""
     found: dict[str, Tensor] = {}
     for stage in stages:
         for name, x in (

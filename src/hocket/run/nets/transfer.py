@@ -1,11 +1,11 @@
-"""Send parts of a net's state from worker to worker, over torch.distributed.
+"""Sends parts of a net's state between workers, over torch.distributed.
 
 A part is named tensors and a few numbers: a parameter, and what its optimizer keeps of
-it. Before each part goes its description, so that the receiver need know nothing:
+it. A description precedes each part, so that the receiver need not know its form:
 
     move 3, from 0 to 2     the description's length ▶ the description ▶ each tensor
 
-All workers play the moves in one order. Sends do not wait for their receivers, so no
+All workers make the moves in one order. Sends do not wait for their receivers, so no
 two workers wait for each other.
 """
 
@@ -28,8 +28,8 @@ class Bundle:
     """One part of a net's state.
 
     Args:
-        tensors: by what they are; the parameter or buffer itself is `value`.
-        facts: all else, as JSON has it.
+        tensors: the tensors by kind; the parameter or buffer itself is `value`.
+        facts: all else, as JSON holds it.
     """
 
     tensors: dict[str, Tensor]
@@ -42,16 +42,16 @@ def transfer(
     bundle_of: Callable[[str, str], Bundle],
     device: torch.device,
 ) -> dict[tuple[str, str], Bundle]:
-    """Play the moves. Every worker of the process group must call this.
+    """Make the moves. Every worker of the process group must call this.
 
     Args:
-        moves: the same on all workers.
-        rank: this worker's.
-        bundle_of: gives what is here, by net and name.
-        device: where this worker's tensors live.
+        moves: the moves, the same on all workers.
+        rank: this worker's rank.
+        bundle_of: returns a part that is here, by net and name.
+        device: the device of this worker's tensors.
 
     Returns:
-        What came here, by (net, name).
+        The parts received, by (net, name).
     """
     received: dict[tuple[str, str], Bundle] = {}
     sends: list[tuple[Any, Tensor]] = []  # with what is under way
@@ -98,5 +98,5 @@ def _receive(source: int, tag: int, device: torch.device) -> Bundle:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory, as bytes: some backends do not know every type."""
+    """Return a tensor's memory as bytes: some backends lack some types."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""One stage, one microbatch: forward, backward, and what lives between them.
+"""One stage: forward and backward of single microbatches, and the state between.
 
 `runner.py` runs it; beside it are recomputation, precision, random numbers, versions of
 the weights; `split/` divides a backward into I and W, `compiled/` compiles a stage.

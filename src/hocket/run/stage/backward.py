@@ -1,4 +1,4 @@
-"""Autograd's engine, called without what `torch.autograd.backward` looks at first."""
+"""Calls autograd's engine without the slow checks of `torch.autograd.backward`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-# It is torch's own, and may be gone one day: then the public way is taken.
+# A private function of torch: if it is removed, the public one is used.
 _engine: Callable[..., Any] | None = getattr(
     torch.autograd.graph, "_engine_run_backward", None
 )
@@ -18,16 +18,16 @@ _engine: Callable[..., Any] | None = getattr(
 def run_backward(
     starts: Sequence[Tensor] | Sequence[GradientEdge], grads: Sequence[Tensor]
 ) -> None:
-    """Add up gradients in `.grad`, as `torch.autograd.backward(starts, grads)` does.
+    """Accumulate into `.grad`, as `torch.autograd.backward(starts, grads)` does.
 
     It first compares each gradient's shape with its start's, as if they were symbols:
     five microseconds, more than a quarter of a short backward. In a pipeline they are
-    equal, for a gradient's message has the shapes of the output's, and the engine asks
-    once more.
+    equal, for a gradient's message has the shapes of the output's, and the engine
+    checks again.
 
     Args:
         starts: where the backward starts.
-        grads: of each, in its shape.
+        grads: the gradient of each start, in its shape.
     """
     if _engine is None:
         torch.autograd.backward(starts, grads)
@@ -36,7 +36,7 @@ def run_backward(
         tuple(starts),
         tuple(grads),
         False,  # the graph is freed
-        False,  # and no graph made of the gradients
+        False,  # and no graph of the gradients is made
         (),
         allow_unreachable=True,
         accumulate_grad=True,

@@ -1,4 +1,4 @@
-"""Losses that compare samples with each other are noticed before anything is trained.
+"""Detects losses that compare samples with each other, before training starts.
 
 A pipeline computes the loss of each microbatch, and adds these up by samples. That is
 the batch's loss if the loss is a mean over samples. One that compares them (contrastive
@@ -8,7 +8,7 @@ microbatches there are:
     CLIP's loss of 8 samples               each of 8 against 7 others
     mean of its losses of 4 and 4 samples  each of 8 against 3 others
 
-They are told apart by some samples and the same samples twice:
+They are distinguished by some samples and the same samples twice:
 
     loss                                  a, b       a, b, a, b
     mean over samples, words, weights     (a+b)/2    the same
@@ -35,26 +35,26 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.calls import preserve_attributes
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.run.data.loss import TOTAL, LossFunction
-from hocket.run.stage.seed import generators_kept, seed_generators
+from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _MOST: Final = 4  # samples that are tried
 
 
 @dataclass(frozen=True, slots=True)
 class PerMicrobatch:
-    """Says of a loss that compares samples that it is meant within microbatches.
+    """Declares that a loss which compares samples is meant within microbatches.
 
     Args:
-        loss: as for `Pipeline`.
+        loss: the loss function, as for `Pipeline`.
     """
 
     loss: LossFunction
 
     def __call__(self, output: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
-        """The loss."""
+        """Compute the loss."""
         return self.loss(output, targets)
 
 
@@ -69,27 +69,27 @@ def check_mean(
 ) -> None:
     """Refuse a loss that is no mean over samples.
 
-    Where that cannot be tried, nothing is said: outputs whose first dimension is not
+    Losses that cannot be tried are accepted: outputs whose first dimension is not
     the samples', losses that draw random numbers or depend on the order of samples,
     and those that do not run with other numbers of samples.
 
     Args:
-        loss: as the user gave it.
-        named: computes it: the named losses of outputs and targets.
-        output: of the model for one microbatch.
-        targets: likewise.
-        num_samples: in it.
-        device: where the outputs are.
+        loss: the user's loss function.
+        named: computes the named losses of outputs and targets.
+        output: the model's output for one microbatch.
+        targets: the targets of that microbatch.
+        num_samples: samples of that microbatch.
+        device: the outputs' device.
 
     Raises:
-        ModelError: it compares samples with each other, or is a sum; tells the numbers.
+        ModelError: it compares samples with each other, or is a sum; names the numbers.
     """
     if isinstance(loss, PerMicrobatch):
         return
     num = min(num_samples, _MOST)
     rows = torch.arange(num)
     trial = _LossTrial(named, output, targets, num_samples)
-    with generators_kept(device), _restored_attributes(loss), torch.no_grad():
+    with preserve_generators(device), _restored_attributes(loss), torch.no_grad():
         seed_generators(device, 0)
         once = trial.loss_of(rows)
         twice = trial.loss_of(torch.cat([rows, rows]))
@@ -104,12 +104,12 @@ def check_mean(
 
 @contextmanager
 def _restored_attributes(loss: LossFunction) -> Iterator[None]:
-    """Put back what a loss that is a module keeps on itself."""
+    """Restore the attributes of a loss that is a module."""
     if not isinstance(loss, nn.Module):
         yield
         return
     before = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
-    with attributes_kept(loss):
+    with preserve_attributes(loss):
         yield
     for buffer, value in before:
         buffer.detach().copy_(value)
@@ -117,7 +117,7 @@ def _restored_attributes(loss: LossFunction) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _LossTrial:
-    """Losses of some of a microbatch's samples."""
+    """Computes the loss of some of a microbatch's samples."""
 
     named: Callable[[Any, Any], Mapping[str, Tensor]]
     output: Any
@@ -125,7 +125,7 @@ class _LossTrial:
     num_samples: int
 
     def loss_of(self, rows: Tensor) -> Tensor | None:
-        """Of these samples; None where that cannot be said."""
+        """Return the loss of these samples; None if it cannot be computed."""
         try:
             output, targets = self._taken(self.output, rows), self.targets
             value = self.named(output, self._taken(targets, rows))[TOTAL]
@@ -134,10 +134,10 @@ class _LossTrial:
         return value if bool(value.isfinite()) else None
 
     def _taken(self, structure: Any, rows: Tensor) -> Any:
-        """The rows of every leaf that has samples.
+        """Return the rows of every leaf that has samples.
 
         Raises:
-            ValueError: one has another first dimension than the samples.
+            ValueError: a leaf's first dimension is not the samples'.
         """
 
         def taken(leaf: Any) -> Any:
@@ -152,7 +152,7 @@ class _LossTrial:
 
 
 def _is_near(a: Tensor, b: Tensor) -> bool:
-    """But for rounding: losses that compare samples differ in the first digits."""
+    """Return whether two losses differ by no more than rounding."""
     least = math.sqrt(torch.finfo(a.dtype).eps)
     return bool((a - b).abs() <= least * torch.maximum(a.abs(), b.abs()))
 
@@ -169,7 +169,7 @@ def _text(once: Tensor, twice: Tensor, num: int) -> str:
         f"{numbers}: {what}compares samples with each other. A pipeline computes it "
         "for each microbatch by itself, which is not the loss of the whole batch. "
         "Return the mean of what each sample costs for itself; or leave the batch "
-        "whole (num_microbatches=1, num_replicas=1, accumulate=1); or, where it is "
-        "enough to compare the samples of one microbatch, say so: "
+        "whole (num_microbatches=1, num_replicas=1, accumulate=1); or, if it is "
+        "enough to compare the samples of one microbatch, declare it: "
         "loss=hocket.PerMicrobatch(loss)"
     )

@@ -1,9 +1,8 @@
-"""The losses of a step's microbatches, as numbers, and that all of them are finite.
+"""Reads the losses of a step's microbatches, and checks that they are finite.
 
-On a CPU a loss is there when its forward has returned, and is read at once. To read one
-from an accelerator is to wait until it has done all that it was handed, and to leave it
-without work meanwhile: there the losses are kept, and read together when the step's
-last forward is on its way.
+On a CPU a loss is there when its forward has returned, and is read at once. Reading one
+from an accelerator waits for all queued work and leaves the device idle meanwhile:
+there the losses are kept, and read together when the step's last forward is queued.
 
     CPU            F0 read  B0   F1 read  B1   F2 read
     accelerator    F0       B0   F1       B1   F2 read all
@@ -22,10 +21,10 @@ from hocket.run.data.loss import TOTAL
 
 
 class LossValues:
-    """Takes the named losses of each microbatch, and gives their values.
+    """Keeps the named losses of each microbatch, and reads their values.
 
     Args:
-        stage: that makes them, for errors.
+        stage: the stage that computes them, for errors.
         at_once: whether to read each loss when it is taken.
     """
 
@@ -36,10 +35,10 @@ class LossValues:
         self._values: dict[int, dict[str, float]] = {}
 
     def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
-        """Take those of one microbatch.
+        """Keep the losses of one microbatch.
 
         Raises:
-            NonFiniteError: what is trained is not finite, and it is read at once.
+            NonFiniteError: the loss to train is not finite, and is read at once.
         """
         if self._at_once:
             values = {name: value.item() for name, value in named.items()}
@@ -53,17 +52,18 @@ class LossValues:
         }
 
     def read(self) -> dict[int, dict[str, float]]:
-        """By microbatch and name, all that were taken since the last reading.
+        """Return all losses since the last call, by microbatch and name.
 
         Raises:
-            NonFiniteError: what is trained is not finite for one of them; the first.
+            NonFiniteError: the loss to train is not finite for a microbatch; names the
+                first.
         """
         self._read_together()
         values, self._values = self._values, {}
         return values
 
     def clear(self) -> None:
-        """Forget what was taken."""
+        """Drop the losses that were kept."""
         self._unread.clear()
         self._values.clear()
 

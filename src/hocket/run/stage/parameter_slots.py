@@ -1,4 +1,4 @@
-"""Put other tensors in the places of a stage's parameters."""
+"""Replaces a stage's parameters by other tensors for a while."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class ParameterSlots:
-    """Where trained parameters stand; one may stand in several modules.
+    """The places of trained parameters; one parameter may be in several modules.
 
-    To fill them is to exchange entries of the modules' own dicts; the parameters stay
-    the same objects, and come back.
+    Filling them exchanges entries of the modules' own dicts; the parameters stay the
+    same objects.
 
     Args:
         module: the stage.
@@ -34,7 +34,7 @@ class ParameterSlots:
             slots[key] = tensors[name]  # type: ignore[assignment]  # one like it
 
     def empty(self) -> None:
-        """Have the parameters back."""
+        """Put the parameters back."""
         for slots, key, _, parameter in self._slots:
             slots[key] = parameter
 

@@ -1,9 +1,9 @@
-"""In which type the forward computes, and how small gradients survive a short one.
+"""The type that forwards compute in, and the loss scale for float16.
 
 bfloat16 has float32's range, so gradients survive as they are. float16 has not: the
 loss is scaled up before the backward, and the gradients down again before the update.
-Where that was too much, some gradient is infinite, the step is skipped, and the scale
-halved; on all workers at once, for they know of all gradients
+If the scale is too large, some gradient is infinite, the step is skipped, and the scale
+is halved; on all workers at once, since each knows the norms of all gradients
 (`hocket.run.weights.gradients`).
 """
 
@@ -19,29 +19,29 @@ from torch import Tensor, nn
 
 
 class Precision(Enum):
-    """What autocast computes in. Weights, and what updates them, keep their types."""
+    """The type that autocast computes in. Weights and updates keep their types."""
 
-    FLOAT32 = "float32"  # no autocast: everything in the types that it has
+    FLOAT32 = "float32"  # no autocast
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """What to compute a forward in; to be entered again and again, never nested."""
+        """Return autocast's context; re-entered for each forward, never nested."""
         if self is Precision.FLOAT32:
             return nullcontext()
         return torch.autocast(device.type, getattr(torch, self.value))
 
 
 class LossScale:
-    """The factor of the loss, which all workers keep alike.
+    """The loss scale for float16, equal on all workers.
 
     torch's scaler looks for infinities in an optimizer's gradients. Here it looks at
     one number, the witness, whose gradient is infinite on every worker as soon as any
     gradient of any worker is.
 
     Args:
-        scaler: torch's; its state is the scale's.
-        device: where the scale is kept.
+        scaler: torch's scaler, which keeps the state.
+        device: the scale's device.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class LossScale:
             torch._foreach_mul_(list(grads), 1.0 / self.value)
 
     def update(self, *, overflowed: bool) -> None:
-        """Learn from a step: too large a factor is halved, a good one may grow."""
+        """Halve the factor after an overflow; raise it after many good steps."""
         found = math.inf if overflowed else 0.0
         self._witness.grad = torch.full_like(self._witness, found)
         self.scaler.unscale_(self._optimizer)

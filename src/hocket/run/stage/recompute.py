@@ -1,11 +1,11 @@
-"""Run a stage's forward a second time, exactly as it ran the first time.
+"""Runs a stage's forward a second time, exactly as it ran the first time.
 
-    F    runs, and what autograd would keep is thrown away at once;
-         left are the input, the random state, and copies of the buffers it changes
+    F    runs, and what autograd would save is discarded at once;
+         kept are the input, the random state, and copies of the buffers it changes
     B    runs the forward again from these, then backward
 
 The first run records its graph like any other (hocket.model.stages), so that it
-comes to the same numbers.
+computes the same numbers.
 
 The buffers (a BatchNorm's statistics) are changed by the first run only: the second one
 finds the copies in their place, and changes those.
@@ -23,17 +23,17 @@ from torch import Tensor
 from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
-from hocket.run.stage.seed import generators_kept, random_state, set_random_state
+from hocket.run.stage.seed import preserve_generators, random_state, set_random_state
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """What a forward is given.
+    """The arguments of a forward.
 
     Args:
-        microbatch: the batch inputs and targets.
+        microbatch: the microbatch's inputs and targets.
         received: the values from the stage before, detached.
-        weight: the microbatch's share of the batch, by samples.
+        weight: the microbatch's share of the step, by samples.
     """
 
     microbatch: Microbatch
@@ -43,11 +43,11 @@ class ForwardInputs:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All that a forward needs to run the same again.
+    """What a forward needs to run the same again.
 
     Args:
         inputs: its arguments.
-        buffers: copies of those it changes, from before its first run.
+        buffers: copies of the buffers that it changes, from before its first run.
         random: the generator's state from before its first run.
     """
 
@@ -57,7 +57,7 @@ class Replay:
 
 
 class Replayer:
-    """Keeps and restores what a stage's forward depends on.
+    """Saves and restores what a stage's forward depends on.
 
     Args:
         module: the stage.
@@ -69,8 +69,8 @@ class Replayer:
         self._homes = changing_buffers(module)
 
     def keep(self, inputs: ForwardInputs) -> Replay:
-        """Call it when the generator is seeded, before the first run."""
-        copies: dict[int, Tensor] = {}  # one of a buffer that has several homes
+        """Save the state; called when the generator is seeded, before the first run."""
+        copies: dict[int, Tensor] = {}  # one name of a buffer that has several
         for home, key in self._homes:
             buffer = home[key]
             if id(buffer) not in copies:
@@ -80,9 +80,9 @@ class Replayer:
 
     @contextmanager
     def restored(self, replay: Replay) -> Iterator[None]:
-        """For the second run; afterwards, all is as it was before it."""
+        """Restore the state for the second run; afterwards, undo that."""
         now = [home[key] for home, key in self._homes]
-        with generators_kept(self._device):
+        with preserve_generators(self._device):
             set_random_state(self._device, replay.random)
             self._put(replay.buffers)
             try:
@@ -96,7 +96,7 @@ class Replayer:
 
 
 def changing_buffers(module: StageModule) -> tuple[Home, ...]:
-    """Where a stage keeps the buffers that its forward changes in training."""
+    """Return where a stage keeps the buffers that its forward changes in training."""
     named = module.named_buffers(remove_duplicate=False)
     changing = {id(x) for name, x in named if name in module.changed_buffers}
     return tuple(

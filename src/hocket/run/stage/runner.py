@@ -1,4 +1,4 @@
-"""One stage at work: forward, backward, and what lives between them."""
+"""Runs one stage: forward and backward of each microbatch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule
-from hocket.model.stages.discard_saved_tensors import nothing_kept
+from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.stage.backward import run_backward
@@ -33,15 +33,15 @@ from hocket.run.stage.versions import WeightVersions
 
 @dataclass(slots=True)
 class _SavedForward:
-    """What one microbatch leaves behind from its forward to its backward.
+    """What a microbatch's forward saves for its backward.
 
     Args:
         leaves: the received inputs that want a gradient.
         starts: where the backward starts: the loss, or the outputs' places in the
             graph, so that they themselves need not stay.
-        grads: to start with, where they are known (the loss's weight).
-        depends: for each gradient that is given otherwise, whether there is a start
-            for it: whether that output turned out to depend on any weight or input.
+        grads: the gradients to start with, if they are known (the loss's weight).
+        depends: for each gradient that is received, whether its output depends on any
+            weight or input, and so has a start.
     """
 
     leaves: tuple[Tensor, ...]
@@ -50,11 +50,11 @@ class _SavedForward:
     depends: tuple[bool, ...] = ()
 
     def given(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The gradients to start with, where those of the outputs came from outside."""
+        """Return the gradients of the starts, of those that were received."""
         return self.grads or tuple(compress(grads, self.depends))
 
     def found(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """The gradients of the leaves, also where nothing depended on one."""
+        """Return the gradients of the leaves; zeros for those without one."""
         return tuple(
             torch.zeros_like(leaf) if grad is None else grad
             for leaf, grad in zip(self.leaves, grads, strict=True)
@@ -65,25 +65,26 @@ class StageRunner:
     """Runs one stage for any microbatch, in any order.
 
     Args:
-        number: of the stage in the program.
-        module: the cut part of the model.
-        loss: given for the net's last stage.
-        device: where the module lives.
-        seed: of the run, for random numbers.
+        number: the stage's number in the program.
+        module: the stage's module.
+        loss: the loss function, for a net's last stage.
+        device: the module's device.
+        seed: the run's seed for random numbers.
         net: the name of the stage's net, for random numbers.
         first_microbatch: this replica's first, counted over all replicas, so that no
             two replicas draw the same numbers.
-        precision: what forwards and losses compute in.
+        precision: the type that forwards and losses compute in.
         recomputes: keep nothing of a forward but its input, and run it once more in
             the backward; to the same result, bit for bit.
-        splits: how backwards are taken apart, where they are.
-        checks_loss: whether the loss must be a mean over samples, for each microbatch
-            is only a part of the batch.
+        splits: how backwards are split into I and W, if they are.
+        checks_loss: whether to check that the loss is a mean over samples, since each
+            microbatch is only a part of the batch.
 
     Attributes:
-        losses: of the forwards since they were last read; of the net's last stage.
-        live: what waits for its backward, by step and microbatch.
-        versions: of the weights, where forwards read old ones.
+        losses: the losses of the forwards since they were last read, on a net's last
+            stage.
+        live: what forwards have saved for their backwards, by step and microbatch.
+        versions: the versions of the weights, if forwards read old ones.
     """
 
     def __init__(
@@ -119,21 +120,19 @@ class StageRunner:
         recomputes = recomputes and self._has_backward
         self._replayer = Replayer(module, device) if recomputes else None
         self._splits = splits
-        self._splitter: Splitter | None = None  # until a backward is taken apart
-        self._checks_loss = checks_loss  # until one was looked at
+        self._splitter: Splitter | None = None  # until a backward is split
+        self._checks_loss = checks_loss  # until one was checked
         self._is_tried = False
-        self._mode: bool | None = (
-            None  # that it was switched to, and its modules are in
-        )
+        self._mode: bool | None = None  # the mode that its modules are in
         self._parts: list[tuple[nn.Module, bool]] = []
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By the uncut model's names."""
+        """The stage's parameters, by the uncut model's names."""
         return dict(self.module.named_parameters())
 
     def train(self, mode: bool) -> None:
-        """Switch dropout, batch norm and the like, where somebody switched them."""
+        """Set train or eval mode; no effect if unchanged."""
         if mode is self._mode and all(
             part.training is was for part, was in self._parts
         ):
@@ -155,16 +154,16 @@ class StageRunner:
         """Run the forward and keep what the backward needs.
 
         Args:
-            step: for random numbers and errors.
+            step: the step's number, for random numbers and errors.
             index: the microbatch's number within the step.
-            microbatch: the batch inputs and targets.
+            microbatch: the microbatch's inputs and targets.
             received: the values from the stage before, detached.
-            weight: this microbatch's share of the step, by samples, times the scale
-                of the loss.
+            weight: the microbatch's share of the step, by samples, times the loss
+                scale.
             splits: whether `input_gradients` will follow, and not `backward`.
 
         Returns:
-            What goes to the next stage, detached; nothing from the last stage.
+            The outputs for the next stage, detached; nothing from the last stage.
 
         Raises:
             NonFiniteError: the loss is not a finite number, and is read at once.
@@ -180,12 +179,12 @@ class StageRunner:
     def backward(
         self, step: int, index: int, grads: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Run the backward: gradients of the weights are added up in `.grad`.
+        """Run the backward (B): accumulate weight gradients in `.grad`.
 
         Args:
             step: the microbatch's step.
             index: its number within the step.
-            grads: of each output that wants one; none for the last stage.
+            grads: the gradient of each output that wants one; none for the last stage.
 
         Returns:
             The gradients of the received inputs that want one.
@@ -200,16 +199,16 @@ class StageRunner:
     def input_gradients(
         self, step: int, index: int, grads: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], Remainder]:
-        """Run the first half of a backward whose forward was told so.
+        """Run I, of a forward that was called with `splits`.
 
         Args:
             step: the microbatch's step.
             index: its number within the step.
-            grads: of each output that wants one; none for the last stage.
+            grads: the gradient of each output that wants one; none for the last stage.
 
         Returns:
-            The gradients of the received inputs that want one; and what is left to do,
-            whose `finish` adds up the gradients of the weights.
+            The gradients of the received inputs that want one; and W, whose `finish`
+            accumulates the gradients of the weights.
         """
         if not self._has_backward:
             return (), NOTHING_LEFT
@@ -229,20 +228,20 @@ class StageRunner:
     def _forward(
         self, given: ForwardInputs, now: tuple[int, int], *, splits: bool
     ) -> tuple[Tensor, ...]:
-        """With the weights that are in place."""
+        """Run the forward with the weights that are in place."""
         if self._replayer is None:
             live, sent = self._run(given, now, splits=splits)
             if self._has_backward:
                 self.live[now] = live
             return sent
         replay = self._replayer.keep(given)
-        with nothing_kept():
+        with discard_saved_tensors():
             _, sent = self._run(given, now)
         self.live[now] = replay
         return sent
 
     def _try(self, given: ForwardInputs, delay: int) -> None:
-        """Check once that the stage may compute with old weights.
+        """Check, once, that the stage may compute with old weights.
 
         What is compiled may have no whole backward: the stage's own code is checked.
         """
@@ -261,14 +260,14 @@ class StageRunner:
         self._is_tried = True
 
     def _inputs(self, given: ForwardInputs) -> list[Tensor]:
-        """The received values, as leaves of a new graph."""
+        """Return the received values as leaves of a new graph."""
         return [
             value.detach().requires_grad_() if takes else value
             for value, takes in zip(given.received, self._takes_grad, strict=True)
         ]
 
     def _take(self, step: int, index: int, *, splits: bool) -> _SavedForward:
-        """What a forward left behind; it runs again if it left too little."""
+        """Return what a forward saved; run it again if it recomputes."""
         live = self.live.pop((step, index))
         if isinstance(live, _SavedForward):
             return live
@@ -291,7 +290,7 @@ class StageRunner:
         )
 
     def _made_splitter(self) -> Splitter:
-        """Made when it is first needed: few stages of few schedules ever do."""
+        """Return the splitter, made when it is first needed."""
         if self._splitter is None:
             is_compiled = isinstance(
                 self.module.training_code.function, CompiledFunction
@@ -309,9 +308,9 @@ class StageRunner:
         *,
         splits: bool = False,
     ) -> tuple[_SavedForward, tuple[Tensor, ...]]:
-        """The forward: what its backward needs, and what goes to the next stage.
+        """Run the forward; return what its backward needs, and its outputs.
 
-        The losses are told as those of a step and a microbatch, but not once more.
+        The losses are recorded for a step and a microbatch, but not when recomputing.
         """
         inputs = self._inputs(given)
         splitter = self._made_splitter() if splits else None
@@ -339,7 +338,7 @@ class StageRunner:
         ), ()
 
     def _check_loss(self, output: Any, microbatch: Microbatch) -> None:
-        """See that microbatches' losses add up to the batch's, once."""
+        """Check, once, that microbatches' losses add up to the batch's."""
         assert self.loss is not None
         check_mean(
             self.loss,
@@ -352,7 +351,7 @@ class StageRunner:
         self._checks_loss = False
 
     def loss_of(self, output: Any, targets: Any) -> dict[str, Tensor]:
-        """The named losses of what the model returned for one microbatch."""
+        """Return the named losses of the model's output for one microbatch."""
         assert self.loss is not None
         with self._autocast:
             return losses_of(self.loss, output, targets)

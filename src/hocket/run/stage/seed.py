@@ -36,15 +36,15 @@ def layers_seeded(
     net: str,
     microbatch: int,
 ) -> Iterator[None]:
-    """Seed each layer that draws, in the stage's forwards in training meanwhile.
+    """Seed each layer that draws, while a stage's training forwards run.
 
     Args:
-        module: the stage.
-        device: where it runs.
-        seed: of the run.
-        step: of the training, from 0.
+        module: the stage's module.
+        device: the device that it runs on.
+        seed: the run's seed.
+        step: the training step, from 0.
         net: the net's name.
-        microbatch: its number in the step, over all replicas.
+        microbatch: the microbatch's number in the step, over all replicas.
     """
     state = seed & _MASK
     for number in (step, zlib.crc32(net.encode()), microbatch):
@@ -60,7 +60,7 @@ def layers_seeded(
 
 
 def seed_generators(device: torch.device, value: int) -> None:
-    """Seed the generator that work on `device` draws from."""
+    """Seed the generator of a device."""
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(value)
     else:
@@ -68,11 +68,11 @@ def seed_generators(device: torch.device, value: int) -> None:
 
 
 @contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Leave the user's random numbers as they were, whatever is seeded inside.
+def preserve_generators(device: torch.device) -> Iterator[None]:
+    """Restore the user's generators when the block ends.
 
     Without this, each worker's global generator would end a step in another state, and
-    shuffling loaders would give each worker other batches.
+    shuffling loaders would yield different batches on each worker.
     """
     cpu = torch.default_generator.get_state()
     own = random_state(device)
@@ -84,14 +84,14 @@ def generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """The state of the generator that work on `device` draws from."""
+    """Return the state of a device's generator."""
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
     return torch.default_generator.get_state()
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Put it back."""
+    """Restore the state of a device's generator."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:

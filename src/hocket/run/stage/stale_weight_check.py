@@ -1,7 +1,7 @@
-"""Try out whether a stage may compute with weights that are old.
+"""Tries out whether a stage computes correctly with old weights.
 
-What reads old weights has to be a function of its inputs, its weights and its buffers,
-and its backward must not look at the weights again: the newest stand there by then.
+A stage that reads old weights must be a function of its inputs, its weights and its
+buffers, and its backward must not read the weights again: by then they are newer.
 
     forward ── backward                                   first gradients
     forward ── no number in the weights' places ── backward    the same?
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from hocket.errors import ModelError
 from hocket.model.capture.are_close import are_close
 from hocket.model.capture.attribute_writes import AttributeSnapshot
-from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.calls import preserve_attributes
 from hocket.model.capture.no_checkpointing import CHECKPOINTING
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers
-from hocket.run.stage.seed import generators_kept, random_state, set_random_state
+from hocket.run.stage.seed import preserve_generators, random_state, set_random_state
 
 Leaves = Mapping[str, Tensor]
 
@@ -47,15 +47,15 @@ def check_stale_weights(
 ) -> None:
     """Refuse a stage whose results or gradients would be wrong with old weights.
 
-    Nothing is left behind: no gradient, no random number, no buffer, no attribute. For
-    a while, weights and gradients are in memory once more.
+    Gradients, random state, buffers and attributes are restored. For a while, weights
+    and gradients are in memory twice.
 
     Args:
         module: the stage, in training, with its weights in place.
-        forward: runs it on values as it will get them; those that want a gradient are
-            new leaves each time.
-        device: where it runs.
-        delay: by how many updates its weights are old.
+        forward: runs the module on values such as it will receive; those that want a
+            gradient are new leaves each time.
+        device: the device that it runs on.
+        delay: how many updates old its weights are.
 
     Raises:
         ModelError: one of its modules keeps state between forwards, runs again in the
@@ -64,23 +64,23 @@ def check_stale_weights(
     if delay == 0 or not _runs_modules(module):
         return
     trial = _StaleWeightTrial(module, forward, device, delay)
-    with attributes_kept(module), generators_kept(device):
+    with preserve_attributes(module), preserve_generators(device):
         trial.run()
 
 
 def _runs_modules(module: StageModule) -> bool:
-    """Whether any part of it is code of the user's, and not a captured operator."""
+    """Return whether any part of it is the user's code, and not a captured operator."""
     objects = vars(module.training_code.objects).values()
     return any(isinstance(x, nn.Module) for x in objects)
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialResult:
-    """What one forward and backward made.
+    """The result of one forward and backward.
 
     Args:
-        outputs: of the forward.
-        grads: a sample and the size of each trained weight's; nothing where it got
+        outputs: the forward's outputs.
+        grads: a sample and the size of each trained weight's gradient; empty if it got
             none.
         again: the modules that the backward called.
     """
@@ -91,7 +91,7 @@ class _TrialResult:
 
 
 class _StaleWeightTrial:
-    """Two forwards and backwards of one stage, on copies of its weights."""
+    """Runs one stage twice forward and backward, on copies of its weights."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class _StaleWeightTrial:
         ]
 
     def run(self) -> None:
-        """Compare them.
+        """Compare the two runs.
 
         Raises:
-            ModelError: as `check_stale_weights`.
+            ModelError: see `check_stale_weights`.
         """
         notes = AttributeSnapshot(self._module)
         with self._untouched():
@@ -145,7 +145,7 @@ class _StaleWeightTrial:
         return self._backward(self._outputs(leaves), leaves, leaves)
 
     def _outputs(self, leaves: Leaves) -> list[Tensor]:
-        """Of a forward with these weights; buffers and random numbers as at first."""
+        """Run a forward with these weights; restore buffers and random state first."""
         self._restore()
         with self._places.filled(leaves), torch.enable_grad():
             return tensors_in(self._forward())
@@ -157,7 +157,7 @@ class _StaleWeightTrial:
         placed: Leaves,
         changed: Sequence[str] = (),
     ) -> _TrialResult:
-        """With other tensors in the weights' places, from random gradients."""
+        """Run a backward with other tensors in the weights' places."""
         set_random_state(self._device, self._random)
         starts = [x for x in outputs if x.requires_grad]
         again: list[str] = []
@@ -180,7 +180,7 @@ class _StaleWeightTrial:
         }
 
     def _nothing(self) -> dict[str, Tensor]:
-        """What makes a difference to whoever reads it; it takes no memory."""
+        """Return tensors that spoil any computation which reads them."""
         return {
             name: torch.full((), math.nan, dtype=p.dtype, device=p.device)
             .expand(p.shape)
@@ -190,7 +190,7 @@ class _StaleWeightTrial:
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
-        """The weights themselves get no gradient: only what stands in for them does."""
+        """Restore the weights' own gradients afterwards."""
         before = {name: p.grad for name, p in self._trained.items()}
         for p in self._trained.values():
             p.grad = None
@@ -209,7 +209,7 @@ class _StaleWeightTrial:
             )
 
     def _restore(self) -> None:
-        """Buffers and random numbers as before the first forward."""
+        """Restore buffers and random state from before the first forward."""
         for home, buffers in self._homes:
             home.update(buffers)
         for buffer, value in self._buffers:
@@ -218,7 +218,7 @@ class _StaleWeightTrial:
 
     @contextmanager
     def _calls_noted(self, names: list[str]) -> Iterator[None]:
-        """Write down which modules are called."""
+        """Record which modules are called."""
 
         def noting(name: str) -> Callable[..., None]:
             return lambda *_: names.append(name)
@@ -233,7 +233,7 @@ class _StaleWeightTrial:
     def _wrong(
         self, changed: Sequence[str], again: Sequence[str], wrong: Sequence[str] = ()
     ) -> str:
-        """What is to blame for a backward that failed, or came to something else."""
+        """Return the error for a backward that failed, or gave another result."""
         if changed and not again:
             return self._keeps_state(changed)
         return self._reads_again(again, wrong)
@@ -242,9 +242,9 @@ class _StaleWeightTrial:
         what = _some(changed) if changed else "in no attribute of its modules"
         return (
             f"{self._where}, but keeps state between forwards ({what}): a second "
-            "forward on the same values did not do what the first one did. Of weights "
-            "there is a version for each step on its way; of such state there is one. "
-            "Let forward take it as an argument and return it, or begin anew each "
+            "forward on the same values did not do what the first one did. Weights "
+            "have a version for each step in flight; such state has only one. Let "
+            "forward take it as an argument and return it, or start over each "
             "time; statistics that no gradient flows through belong in a buffer, "
             f"changed in place. {_FLUSHES}"
         )
@@ -275,5 +275,5 @@ def _sample(grad: Tensor | None) -> list[Tensor]:
     if grad is None:
         return []
     flat = grad.to_dense().flatten()
-    stride = max(1, flat.numel() // _NUM_SAMPLED) | 1  # odd: comes by all columns
+    stride = max(1, flat.numel() // _NUM_SAMPLED) | 1  # odd: reads all columns
     return [flat[::stride].clone(), torch.linalg.vector_norm(flat)]

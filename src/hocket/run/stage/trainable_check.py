@@ -1,4 +1,4 @@
-"""That the same parameters want a gradient as when the pipeline was made."""
+"""Detects changes of `requires_grad` after construction."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hocket.errors import ModelError
 
 
 class TrainableCheck:
-    """Notices when somebody freezes or thaws parameters under way.
+    """Detects parameters that are frozen or unfrozen after construction.
 
-    Which gradients are sent, reduced and kept, and which weights have versions, is
-    settled when a pipeline is made. To look takes tenths of a microsecond for each.
+    A pipeline's construction fixes which gradients are sent, reduced and kept, and
+    which weights have versions. The check takes tenths of a microsecond per parameter.
 
     Args:
-        parameters: of this worker's stages, by the uncut model's names.
+        parameters: the parameters of this worker's stages, by the uncut model's names.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -25,13 +25,13 @@ class TrainableCheck:
         self._trained = self._now()
 
     def check(self, step: int) -> None:
-        """Look, at each step.
+        """Check all parameters; called at each step.
 
         Args:
-            step: for the error.
+            step: the step's number, for the error.
 
         Raises:
-            ModelError: it is another one now, for some; names the first.
+            ModelError: `requires_grad` has changed for some; names the first.
         """
         now = self._now()
         if now == self._trained:
@@ -42,8 +42,8 @@ class TrainableCheck:
         raise ModelError(
             f"requires_grad of {self._names[first]}{more} was {self._trained[first]} "
             f"when the pipeline was made, and is {now[first]} at step {step}: what "
-            "is sent back, reduced and updated was settled then. Put it back; or save, "
-            "and make another pipeline of the model as it is to be trained now"
+            "is sent back, reduced and updated was fixed then. Restore it; or save and "
+            "make another pipeline of the model as it is to be trained now"
         )
 
     def _now(self) -> list[bool]:

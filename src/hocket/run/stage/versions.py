@@ -1,11 +1,11 @@
-"""The weights of one stage as they were before its last updates.
+"""Keeps the versions of a stage's weights from before its last updates.
 
 A stage of delay 1 computes step t with the weights after `max(0, t - 1)` updates. Each
 version is a set of leaves; autograd saves these, and not the parameters:
 
                      version 3        version 4        version 5
     step 4's F, B    old leaves       new leaves ═ parameters
-      its last B     given up         (forwards of step 5 may be on their way here)
+      its last B     dropped          (forwards of step 5 may be on their way here)
     its U
       copy                            old leaves       copy
       optimizer.step                  old leaves       new leaves ═ parameters
@@ -42,28 +42,29 @@ class VersionSource(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of all versions here but the live weights."""
+        """The bytes of all versions here but the live weights."""
 
     def read(self, step: int) -> Tensor:
-        """The leaf that a step reads."""
+        """Return the leaf that a step reads."""
 
     def set_old(self, old: Sequence[Tensor]) -> None:
-        """Go on with other weights, as `WeightVersions.set_old`."""
+        """Load other old versions, as `WeightVersions.set_old`."""
 
 
 class WeightVersions:
-    """The weights that a stage may still read.
+    """The versions of its weights that a stage may still read.
 
     Args:
-        module: the stage. Its parameters are those that the optimizer steps.
-        delay: how many updates behind the newest it reads; 0 where it borrows only.
-        predict: where forwards read other values than the newest weights, gives these
-            by name, in tensors of their own; or None, as long as they are the same.
-        borrowed: the weights that other stages update, by name.
+        module: the stage's module. The optimizer updates its parameters.
+        delay: how many updates behind the newest it reads; 0 if only its shared weights
+            are stale.
+        predict: returns predicted weights by name, in tensors of their own, for
+            forwards to read in place of the newest; or None while they are the same.
+        tied: the weights that other stages update, by name.
 
     Attributes:
         delay: the largest of any weight.
-        num_updates: of the stage, since training began.
+        num_updates: the stage's updates since training began.
     """
 
     def __init__(
@@ -71,68 +72,68 @@ class WeightVersions:
         module: nn.Module,
         delay: int,
         predict: Callable[[], Mapping[str, Tensor] | None] | None = None,
-        borrowed: Mapping[str, VersionSource] | None = None,
+        tied: Mapping[str, VersionSource] | None = None,
     ) -> None:
         self._own_delay = delay
         self._predict = predict
-        self._borrowed = {} if borrowed is None else borrowed
-        self.delay: Final = max([delay, *(x.delay for x in self._borrowed.values())])
+        self._tied = {} if tied is None else tied
+        self.delay: Final = max([delay, *(x.delay for x in self._tied.values())])
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        old = trained.keys() - self._borrowed.keys() if delay else set()
+        old = trained.keys() - self._tied.keys() if delay else set()
         self._trained = {name: p for name, p in trained.items() if name in old}
-        places = {n: p for n, p in trained.items() if n in old or n in self._borrowed}
+        places = {n: p for n, p in trained.items() if n in old or n in self._tied}
         self._places = ParameterSlots(module, places)
-        self._placed: Leaves | None = None  # what stands in the parameters' places
+        self._placed: Leaves | None = None  # the version in the parameters' places
         self._old: deque[Leaves] = deque()  # the oldest first
-        self._newest: Leaves | None = None  # until somebody reads it
+        self._newest: Leaves | None = None  # until it is read
         self._of_step: dict[int, Leaves] = {}  # what steps under way read
         self._ended: set[int] = set()  # steps that ended before earlier ones
         self._first = 0  # the first step that may still read
         self._complete: dict[int, Leaves] = {}  # gradients of steps that must wait
         self.num_updates = 0
         self._guard = around_old_weights(self.delay)
-        # Each step has borrowed leaves of its own. And stages that share a weight may
-        # run the same modules, whose places the other one fills in between.
-        self._fills_always = bool(self._borrowed)
+        # Each step has its own leaves of shared weights. And stages that share a weight
+        # may run the same modules, whose places the other one fills in between.
+        self._fills_always = bool(self._tied)
 
     def put(self, step: int) -> NoCheckpointing:
-        """Have the stage compute with the weights that a step reads.
+        """Let the stage compute with the weights that a step reads.
 
-        They stay where they are until others are wanted, or `take_out`: the next
+        They stay in place until another version is needed, or `take_out`: the next
         forwards mostly read the same, and there are many places.
 
         Args:
-            step: numbered since training began.
+            step: the step's number since training began.
 
         Returns:
-            What to enter around the forward: it may not begin a checkpoint, whose
-            backward would read others.
+            A context to enter around the forward: it forbids activation checkpointing,
+            whose backward would read another version.
         """
         leaves = self._read_by(step)
         if leaves is self._placed and not self._fills_always:
             return self._guard
-        borrowed = {name: source.read(step) for name, source in self._borrowed.items()}
-        self._places.fill(leaves | borrowed)
+        tied = {name: source.read(step) for name, source in self._tied.items()}
+        self._places.fill(leaves | tied)
         self._placed = leaves
         return self._guard
 
     def take_out(self) -> None:
-        """Have the parameters in their places, where others find them."""
+        """Put the parameters back in their places."""
         if self._placed is not None:
             self._places.empty()
             self._placed = None
 
     def read(self, name: str, step: int) -> Tensor:
-        """The leaf of one of the stage's own weights that a step reads elsewhere."""
+        """The leaf of one of its own weights that another stage's step reads."""
         self._fills_always = True
         return self._read_by(step)[name]
 
     def newest(self, name: str) -> Tensor:
-        """What steps read of one of them that come behind the newest update."""
+        """Return the values of a weight that steps after the newest update read."""
         return self._newest_leaves()[name].detach()
 
     def complete(self, step: int) -> None:
-        """End a step whose last backward has run.
+        """Move a step's gradients to the parameters, after its last backward.
 
         Its gradients go to the parameters, or wait until the updates of earlier steps
         are made. Versions that no step reads any more are given up.
@@ -146,8 +147,8 @@ class WeightVersions:
             self._place(grads)
         else:
             self._complete[step] = grads
-        if self._borrowed:
-            self.take_out()  # they are given back
+        if self._tied:
+            self.take_out()  # they are released
         self._ended.add(step)
         while self._first in self._ended:
             self._ended.remove(self._first)
@@ -162,7 +163,7 @@ class WeightVersions:
         return step <= self.num_updates
 
     def before_update(self) -> None:
-        """Keep what the weights are: the update will be made to a copy of them."""
+        """Keep the present weights: the update will change a copy of them."""
         self._old.append(self._newest_leaves())
         self._newest = None
         if self._predict is not None:
@@ -171,13 +172,13 @@ class WeightVersions:
             parameter.data = parameter.detach().clone()
 
     def after_update(self) -> None:
-        """Increment the weight version; gradients of the next step take their place."""
+        """Increment the weight version."""
         self.num_updates += 1
         if self.num_updates in self._complete:
             self._place(self._complete.pop(self.num_updates))
 
     def old(self) -> list[dict[str, Tensor]]:
-        """The versions that later steps will still read, but for the newest.
+        """Return the old versions that later steps will still read.
 
         Only between steps. Not copies: they change with later updates.
         """
@@ -187,12 +188,12 @@ class WeightVersions:
         ]
 
     def set_old(self, old: Sequence[Mapping[str, Tensor]]) -> None:
-        """Go on with other weights: those of the parameters, and these before them.
+        """Load old versions; the parameters are the newest.
 
         Args:
-            old: as `old` gave them; fewer where there were fewer updates. Copied.
+            old: what `old` returned; fewer if there were fewer updates. Copied.
         """
-        for name, source in self._borrowed.items():
+        for name, source in self._tied.items():
             source.set_old([values[name] for values in list(old)[-source.delay :]])
         own = list(old)[-self._own_delay :] if self._own_delay else []
         self._newest = None
@@ -206,7 +207,7 @@ class WeightVersions:
         )
 
     def resume_from(self, num_updates: int) -> None:
-        """Go on with other weights in the parameters, after so many updates."""
+        """Set the number of updates, after other weights were loaded."""
         self._newest = None
         self._of_step.clear()
         self._ended.clear()
@@ -214,12 +215,12 @@ class WeightVersions:
 
     @property
     def num_bytes(self) -> int:
-        """Of all versions but the live weights."""
+        """The bytes of all versions but the live weights."""
         leaves = [leaf for old in self._old for leaf in old.values()]
         if self._newest is not None and self._predict is not None:
             leaves += self._newest.values()
-        borrowed = sum(source.num_bytes for source in self._borrowed.values())
-        return borrowed + sum(leaf.nbytes for leaf in leaves)
+        tied = sum(source.num_bytes for source in self._tied.values())
+        return tied + sum(leaf.nbytes for leaf in leaves)
 
     def _place(self, grads: Leaves) -> None:
         for name, grad in grads.items():
@@ -252,7 +253,7 @@ class WeightVersions:
         return self._newest
 
     def _values(self) -> dict[str, Tensor]:
-        """Of the newest version: tensors of their own, though not always memory."""
+        """The newest version's values, as separate tensors that may share memory."""
         live = {name: p.data for name, p in self._trained.items()}
         if self._predict is None:
             return live

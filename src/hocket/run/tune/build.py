@@ -1,8 +1,8 @@
-"""From a model and a batch to a plan: capture, profile, balance, schedule, predict.
+"""Makes a plan from a model and a batch: capture, profile, balance, schedule, predict.
 
 Every worker takes the same path and ends with the same plan: what is measured is
-averaged over the workers, who measure at the same time (as they will compute at the
-same time), and the plans are compared before the first step.
+averaged over the workers, which measure at the same time, and the plans are compared
+before the first step.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.update_text import update_text
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """What is known of a model before there is an order.
+    """A captured model and its profile, before there is an order.
 
     Args:
-        captured: its work.
-        profile: what that costs, the mean over the workers.
+        captured: the captured model.
+        profile: its layers' costs, the mean over the workers.
     """
 
     captured: Captured
@@ -62,13 +62,14 @@ class ProfiledModel:
 
 @dataclass(frozen=True, slots=True)
 class CutModel:
-    """What is known of a model in stages before there is an order.
+    """A model's stages and their costs, before there is an order.
 
     Args:
-        known: of the model.
+        known: the profiled model.
         boundaries: the layers at which stages 1, 2, ... begin.
         modules: all stages.
-        costs: as added up from single layers, and of messages; no stage recomputes.
+        costs: the stages' costs as sums of single layers, and of messages; no stage
+            recomputes.
     """
 
     known: ProfiledModel
@@ -79,29 +80,30 @@ class CutModel:
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """What the user asked for.
+    """What a plan is made from: the user's model and choices.
 
     Args:
-        model: uncut.
+        model: the uncut model.
         loss: as for the pipeline.
-        settings: how to train.
+        settings: the training settings.
         example: one microbatch.
         spec: puts the example's leaves back into `(args, kwargs)`.
         cut_names: the modules with which stages 1, 2, ... begin.
-        profile_dir: where profiles are kept and found again.
+        profile_dir: the folder in which profiles are kept and found again.
         recompute: which stages recompute.
-        memory_bytes: that tensors may take on a device; None for most of what it has.
-        seed: for random numbers in the forward.
-        max_delay: by how many updates weights may be old where the order is chosen.
-        compiled_for: microbatches of the sizes that stages are compiled for; none where
-            they run as they are.
-        known: of the model, where that was studied already.
-        cut_model: of its stages, where they were cut already.
+        memory_bytes: the memory for tensors on each device; None for most of what it
+            has.
+        seed: the seed of random numbers in the forward.
+        max_delay: by how many updates weights may be stale if the order is chosen here.
+        compiled_for: microbatches of the sizes that stages are compiled for; none if
+            they are not.
+        known: the profiled model, if it was profiled already.
+        cut_model: its stages, if they were cut already.
     """
 
     model: nn.Module
     loss: LossFunction
-    settings: TrainingSettings
+    settings: TrainingConfig
     example: Microbatch
     spec: pytree.TreeSpec
     cut_names: Sequence[str] | None
@@ -145,12 +147,12 @@ def _update_text(config: PlanConfig, captured: Captured) -> str:
 def cut_and_measure(
     config: PlanConfig, program: Program, context: WorkerContext
 ) -> CutModel:
-    """Cut the model, and measure what is not in its profile. Every worker must call.
+    """Cut the model and measure what its profile lacks. Every worker must call this.
 
     Args:
-        config: what the user asked for.
-        program: how many stages there are, and on which devices.
-        context: this worker's.
+        config: the user's choices.
+        program: the number of stages, and their devices.
+        context: this worker's context.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -159,7 +161,7 @@ def cut_and_measure(
     world = context.world
     known = profile_model(config, world) if config.known is None else config.known
     if world.device.type != "cpu":
-        config.model.cpu()  # given there; each worker will take back its stages
+        config.model.cpu()  # each worker moves its own stages to its device
     boundaries = _boundaries(known, program, config.cut_names)
     modules = cut(known.captured, boundaries)
     messages = measure_messages(world, context.transport)
@@ -242,7 +244,7 @@ def _recomputing(
 
 
 def _profile(captured: Captured, config: PlanConfig, world: World) -> Profile:
-    """Found again by rank 0, or measured on all workers at once, and then the mean."""
+    """Load the profile on rank 0, or measure it on all workers and take the mean."""
     conditions = conditions_of(captured, world.device)
     precision = config.settings.precision
     folder = config.profile_dir
@@ -297,14 +299,14 @@ def _boundaries(
 
 
 def _compare(world: World, **digests: str) -> None:
-    """Refuse to start workers that are not about to do the same.
+    """Refuse to start workers with different models or settings.
 
     Raises:
-        SchemaError: two workers differ; names both, and in what.
+        SchemaError: two workers differ; names both, and what differs.
     """
-    told = world.gather_json(dict(digests), "compare")
+    by_rank = world.gather_json(dict(digests), "compare")
     for what in digests:
-        first, *others = [part[what] for part in told if isinstance(part, dict)]
+        first, *others = [part[what] for part in by_rank if isinstance(part, dict)]
         for rank, other in enumerate(others, start=1):
             if other != first:
                 raise SchemaError(

@@ -1,9 +1,9 @@
-"""`schedule="auto"`: the fastest order that fits, chosen before there is any transport.
+"""`schedule="auto"`: chooses the fastest order that fits the memory.
 
-    all workers   study the model ─┐                       ┌─▶ make the order by name
-    worker 0                       └─▶ rank ─▶ broadcast ──┘
+    all workers   profile model ───┐                       ┌─▶ make the order by name
+    rank 0                         └─▶ rank ─▶ broadcast ──┘
 
-Worker 0 decides for all: floating point may differ from host to host, orders must not.
+Rank 0 decides and broadcasts, since floating-point results differ between hosts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters
 from hocket.schedules import SCHEDULES
 
-# Nothing has been sent yet, so messages cost what is usual, rather too much than too
-# little: few stages per device are then preferred to many.
+# Nothing has been sent yet, so messages have usual costs, rather too high than too
+# low: then few stages per device are preferred to many.
 _ON_ONE_HOST: Final = "shared-memory"
 _BETWEEN_GPUS: Final = "pcie3"
 _BETWEEN_HOSTS: Final = "10gb"
@@ -46,18 +46,18 @@ def choose_order(
     num_microbatches: int,
     stages_per_device: int | None,
 ) -> tuple[PlanConfig, str, int]:
-    """The schedule to make, the same on every worker. Every worker must call this.
+    """Choose the schedule, the same on every worker. Every worker must call this.
 
     Args:
-        config: what the user asked for.
+        config: the user's choices.
         world: all workers.
-        layout: devices and replicas.
-        num_microbatches: in each replica.
-        stages_per_device: where the user has chosen it.
+        layout: the ranks by device and replica.
+        num_microbatches: microbatches of each replica.
+        stages_per_device: the user's choice, if there is one.
 
     Returns:
-        The request, with what is known of the model now; the schedule's name; and its
-        stages per device.
+        The configuration, with the profiled model; the schedule's name; and its stages
+        per device.
 
     Raises:
         FitError: no order fits the memory.
@@ -91,7 +91,7 @@ def _best(
     batch_size: int,
     search: Search,
 ) -> tuple[str, int]:
-    """The schedule's name, and its stages per device.
+    """Return the schedule's name, and its stages per device.
 
     Raises:
         FitError: no order fits the memory.
@@ -158,12 +158,12 @@ def _search(
 
 
 def playable(layout: Layout, num_microbatches: int, max_delay: int) -> Iterator[str]:
-    """The schedules that the runtime plays, with weights no older than allowed.
+    """Return the schedules that the runtime runs, with weights no staler than allowed.
 
     Args:
-        layout: devices and replicas.
-        num_microbatches: in each replica.
-        max_delay: by how many updates weights may be old.
+        layout: the ranks by device and replica.
+        num_microbatches: microbatches of each replica.
+        max_delay: by how many updates weights may be stale.
     """
     for name in sorted(SCHEDULES):
         try:

@@ -1,7 +1,7 @@
-"""Compile all of a worker's stages, before the first step.
+"""Compiles all of a worker's stages before the first step.
 
-All workers do so at the same time, and wait for each other when they have ended: nobody
-waits for a message of somebody who compiles.
+All workers compile at the same time, and wait for each other afterwards: no worker
+waits for a message while another compiles.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from hocket.run.stage.compiled.trial import check_compiled
 from hocket.run.stage.precision import Precision
 
 _TIMEOUT_S: Final = 3600.0  # for the slowest worker, when the fastest has ended
-_MOST_SAID: Final = 300  # letters of an error of torch's
+_MOST_LETTERS: Final = 300  # letters of torch's error message
 _HOST: Final = torch.device("cpu")
 
 
 class CompileWarning(UserWarning):
-    """A stage that was to be compiled runs as it is."""
+    """A stage could not be compiled and runs uncompiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """What is compiled.
+    """What is compiled, and for which device and types.
 
     Args:
         modules: all stages, on the host.
-        loss: of the last one.
-        device: where this worker's stages will run.
-        precision: what forwards compute in.
+        loss: the last stage's loss function.
+        device: the device of this worker's stages.
+        precision: the type that forwards compute in.
     """
 
     modules: Sequence[StageModule]
@@ -80,11 +80,11 @@ def compile_stages(
     Args:
         work: what is compiled.
         order: one step.
-        parts: the microbatches that are to be expected.
-        context: this worker's.
+        parts: microbatches of the sizes to compile for.
+        context: this worker's context.
 
     Warns:
-        CompileWarning: a stage runs as it is; says why.
+        CompileWarning: a stage runs uncompiled; says why.
     """
     sizes: Mapping[int, Microbatch] = {part.num_samples: part for part in parts}
     with settings():
@@ -97,13 +97,13 @@ def compile_stages(
 def compile_stage(
     work: CompileConfig, stage: int, needs: RequiredGraphs, parts: Sequence[Microbatch]
 ) -> None:
-    """Compile one stage, in place, or warn that it runs as it is.
+    """Compile one stage in place; warn if that is impossible.
 
     Args:
         work: what is compiled.
-        stage: its number.
-        needs: which graphs.
-        parts: the microbatches that are to be expected.
+        stage: the stage's number.
+        needs: the graphs that the schedule needs.
+        parts: microbatches of the sizes to compile for.
     """
     module = work.modules[stage]
     module.train()
@@ -129,9 +129,9 @@ def _warning_text(stage: int, error: Exception) -> str:
     if isinstance(error, CannotCompileError | ModelError):
         why = str(error)
     else:
-        said = str(error).strip() or "no reason given"
-        why = f"{type(error).__name__}: {said.splitlines()[0][:_MOST_SAID]}"
-    return f"stage {stage} is not compiled, and runs as it is: {why}"
+        reason = str(error).strip() or "no reason given"
+        why = f"{type(error).__name__}: {reason.splitlines()[0][:_MOST_LETTERS]}"
+    return f"stage {stage} is not compiled and runs uncompiled: {why}"
 
 
 def _captured(
@@ -162,7 +162,7 @@ def _seen(work: CompileConfig, stage: int, values: Sequence[Any]) -> FakeRun:
 
 
 def _values(work: CompileConfig, stage: int, part: Microbatch) -> list[Any]:
-    """What comes with a microbatch, without memory."""
+    """Return what a stage gets with a microbatch, without memory."""
     module = work.modules[stage]
     types = {value.name: value.dtype for value in module.inputs}
     if work.precision is not Precision.FLOAT32:
@@ -192,11 +192,11 @@ def _without_memory(value: Any) -> Any:
 
 
 def _used(work: CompileConfig, fake_run: FakeRun, part: Microbatch) -> list[bool]:
-    """Of each output of the model, whether the loss depends on it."""
+    """Return, for each output of the model, whether the loss depends on it."""
     wants = [x.requires_grad for x in fake_run.outputs]
     if sum(wants) <= 1:
         return wants
-    mode = make_mode()  # the loss may leave things behind in it
+    mode = make_mode()  # the loss may keep references to it
     outputs = [empty(mode, x.shape, x.dtype, work.device) for x in fake_run.outputs]
     leaves = [x.requires_grad_() for x in compress(outputs, wants)]
     try:

@@ -1,4 +1,4 @@
-"""Play DistributedDataParallel before planning: what it adds to a step."""
+"""Times a step under DistributedDataParallel, for the planner."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 
 _NUM_STEPS: Final = 13
-_NUM_WARM: Final = 3  # DDP makes its buckets anew after the first
+_NUM_WARM: Final = 3  # DDP rebuilds its buckets after the first
 
 
 def ddp_seconds(
     captured: Captured, loss: LossFunction, microbatch: Microbatch, world: World
 ) -> float | None:
-    """Seconds of a forward and a backward under DDP. Every worker must call this.
+    """The seconds of forward and backward under DDP. Every worker must call this.
 
-    A copy of the model does it, on all workers at once.
+    A copy of the model runs, on all workers at once.
 
     Args:
-        captured: the model.
-        loss: of a microbatch.
+        captured: the captured model.
+        loss: the loss of a microbatch.
         microbatch: each worker's part of the batch.
         world: all workers.
 
     Returns:
-        The median; None where a worker is alone, or DDP cannot train the model.
+        The median; None for a single worker, or if DDP cannot train the model.
     """
     if world.world_size == 1:
         return None
@@ -50,12 +50,12 @@ def ddp_seconds(
         return step
 
     with restored_model(captured, world.device), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch advises is not for this copy
+        warnings.simplefilter("ignore")  # torch's advice does not concern this copy
         for finds_unused in (False, True):
             own_s = _tried(captured.model, step_of, world, finds_unused=finds_unused)
-            told = world.gather_json(own_s, "DDP")
-            if all(told):
-                return max(map(float, told))
+            by_rank = world.gather_json(own_s, "DDP")
+            if all(by_rank):
+                return max(map(float, by_rank))
     return None
 
 
@@ -66,7 +66,7 @@ def _tried(
     *,
     finds_unused: bool,
 ) -> float:
-    """0 where DDP refuses."""
+    """Return the seconds of the steps; 0 if DDP refuses."""
     clock = clock_of(world.device)
     seconds = []
     try:

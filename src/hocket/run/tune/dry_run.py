@@ -1,24 +1,23 @@
-"""Play a few steps before the first one, to see what everything takes in place.
+"""Runs a few steps before the first one, to measure ops and messages in place.
 
-Layers that are measured one at a time run hot: their weights are still in the caches,
-and nothing comes between. In a lane, ops of several stages and microbatches follow each
-other, and messages pass through the caches. So all workers play their lanes together,
-with real messages, up to the point where gradients would be reduced:
+Layers that are measured one at a time find their weights still in the caches. In a
+lane, ops of several stages and microbatches follow each other, and messages pass
+through the caches. So all workers run their lanes together, with real messages, up to
+the point where gradients would be reduced:
 
     lane 0      0F0 0F1 0F2     0B0 0F3 0B1 ...  │ U
     lane 1          1F0 1B0 1F1 1B1 1F2 1B2 ...  │ U
                                                  └─ not this
 
-Of an order without flushes they play as many steps as it takes to see its body once,
-all with the same weights. What ops take in the body counts, for there the ops of two
-steps and of several stages take turns, and find in the caches what they find in
-training. To begin and to end, ops of one stage follow each other, and are faster.
+Of a flush-free order they run as many steps as its body spans, all with the same
+weights. Only ops in the body are measured: there the ops of two steps and of several
+stages alternate, as they do in training. In prologue and epilogue, ops of one stage
+follow each other, and are faster.
 
     0F0 0F1 0F2 0F3 │ 2F0 2B0 ... 0F0@1 0B0 ... │ 2F0@1 2B0@1 ... 0B0@1 0B1@1 ...
                     └ the body: counts         ─┘
 
-Nothing is left behind: no gradient, no statistic of a batch norm, no random number, no
-note that a module takes of itself.
+Gradients, batch-norm statistics, random state and attributes of modules are restored.
 """
 
 from __future__ import annotations
@@ -66,21 +65,21 @@ def dry_run(
     channels: PointToPoint,
     precision: Precision,
 ) -> Costs:
-    """The costs with what was measured in all lanes.
+    """Return the costs with the seconds measured in all lanes.
 
     Every worker must call this.
 
     Args:
-        costs: as added up from single layers; how a backward divides into I and W is
-            kept where the order does not take it apart.
-        captured: the model.
-        schedule: one step; or several that overlap, with a body to repeat.
+        costs: sums of single layers' costs; the ratio of I to W is kept if the order
+            has whole backwards.
+        captured: the captured model.
+        schedule: one step; or several that overlap, with a repeating body.
         modules: all stages.
         loss: as for the pipeline.
-        microbatch: played as each of them.
-        context: this worker's.
+        microbatch: used as every microbatch.
+        context: this worker's context.
         channels: its messages, as in training.
-        precision: what forwards and losses compute in.
+        precision: the type that forwards and losses compute in.
     """
     world, device = context.world, context.layout.device
     if schedule.body:
@@ -118,7 +117,7 @@ def _played(
     context: WorkerContext,
     least: int,
 ) -> list[Timeline]:
-    """Play rounds, the first of them to warm up; every worker gets their timelines."""
+    """Return the timelines of some rounds, the first to warm up, on every worker."""
     (net,) = order.program.nets
     batches = {batch.step.number: {net.name: batch}}
     rounds: list[Timeline] = []
@@ -169,7 +168,7 @@ def _runners(
 
 
 def _without_ends(schedule: Schedule) -> Schedule:
-    """Nothing is reduced or updated here."""
+    """Return the order without reductions and updates."""
     lanes = tuple(
         replace(lane, ops=tuple(op for op in lane.ops if op.kind not in _ENDS))
         for lane in schedule.lanes
@@ -178,7 +177,7 @@ def _without_ends(schedule: Schedule) -> Schedule:
 
 
 def _in_body(schedule: Schedule) -> list[slice]:
-    """Of each lane, which ops count, where nothing is reduced or updated."""
+    """Return, for each lane, which ops are in the body, without R and U."""
     if not schedule.body:
         return [slice(None)] * len(schedule.lanes)
     return [

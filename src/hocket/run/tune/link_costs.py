@@ -1,4 +1,4 @@
-"""Measure what messages cost between two workers of this job, for the simulator.
+"""Measures the cost of messages between two workers, for the simulator.
 
 Two workers send messages of two sizes there and back, and take the time of the calls:
 
@@ -6,8 +6,8 @@ Two workers send messages of two sizes there and back, and take the time of the 
                └ handling ┘       └── link ──┘  └ handling ┘
 
 A line through the two sizes gives what a message costs and what a byte costs, of each
-part. Before each send the sender computes for a while, as it would in training: whoever
-waits has gone to sleep by then, and waking is a part of what a message takes.
+part. Before each send the sender computes for a while, as it would in training: the
+receiver has gone to sleep by then, and waking it is a part of a message's time.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 _SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandwidth too
 _NUM_ROUNDS = 24
 _NUM_WARM = 4
-_COMPUTE_S = 1e-3  # before each send; longer than a receiver looks before it sleeps
+_COMPUTE_S = 1e-3  # before each send; longer than a receiver polls before it sleeps
 
 
 @dataclass(frozen=True, slots=True)
 class MessageCosts:
-    """What the simulator wants to know of messages.
+    """The costs of messages, for the simulator.
 
     Args:
-        link: from device to device.
-        handling: what the lanes at both ends spend themselves.
+        link: latency and bandwidth between devices.
+        handling: the time that the lanes at both ends spend themselves.
     """
 
     link: Link
@@ -54,7 +54,7 @@ class _Sample:
 
 
 def measure_messages(world: World, transport: Transport) -> MessageCosts:
-    """Let ranks 0 and 1 measure, and tell everyone. Every worker must call this.
+    """Measure on ranks 0 and 1, and broadcast. Every worker must call this.
 
     With a single worker there are no messages, and they cost nothing.
     """
@@ -66,9 +66,9 @@ def measure_messages(world: World, transport: Transport) -> MessageCosts:
         samples = [pair.measure(size) for size in _SIZES]
         answer = _lines(samples)
         transport.trim()
-    told = world.broadcast_json(answer, name="message costs")
-    assert isinstance(told, list)
-    latency_s, s_per_byte, handling_s, handling_s_per_byte = map(float, told)
+    by_rank = world.broadcast_json(answer, name="message costs")
+    assert isinstance(by_rank, list)
+    latency_s, s_per_byte, handling_s, handling_s_per_byte = map(float, by_rank)
     return MessageCosts(
         Link(latency_s, _rate(s_per_byte)), Link(handling_s, _rate(handling_s_per_byte))
     )
@@ -94,7 +94,7 @@ class _Pair:
         self._tag = 0
 
     def measure(self, num_bytes: int) -> _Sample:
-        """Messages of one size, there and back."""
+        """Send messages of one size there and back."""
         message = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         schema = schema_of((message,))
         round_s, send_s = [], []
@@ -120,7 +120,7 @@ class _Pair:
         return spent
 
     def _send(self, message: tuple[Tensor], schema: Schema) -> float:
-        begin = self._clock() + _COMPUTE_S  # what was received is there by then
+        begin = self._clock() + _COMPUTE_S  # the receive has ended by then
         while perf_counter() < begin:
             pass
         self._sender.send(self._tag, message, schema)
@@ -128,7 +128,7 @@ class _Pair:
 
 
 def _lines(samples: list[_Sample]) -> list[float]:
-    """Latency, seconds per byte on the way; the same of the handling at one end."""
+    """Return latency and seconds per byte of the link, and of the handling."""
     small, large = samples
     more = _SIZES[1] - _SIZES[0]
     handling_rate = max(0.0, (large.send_s - small.send_s) / more)

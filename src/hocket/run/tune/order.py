@@ -1,4 +1,4 @@
-"""The order that a pipeline plays: made by name, or given and then looked at.
+"""Makes the order that a pipeline runs, by name or from a schedule that is given.
 
 It is of one step; or of several with a body to repeat, where steps do not wait for each
 other's end.
@@ -17,7 +17,7 @@ from hocket.core.op import MESSAGES, Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import ScheduleError
 from hocket.passes.drop_messages import drop_messages
-from hocket.passes.merge_backward import merge_where_nobody_waits
+from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.passes.updates_last import updates_last
 from hocket.run.cluster.layout import Layout
 from hocket.schedules import make_schedule, options_of
@@ -43,23 +43,23 @@ def make_order(
     clips: bool = False,
     **options: Any,
 ) -> Schedule:
-    """The order of this pipeline's work.
+    """Make the order of this pipeline's work.
 
     Args:
-        schedule: a name, whose backwards are kept whole where nobody waits for their
-            first half; or an order, or the file that holds it. Of one step, its updates
-            are moved to the end; of several, it must have a body.
-        layout: how many devices and replicas there are.
-        num_microbatches: in each replica.
-        stages_per_device: where the schedule lets one choose.
-        clips: whether updates have to know all gradients of their group; those of a
-            name that can have them late then come so late that nobody waits.
-        options: what else a schedule of this name takes.
+        schedule: a name, whose backwards stay whole if no op waits for their I; or a
+            schedule, or the file that holds it. In one step, updates are moved to the
+            end; several steps need a repeating body.
+        layout: the ranks by device and replica.
+        num_microbatches: microbatches of each replica.
+        stages_per_device: the stages per device, if the schedule has a choice.
+        clips: whether updates need all gradients of their group; schedules that can
+            have late updates then have updates so late that no op waits.
+        options: further options of the schedule of this name.
 
     Raises:
-        ShapeError: the schedule's constraints refuse the numbers, or the order given
-            is for other ones.
-        ScheduleError: the pipeline does not run such orders; says all reasons.
+        ShapeError: the schedule's constraints refuse the numbers, or the given schedule
+            has other numbers.
+        ScheduleError: the pipeline does not run such schedules; gives all reasons.
         ParseError: the file cannot be read.
     """
     if isinstance(schedule, str) and not is_path(schedule):
@@ -74,7 +74,7 @@ def make_order(
     return order
 
 
-_NUM_REPEATS: Final = 3  # of a body, to see what a step takes among others
+_NUM_REPEATS: Final = 3  # of a body, to predict a step's time among others
 
 
 def _made(
@@ -95,7 +95,7 @@ def _made(
     )
     made = make()
     if not any(stage.delay for stage in made.program.stages):
-        return merge_where_nobody_waits(made)
+        return merge_unneeded_splits(made)
     num_steps = 1
     while not made.body:  # prologue and epilogue leave no room for one
         num_steps += 1
@@ -122,7 +122,7 @@ def _given(
 
 
 def _faults(order: Schedule) -> Iterator[str]:
-    """What the pipeline does not run, though it may be a sound schedule."""
+    """Return what the pipeline does not run, though the schedule may be valid."""
     program = order.program
     yield from _stage_faults(order)
     if program.flows != tuple((s, s + 1) for s in range(program.num_stages - 1)):

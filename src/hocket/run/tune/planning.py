@@ -1,4 +1,4 @@
-"""`hocket.plan`: what to expect of a model on devices that need not be there."""
+"""`hocket.plan`: predicts training on devices that need not be present."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import (
     OptimizerFactory,
     Parameters,
-    TrainingSettings,
+    TrainingConfig,
     precision_of,
 )
 
@@ -62,42 +62,42 @@ def plan(
 
     With `hardware`, nothing is run and no device is needed: seconds come from the
     FLOPs and bytes of every operator. Without it, the model is profiled here, on this
-    machine's GPU or CPU, and that is what each of the devices is taken to be; some
-    cuts are also played, on a CPU, to see what their ops take in place.
+    machine's GPU or CPU, and every device is assumed to be equal to it; some cuts are
+    also run, on a CPU, to measure their ops in place.
 
     Args:
         model: any module; on the meta device it takes no memory.
         batch: an example `(inputs, targets)`, as for `Pipeline`.
-        loss: as for `Pipeline`; the sum of the outputs stands for it when not given.
-        num_devices: all of them.
+        loss: as for `Pipeline`; the sum of the outputs when not given.
+        num_devices: the number of all devices.
         hardware: the kind of device, such as "a100-80g".
-        links: between devices of one node, such as "nvlink", "pcie" or "pcie4"; the
-            fastest that the device has when not given, and shared memory on a CPU.
-        num_nodes: that the devices are in, evenly.
-        network: between nodes; "100gb" when not given.
+        links: the link between devices of one node, such as "nvlink", "pcie" or
+            "pcie4"; when not given, the fastest that the device has, and shared memory
+            on a CPU.
+        num_nodes: the number of nodes, each with equally many devices.
+        network: the link between nodes; "100gb" when not given.
         optimizer: as for `Pipeline`; AdamW when not given.
         batch_size: samples per step, over all replicas; the example's when not given.
         precision: "float32", "tf32", "bfloat16" or "float16" (with autocast).
-        memory_bytes: that the model may have on each device, where it is not most of
-            the device's.
-        correction: as for `Pipeline`: what it keeps on stages with old weights counts,
-            where `search` looks at such.
+        memory_bytes: the memory of each device, if it is not most of the device's own.
+        correction: as for `Pipeline`: its memory on stages with old weights counts, if
+            `search` includes such.
         hardware_file: a TOML file with more devices and links, or other numbers.
-        search: which candidates are looked at.
+        search: which candidates to consider.
         world: the job of this process, all of whose workers call this: as many as
             `num_devices`. They then measure together, with real messages. By default
-            this process stands for all. Either way a process on a CPU keeps the memory
+            this process represents all. Either way a process on a CPU keeps the memory
             that it frees from then on (HOCKET_KEEP_FREED_MEMORY=0: it does not).
 
     Returns:
-        What can be printed: a table of all ways, the choice, and its picture.
+        A ranking of all candidates; it prints as a table, the choice and its picture.
 
     Raises:
-        PlanError: a name that is not known; the message tells the nearest. Or the job
-            has another number of workers, or its links are named.
+        PlanError: a name is unknown; the message gives the nearest. Or the job has
+            another number of workers, or its links are named.
         CaptureError: the model cannot be captured.
         DataError: the batch is no pair, or its tensors disagree.
-        RecipeError: there is no such correction.
+        ConfigError: there is no such correction.
     """
     search = Search() if search is None else search
     _check_correction(correction, search)
@@ -115,7 +115,7 @@ def plan(
     trained = _trained(captured)
     states = optimizer_bytes(trained, lambda named: optimizer(Parameters(named)))
     size = num_samples if batch_size is None else batch_size
-    settings = TrainingSettings(optimizer, correction=correction)
+    settings = TrainingConfig(optimizer, correction=correction)
     corrected = correction_cost(settings, trained)
     if device is not None:
         finish = None if loss is None else _finish(loss, batch[1], num_samples)
@@ -155,10 +155,10 @@ def _measurable(precision: str) -> Precision:
 
 
 def _check_correction(correction: str, search: Search) -> None:
-    """Refuse one where no weights are old.
+    """Refuse a correction if no weights are stale.
 
     Raises:
-        PlanError: no order with a delay is looked at.
+        PlanError: no order with a delay is included.
     """
     if correction != "none" and not search.max_delay and search.schedules is None:
         raise PlanError(
@@ -201,7 +201,7 @@ def _cluster(
     num_nodes: int,
     memory_bytes: int | None,
 ) -> Cluster:
-    """The devices; without a kind, like this machine's."""
+    """Return the cluster; without a kind of device, of devices like this machine's."""
     if device is None:
         name = "this machine's device"
         own: tuple[str, ...] = (_SHARED_MEMORY,)
@@ -219,7 +219,7 @@ def _cluster(
 
 
 def _link(catalogue: Catalogue, name: str | None, own: tuple[str, ...]) -> LinkKind:
-    """A link by name; `nvlink` and `pcie` are the device's own."""
+    """Return a link by name; `nvlink` and `pcie` are the device's own."""
     if name is None:
         if not own:
             raise PlanError(
@@ -238,7 +238,7 @@ def _trained(captured: Captured) -> dict[str, Tensor]:
 def _finish(
     loss: LossFunction, targets: Any, num_samples: int
 ) -> Callable[[Any, int], Tensor]:
-    """The loss of a microbatch of any size: rows of the example's targets repeat."""
+    """Return the loss of a microbatch of any size, with repeated targets."""
 
     def finish(output: Any, size: int) -> Tensor:
         wanted = resized(targets, num_samples, size)

@@ -1,11 +1,11 @@
-"""Measure a model on the workers at hand, for a plan: layers, updates, whole cuts.
+"""Measures a model on all workers for a plan: layers, updates and whole cuts.
 
     all workers   profile two sizes of a microbatch ─▶ mean ┐
-                  step the optimizer on copies ─────────────┼─▶ Work
-                  play some cuts ───────────────────────────┼─▶ Trials
+                  step the optimizer on copies ─────────────┼─▶ ModelCosts
+                  run some cuts ────────────────────────────┼─▶ Trials
                   reduce over all ──────────────────────────┴─▶ ring
 
-They do it all at once, as they will compute at once.
+All workers measure at the same time, as they will train at the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.ddp_trial import ddp_seconds
 from hocket.run.tune.trial_runs import TrialConfig, measure_ring, run_trials
-from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingSettings
+from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingConfig
 
 _SMALLER: Final = 4  # the second size of a microbatch: so many times smaller
 _NUM_UPDATES: Final = 3
@@ -45,24 +45,24 @@ _GRADIENT: Final = 1e-3  # of each element; zeros take AdamW twice as long on a 
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
-    """What a plan is made for.
+    """The model and settings that a plan is made for.
 
     Args:
-        captured: the model.
-        targets: of the example's samples.
+        captured: the captured model.
+        targets: the targets of the example's samples.
         loss: as for a pipeline; the sum of the outputs when not given.
         settings: as for a pipeline.
         states: bytes of the optimizer's state, by parameter.
         batch_size: samples per step.
-        num_devices: to plan for.
-        stages_per_device: that are looked at.
-        correction: what the settings' correction of old gradients takes.
+        num_devices: the number of devices to plan for.
+        stages_per_device: the numbers of stages per device to consider.
+        correction: the memory of the settings' correction of stale gradients.
     """
 
     captured: Captured
     targets: Any
     loss: LossFunction | None
-    settings: TrainingSettings
+    settings: TrainingConfig
     states: Mapping[str, int]
     batch_size: int
     num_devices: int
@@ -71,14 +71,14 @@ class ProfileConfig:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of the microbatches that are measured, ascending."""
+        """The sizes, in samples, of the microbatches to measure, ascending."""
         if self.captured.fixed_batch:
             return (self.captured.example.num_samples,)
         largest = max(1, self.batch_size // self.num_devices)
         return tuple(sorted({max(1, largest // _SMALLER), largest}))
 
     def microbatch(self, num_samples: int) -> Microbatch:
-        """Of any size: rows of the example repeat."""
+        """Return a microbatch of any size, with repeated rows of the example."""
         example = self.captured.example
         return Microbatch(
             tuple(example.resized(num_samples).leaves),
@@ -87,7 +87,7 @@ class ProfileConfig:
         )
 
     def finish(self, microbatch: Microbatch) -> Callable[[Any], Tensor] | None:
-        """The loss of what the model makes of a microbatch."""
+        """Return a function that computes the loss of the model's outputs."""
         loss = self.loss
         if loss is None:
             return None
@@ -95,12 +95,12 @@ class ProfileConfig:
 
 
 def resized(targets: Any, known: int, num_samples: int) -> Any:
-    """The targets of so many samples: those of the example's repeat.
+    """Return targets for so many samples, repeating the example's.
 
     Args:
-        targets: of the example; tensors of other lengths stay as they are.
-        known: samples that the example has.
-        num_samples: that are wanted.
+        targets: the example's targets; tensors of other lengths stay as they are.
+        known: the number of samples in the example.
+        num_samples: the number of samples to return.
     """
 
     def rows_of(leaf: Tensor) -> Tensor:
@@ -113,12 +113,12 @@ def resized(targets: Any, known: int, num_samples: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfiles:
-    """What was measured.
+    """What was measured on the workers.
 
     Args:
-        work: the layers.
-        trials: whole cuts, and DDP.
-        ring: of all workers; None where nothing was reduced.
+        work: the layers' costs.
+        trials: the trials of whole cuts, and of DDP.
+        ring: the link of an all-reduce; None if nothing was reduced.
         shares_cores: whether workers have no core to spare for reductions.
     """
 
@@ -133,7 +133,7 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
 
     Args:
         config: the same on every worker.
-        world: as many workers as there are devices, or one that stands for all.
+        world: as many workers as there are devices, or one that represents all.
     """
     captured, device = config.captured, world.device
     profiles = {size: _profile(config, size, world) for size in config.sizes}
@@ -166,7 +166,7 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
 def _added_by_ddp(
     whole_s: float | None, cuts: Sequence[Trial], num_samples: int
 ) -> float | None:
-    """To the forward and backward of a worker for itself."""
+    """Return what DDP adds to a single worker's forward and backward."""
     alone = next((cut for cut in cuts if cut.is_of(num_samples, 1, ())), None)
     if whole_s is None or alone is None:
         return None
@@ -197,7 +197,7 @@ def _update_s_per_byte(
     states: Mapping[str, int],
     device: torch.device,
 ) -> float:
-    """From steps on copies of all weights."""
+    """Return the optimizer's seconds per byte, from steps on copies of all weights."""
     copies = {
         name: nn.Parameter(x.detach().to(device).clone())
         for name, x in captured.state.tensors.items()

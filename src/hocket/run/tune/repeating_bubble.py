@@ -1,4 +1,4 @@
-"""Tell whoever asked for V-Min or V-Half if measured times make its bubble repeat."""
+"""Warns users of V-Min or V-Half if measured times make the bubble repeat."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TEXTS: Final[Mapping[object, Callable[[int, StageCost], str]]] = {
 
 
 def warn_of_repeating_bubble(schedule: object, plan: Plan) -> None:
-    """Say so where a schedule waits in every microbatch, as measured; with the numbers.
+    """Warn if a schedule waits in every microbatch, with the numbers.
 
     Args:
-        schedule: as the user asked for it.
+        schedule: the user's choice of schedule.
         plan: what will run, with its costs.
 
     Warns:

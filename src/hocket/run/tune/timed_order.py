@@ -1,7 +1,7 @@
-"""Orders that are made for what was measured: on these workers, before the first step.
+"""Makes orders that depend on measured times, before the first step.
 
     all workers   profile layers, send messages, step optimizers ─▶ costs ─┐
-    worker 0                                 memory_bytes ─▶ make the order ─▶ all
+    rank 0                                   memory_bytes ─▶ make the order ─▶ all
 
 The messages that are timed go through a transport of their own: how many buffers the
 final one needs is known when there is an order.
@@ -35,18 +35,18 @@ from hocket.run.tune.order import make_order
 from hocket.schedules import SCHEDULES
 
 _MODULO: Final = "ooo-modulo"
-_AS_FAST: Final = 1e-9  # of a step: such a difference is none
+_AS_FAST: Final = 1e-9  # of a step: smaller differences are ignored
 
 
 def is_timed(
     schedule: object, config: PlanConfig, stages_per_device: int | None
 ) -> bool:
-    """Whether an order of this name is made for what is measured.
+    """Return whether the order of this name depends on measured times.
 
     Args:
-        schedule: as the user asked for it.
-        config: what else was asked for.
-        stages_per_device: where the user has chosen it.
+        schedule: the user's choice of schedule.
+        config: the user's other choices.
+        stages_per_device: the user's choice, if there is one.
     """
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
         return False
@@ -61,20 +61,21 @@ def timed_order(
     num_microbatches: int,
     stages_per_device: int | None,
 ) -> tuple[PlanConfig, Schedule]:
-    """Measure, and make the order; the same on every worker, all of which must call.
+    """Measure and make the order. Every worker must call this, and gets the same.
 
     Args:
-        name: of a schedule, for which `is_timed` holds.
-        config: what the user asked for.
-        context: this worker's, with a transport that is used for nothing else.
-        num_microbatches: in each replica.
-        stages_per_device: where the user has chosen it.
+        name: the name of a schedule for which `is_timed` holds.
+        config: the user's choices.
+        context: this worker's context, with a transport that is used for nothing else.
+        num_microbatches: microbatches of each replica.
+        stages_per_device: the user's choice, if there is one.
 
     Returns:
-        The request, with what is known now, and the order.
+        The configuration, with the cut model, and the order.
 
     Raises:
-        FitError: no order of this name fits the memory; tells the smallest that works.
+        FitError: no order of this name fits the memory; names the smallest memory that
+            works.
         PlanError: the schedule refuses the numbers.
         ModelError: the model cannot be captured or cut as asked.
     """
@@ -95,7 +96,7 @@ def _for_costs(
     num_microbatches: int,
     stages_per_device: int | None,
 ) -> tuple[PlanConfig, Schedule]:
-    """The order itself is made for the costs."""
+    """Make the order for measured costs."""
     shape = context.layout, num_microbatches, stages_per_device
     world = context.world
     first = make_order(name, *shape)  # whatever its costs, it has these stages
@@ -122,7 +123,7 @@ def _for_costs(
 def _recomputing(
     config: PlanConfig, order: Schedule, found: CutModel
 ) -> Iterator[Costs]:
-    """The costs to try in turn: which stages of an order recompute."""
+    """Yield costs to try in turn, with fewer and more stages that recompute."""
     order = freeze_stages(order, num_frozen_stages(found.modules))
     if config.recompute != "all":
         yield recomputing("none", order, found.costs)
@@ -133,7 +134,7 @@ def _recomputing(
 def _stages_per_device(
     config: PlanConfig, context: WorkerContext, num_microbatches: int
 ) -> tuple[int, PlanConfig]:
-    """How many groups of layers each device gets."""
+    """Choose how many groups of layers each device gets."""
     known = (
         profile_model(config, context.world) if config.known is None else config.known
     )
@@ -163,7 +164,7 @@ def _step_s(
     num_microbatches: int,
     stages_per_device: int,
 ) -> float:
-    """One step with groups of layers that take nearly the same."""
+    """Predict one step with groups of layers of nearly equal time."""
     known, num_samples = config.known, config.example.num_samples
     assert known is not None
     profiles = {num_samples: known.profile}

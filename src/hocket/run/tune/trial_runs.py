@@ -1,9 +1,9 @@
-"""Play some cuts before planning: what their ops and messages take on these workers.
+"""Runs some cuts before planning, to measure ops and messages on these workers.
 
     a pipeline of all workers      0F0 0F1 ...      1, 2, ... stages on each
     each worker for itself         F0 B0 F1 B1      as plain data parallelism has it
 
-Nothing is updated, and nothing is left behind (`run/tune/dry_run.py`).
+Nothing is updated, and all state is restored (`run/tune/dry_run.py`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.schedules import make_schedule
 
-MOST_STAGES: Final = 4  # on a device; more are told from these
+MOST_STAGES: Final = 4  # on a device; more are extrapolated from these
 _MICROBATCHES: Final = 4  # for each device: enough of them come between two others
 _SIZES: Final = (
     1 << 14,
@@ -53,19 +53,20 @@ _NUM_ROUNDS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class TrialConfig:
-    """What is tried out.
+    """What is run.
 
     Args:
-        captured: the model.
-        loss: of a microbatch.
-        settings: how to train.
-        profiles: of the layers, by the number of samples; the same on every worker.
-        microbatches: likewise.
+        captured: the captured model.
+        loss: the loss of a microbatch.
+        settings: the training settings.
+        profiles: the layers' profiles, by the number of samples; the same on every
+            worker.
+        microbatches: microbatches, by the number of samples; the same on every worker.
     """
 
     captured: Captured
     loss: LossFunction
-    settings: TrainingSettings
+    settings: TrainingConfig
     profiles: Mapping[int, Profile]
     microbatches: Mapping[int, Microbatch]
 
@@ -73,12 +74,12 @@ class TrialConfig:
 def run_trials(
     config: TrialConfig, world: World, stages_per_device: Sequence[int]
 ) -> tuple[Trial, ...]:
-    """Play cuts of the smaller microbatch, and whole models. Every worker must call.
+    """Run cuts of the smaller microbatch, and whole models. All workers must call this.
 
     Args:
         config: the same on every worker.
         world: all workers: as many as there are devices.
-        stages_per_device: that a plan may ask for.
+        stages_per_device: the numbers of stages per device that a plan may have.
     """
     return tuple(
         _played(config, world, *shape)
@@ -87,10 +88,10 @@ def run_trials(
 
 
 def measure_ring(world: World) -> Link | None:
-    """What an all-reduce takes, all workers at once. Every worker must call this.
+    """Measure an all-reduce of all workers at once. Every worker must call this.
 
     Returns:
-        The link of a ring; None where a worker is alone.
+        The link of a ring; None for a single worker.
     """
     if world.world_size == 1:
         return None
@@ -106,7 +107,7 @@ def measure_ring(world: World) -> Link | None:
 def _shapes(
     config: TrialConfig, num_workers: int, stages_per_device: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Samples of a microbatch, devices, and stages on each."""
+    """Yield the samples of a microbatch, the devices, and the stages on each."""
     num_layers = len(config.captured.layers)
     sizes = sorted(config.profiles)
     for size in sizes:

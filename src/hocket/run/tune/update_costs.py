@@ -1,8 +1,8 @@
-"""Measure what an update takes, on copies of the weights.
+"""Measures an update's seconds and bytes on copies of the weights.
 
-An update is all that a lane does when gradients are complete: look at them, clip them,
-copy weights that are still read, and step. Of a delayed stage, with all that the
-correction of its gradients does and keeps:
+An update is all that a lane does when gradients are complete: compute norms, clip, copy
+weights that are still read, and step. On a delayed stage it includes what the
+correction of its gradients computes and keeps:
 
     update   update   update ...   the first `delay` fill what a correction keeps
     │ as often again │ median      seconds; the last one: bytes
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import HocketError, RecipeError
+from hocket.errors import ConfigError, HocketError
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
 from hocket.model.profile.costs import UpdateCost
@@ -29,33 +29,33 @@ from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.versions import WeightVersions
 from hocket.run.weights.gradients import Gradients
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
 _NUM_STEPS = 5
-_CACHE_BYTES = 1 << 24  # gone through before each step: training leaves caches cold
+_CACHE_BYTES = 1 << 24  # read before each step: training leaves caches cold
 _GRADIENT = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
 
 
 def measure_updates(
     modules: Sequence[StageModule],
     program: Program,
-    settings: TrainingSettings,
+    settings: TrainingConfig,
     context: WorkerContext,
 ) -> list[UpdateCost]:
-    """The cost of each stage's update, measured by whoever holds it.
+    """Measure the cost of each stage's update, on the worker that holds it.
 
     Every worker must call this.
 
     Args:
         modules: all stages.
-        program: says where they live, and how old the weights are that they read.
+        program: the stages' devices and delays.
         settings: as for the pipeline; the optimizer is made once more per stage, on
             copies.
-        context: this worker's.
+        context: this worker's context.
 
     Raises:
-        RecipeError: an optimizer cannot be stepped as pipelines do it.
+        ConfigError: an optimizer cannot be stepped as pipelines do it.
     """
     world, measured = context.world, {}
     for stage in program.stages_on[context.layout.device]:
@@ -71,7 +71,7 @@ def measure_updates(
 
 
 def _measure(
-    module: StageModule, settings: TrainingSettings, world: World, delay: int
+    module: StageModule, settings: TrainingConfig, world: World, delay: int
 ) -> UpdateCost:
     device = world.device
     copies = {
@@ -83,7 +83,7 @@ def _measure(
     updater = Updater(copies, settings, delay=delay)
     if updater.optimizer is None:
         return UpdateCost(0.0, 0)
-    judged = _gradients(copies, device)
+    gradients = _gradients(copies, device)
     keeps = delay and settings.correction != "weight-prediction"
     versions = (
         WeightVersions(nn.ParameterList(copies.values()), delay) if keeps else None
@@ -97,17 +97,17 @@ def _measure(
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
         begin = clock()
-        verdict = judged.status_of(judged.own_norms())
+        status = gradients.status_of(gradients.own_norms())
         if settings.clip_norm is not None:
-            judged.clip(verdict, settings.clip_norm)
+            gradients.clip(status, settings.clip_norm)
         if versions is not None:
             versions.before_update()
         _update(updater)
-        guess = updater.predicted() or {}  # once for each update, as a forward asks
+        predicted = updater.predicted() or {}  # once for each update, as a forward asks
         seconds.append(clock() - begin)
         if versions is not None:
             versions.after_update()
-        guess_bytes = sum(x.nbytes for x in guess.values())
+        guess_bytes = sum(x.nbytes for x in predicted.values())
     return UpdateCost(
         median(seconds[delay + 1 :]),
         _state_bytes(updater),
@@ -119,7 +119,7 @@ def _measure(
 def _gradients(
     parameters: Mapping[str, nn.Parameter], device: torch.device
 ) -> Gradients:
-    """To look at all of them, as if nobody else had others."""
+    """Return the gradients as if this worker were the only one."""
     types = {parameter.dtype for parameter in parameters.values()}
     return Gradients(
         tuple(parameters),
@@ -132,7 +132,7 @@ def _gradients(
 
 
 def _state_bytes(updater: Updater) -> int:
-    """Of all that an update leaves for later ones."""
+    """Return the bytes of state that an update leaves for later ones."""
     assert updater.optimizer is not None
     state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
     state += (updater.ema or {}).values()
@@ -147,7 +147,7 @@ def _update(updater: Updater) -> None:
     except HocketError:
         raise
     except Exception as error:
-        raise RecipeError(
+        raise ConfigError(
             f"step() of the {type(updater.optimizer).__name__} failed when it was "
             f"tried on copies of the weights: {type(error).__name__}: {error}. A "
             "pipeline calls it once per step, without a closure"
@@ -156,11 +156,11 @@ def _update(updater: Updater) -> None:
 
 def _work_bytes(
     copies: Mapping[str, nn.Parameter],
-    settings: TrainingSettings,
+    settings: TrainingConfig,
     device: torch.device,
     delay: int,
 ) -> int:
-    """The most that an update takes for itself; earlier ones make what is kept."""
+    """Return the most that an update allocates beside what it keeps."""
     with allocations(device) as log:
         updater = Updater(dict(copies), settings, delay=delay)
         for _ in range(delay + 2):

@@ -1,4 +1,4 @@
-"""What is found out about one step's gradients, when somebody wants to know it."""
+"""The status of one step's gradients, which is waited for when it is first read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hocket.run.weights.gradients import GradientStatus
 
 
 class PendingGradientStatus:
-    """One step's verdict; the first to ask waits for it, where it has not come yet.
+    """The status of one step's gradients; the first read waits for it.
 
     Args:
-        step: whose gradients they are.
-        wait: finds out; called once.
+        step: the step's number.
+        wait: waits for the status; called once.
     """
 
     def __init__(self, step: int, wait: Callable[[], GradientStatus]) -> None:
@@ -24,11 +24,11 @@ class PendingGradientStatus:
 
     @property
     def status(self) -> GradientStatus:
-        """What all workers know.
+        """The gradients' status, the same on all workers.
 
         Raises:
-            WaitError: another worker did not tell about its gradients; or the pipeline
-                ended before anybody asked.
+            WaitError: another worker did not post its norms, or the pipeline was closed
+                before the status was read.
         """
         if self._fault:
             raise WaitError(self._fault)
@@ -42,9 +42,9 @@ class PendingGradientStatus:
         return self._status
 
     def give_up(self) -> None:
-        """The pipeline ends: what is not known by now will never be."""
+        """Mark the status as unavailable, because the pipeline is closed."""
         if self._wait is not None and not self._fault:
             self._fault = (
-                f"nothing is known about all gradients of step {self.step}: the "
-                "pipeline ended before this worker had heard of those of the others"
+                f"the norm of step {self.step}'s gradients is unknown: the pipeline "
+                "was closed before all workers had sent theirs"
             )

@@ -1,17 +1,17 @@
-"""All gradients of the model, looked at together.
+"""Norms of all gradients of the model, summed over the workers.
 
-Each worker tells the norms of the gradients that it holds, and all add them up
-(sum_of_all.py). A sum with zeros is exact, so that every worker ends with the same
-numbers, of all parameters:
+Each worker posts the norms of the gradients that it holds, and all sum them
+(run/comm/all_sum.py). A sum with zeros is exact, so every worker gets the same norms of
+all parameters:
 
     parameter    a.weight   a.bias │ b.weight   b.bias      in the uncut model's order
     device 0        3.1       0.2  │     0         0
     device 1         0         0   │    nan       0.7
     all             3.1       0.2       nan       0.7       b.weight is at fault
 
-From these follows all else, alike on every worker: whether there may be an update, and
-the norm of the whole, which is what `torch.nn.utils.get_total_norm` finds for the uncut
-model, to the last bit where the gradients are.
+From these every worker computes whether there may be an update, and the total norm,
+which is what `torch.nn.utils.get_total_norm` finds for the uncut model, to the last bit
+where the gradients are.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 from hocket.run.comm.all_sum import AllSum
 
-_NONE: Final = -1.0  # told instead of a norm: the parameter got no gradient
+_NONE: Final = -1.0  # posted instead of a norm: the parameter got no gradient
 
 
 @dataclass(frozen=True, slots=True)
 class GradientStatus:
-    """What all workers know of a step's gradients.
+    """The norm of a step's gradients, and which gradient is not finite.
 
     Args:
-        norm: of all gradients together; no finite number if one of them has none.
+        norm: the norm of all gradients together; not finite if any gradient is not.
         culprit: the first parameter whose gradient is not finite; empty if all are.
     """
 
@@ -48,16 +48,16 @@ class GradientStatus:
 
 
 class Gradients:
-    """The gradients that one worker holds, seen as a part of all.
+    """The gradients that one worker holds, as a part of the model's.
 
     Args:
-        names: of all parameters that are trained, in the uncut model's order.
-        held: those on this worker.
-        counted: the names whose norm this worker tells, for of a shared weight, and of
-            replicas, several workers hold the same gradient.
-        all_workers: add up what they tell; None if this is the only one.
-        device: where the gradients are.
-        dtype: that holds all gradients of the model.
+        names: all trained parameters, in the uncut model's order.
+        held: the trained parameters on this worker, by name.
+        counted: the names whose norm this worker posts: of a shared weight, and of
+            replicas, several workers hold the same gradient, and one posts it.
+        all_workers: sums the norms; None if this is the only worker.
+        device: the gradients' device.
+        dtype: a type that holds all gradients of the model.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Gradients:
         self._all_workers = all_workers
         self._device = device
         self._type = dtype
-        # Made once: to index with lists makes the host wait for a GPU, each time.
+        # Made once: indexing with lists makes the host wait for a GPU, each time.
         self._rows = torch.tensor(
             [i for i, _ in selected], dtype=torch.long, device=device
         )
@@ -86,25 +86,25 @@ class Gradients:
 
     @property
     def allows_any_order(self) -> bool:
-        """Whether each worker may tell several such groups in an order of its own."""
+        """Whether workers may post several such groups in different orders."""
         return self._all_workers is None or self._all_workers.allows_any_order
 
     def post(self, step: int, norms: Tensor | None = None) -> None:
-        """Tell all others; every worker must call this, with its gradients complete.
+        """Send the norms; every worker must call this with its gradients complete.
 
         Args:
             step: the same on every worker.
-            norms: from `own_norms`, where they were looked at before.
+            norms: the result of `own_norms`, if it was called before.
         """
         self._norms = self.own_norms() if norms is None else norms
         if self._all_workers is not None:
             self._all_workers.post(self._norms, step)
 
     def wait(self) -> GradientStatus:
-        """What all have told; once after each `post`.
+        """Return the status of all workers' gradients; once after each `post`.
 
         Raises:
-            WaitError: another worker did not come.
+            WaitError: another worker did not post.
         """
         norms = self._norms
         if self._all_workers is not None:
@@ -112,9 +112,9 @@ class Gradients:
         return self.status_of(norms)
 
     def status_of(self, norms: Tensor) -> GradientStatus:
-        """What follows from norms that nobody else adds to."""
+        """Return the status that follows from complete norms."""
         values = norms.tolist()
-        # To pick some costs several times as much as the rest.
+        # Selecting some costs several times as much as the rest.
         found = norms[norms != _NONE] if _NONE in values else norms
         total = torch.linalg.vector_norm(found.to(self._type)).item()
         if math.isfinite(total):
@@ -122,16 +122,16 @@ class Gradients:
         return GradientStatus(total, self._first_at_fault(values))
 
     def clip(self, status: GradientStatus, max_norm: float) -> None:
-        """Scale all gradients so that together they measure no more than `max_norm`."""
+        """Scale all gradients such that their total norm is at most `max_norm`."""
         total = torch.tensor(status.norm, dtype=self._type, device=self._device)
         torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, total)
 
     def no_norms(self) -> Tensor:
-        """What a worker tells that holds no gradients that count; float64."""
+        """Return the norms of a worker without counted gradients: zeros, float64."""
         return torch.zeros(len(self._names), dtype=torch.float64, device=self._device)
 
     def own_norms(self) -> Tensor:
-        """Of every parameter of the model, 0 for what others tell; float64."""
+        """Return a norm per parameter of the model, 0 for other workers'; float64."""
         norms = self.no_norms()
         grads = [_values(p.grad) for p in self._counted if p.grad is not None]
         found = iter(torch._foreach_norm(grads) if grads else ())
@@ -141,7 +141,7 @@ class Gradients:
         return norms
 
     def _first_at_fault(self, norms: list[float]) -> str:
-        """Where no single gradient is, the largest, which made the sum overflow."""
+        """Return the first name without a finite norm, or the one with the largest."""
         for name, norm in zip(self._names, norms, strict=True):
             if not math.isfinite(norm):
                 return name
@@ -149,5 +149,5 @@ class Gradients:
 
 
 def _values(grad: Tensor) -> Tensor:
-    """What a gradient's norm is the norm of; an embedding's may be sparse."""
+    """Return the values that a gradient's norm is computed from; it may be sparse."""
     return grad.coalesce().values() if grad.is_sparse else grad

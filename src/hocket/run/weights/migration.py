@@ -1,4 +1,4 @@
-"""What a parameter's updates keep of it follows it to another worker.
+"""Moves a parameter's optimizer state with it to another worker.
 
 before   optimizer of {a, b, c}                  each parameter takes its state, its
 after    optimizer of {a, b}, optimizer of {c}   average and its group's options
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import RecipeError
+from hocket.errors import ConfigError
 from hocket.run.nets.transfer import Bundle
 from hocket.run.weights.updater import Updater
 
@@ -21,15 +21,15 @@ _AVERAGE = "ema"
 
 
 def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
-    """A parameter or buffer, with what its updates keep of it.
+    """Return a parameter or buffer with the state of its updates.
 
     Args:
         name: its first name in the uncut model.
-        tensor: as it is now.
-        updater: of the parameter; None for a buffer, and where nothing is trained.
+        tensor: its present value.
+        updater: the parameter's updater; None for a buffer, or if it is not trained.
 
     Raises:
-        RecipeError: the optimizer keeps something else than tensors and plain numbers;
+        ConfigError: the optimizer keeps something else than tensors and plain numbers;
             or a correction keeps earlier updates, which cannot be cut again.
     """
     tensors = {"value": tensor.detach()}
@@ -42,7 +42,7 @@ def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
     if updater is None or optimizer is None or group is None:
         return Bundle(tensors, facts)
     if updater.correction is not None:
-        raise RecipeError(
+        raise ConfigError(
             f"the updates of {name} have a correction, which keeps earlier updates of "
             "one cut: train with correction='none' to cut a net again"
         )
@@ -60,7 +60,7 @@ def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
 
 
 def tensor_in(bundle: Bundle) -> Tensor:
-    """The parameter or buffer that came."""
+    """Return the parameter or buffer in a bundle."""
     value = bundle.tensors["value"]
     if not bundle.facts["is_parameter"]:
         return value
@@ -70,16 +70,16 @@ def tensor_in(bundle: Bundle) -> Tensor:
 def restore_updater(
     updater: Updater, bundles: Mapping[str, Bundle], before: Updater | None
 ) -> None:
-    """Give a new updater what its parameters' updates kept.
+    """Load the state of its parameters' updates into a new updater.
 
     Args:
-        updater: just made.
-        bundles: of each of its parameters, by name.
+        updater: the new updater.
+        bundles: the bundle of each of its parameters, by name.
         before: this worker's updater of the net before the cut, for the state of the
             learning-rate schedule, which is the same on all workers.
 
     Raises:
-        RecipeError: the parameters of a group had different options; or there is a
+        ConfigError: the parameters of a group had different options; or there is a
             schedule here, and was none before or one of other groups.
     """
     if updater.optimizer is not None:
@@ -90,7 +90,7 @@ def restore_updater(
         return
     scheduler = None if before is None else before.scheduler
     if scheduler is None or len(scheduler.base_lrs) != len(updater.scheduler.base_lrs):
-        raise RecipeError(
+        raise ConfigError(
             "a worker has a learning-rate schedule after the cut, and had none before, "
             "or one of other groups: let the optimizer make the same groups of any "
             "parameters"
@@ -110,7 +110,7 @@ def _restore_optimizer(
         options = [_tupled(bundles[name].facts["options"]) for name in known]
         for name, other in zip(known, options, strict=True):
             if other != options[0]:
-                raise RecipeError(
+                raise ConfigError(
                     f"{known[0]} and {name} are in one group of the optimizer, but had "
                     "different options on the workers that they come from: let the "
                     "optimizer group parameters by name, not by stage"
@@ -124,7 +124,7 @@ def _restore_optimizer(
 
 
 def _state_in(bundle: Bundle) -> dict[str, Any]:
-    """What the optimizer kept of a parameter."""
+    """Return a parameter's optimizer state."""
     tensors = {
         key.removeprefix(_STATE): value
         for key, value in bundle.tensors.items()
@@ -143,19 +143,19 @@ def _group_of(
 
 
 def _plain(name: str, key: str, value: Any) -> Any:
-    """A number, a word, or several of them, as JSON has them."""
+    """Return a number, a word, or several of them, as JSON holds them."""
     if isinstance(value, tuple | list):
         return [_plain(name, key, x) for x in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise RecipeError(
+    raise ConfigError(
         f"the optimizer of {name} keeps {key}, a {type(value).__name__}, which cannot "
         "be sent to another worker: keep tensors, numbers and words"
     )
 
 
 def _tupled(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as the tuples that they were (betas)."""
+    """Turn lists back into the tuples that they were (betas)."""
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in options.items()

@@ -1,4 +1,4 @@
-"""How a net's weights follow another net's: a moving average, as momentum teachers do.
+"""A net whose weights follow another net's by a moving average.
 
 Sources: He et al., arXiv:1911.05722 (MoCo), eq. 2; Grill et al., arXiv:2006.07733
 (BYOL), eq. 1, whose momentum rises from step to step.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hocket.errors import RecipeError
+from hocket.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +20,20 @@ class Momentum:
     """Moves each parameter to `m * parameter + (1 - m) * followed parameter`.
 
     Args:
-        value: m, or a function of the step that gives it; from 0 to 1.
+        value: m, from 0 to 1, or a function of the step that returns it.
     """
 
     value: float | Callable[[int], float]
 
     def at(self, step: int) -> float:
-        """The momentum of one step's update.
+        """Return the momentum of one step's update.
 
         Raises:
-            RecipeError: it is below 0 or above 1.
+            ConfigError: the momentum is below 0 or above 1.
         """
         found = self.value(step) if callable(self.value) else self.value
         if not 0.0 <= found <= 1.0:
-            raise RecipeError(
+            raise ConfigError(
                 f"the momentum of step {step} is {found}: it must be from 0 (a copy of "
                 "the followed weights) to 1 (never moved)"
             )
@@ -46,12 +46,12 @@ class Momentum:
         """Move parameters in place.
 
         Args:
-            step: of the update.
-            own: what follows, by name.
-            followed: at least the same names.
+            step: the update's step.
+            own: the parameters to move, by name.
+            followed: the followed parameters, by the same names.
 
         Raises:
-            RecipeError: the momentum is below 0 or above 1.
+            ConfigError: the momentum is below 0 or above 1.
         """
         m = self.at(step)
         for name, parameter in own.items():

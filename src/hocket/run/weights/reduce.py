@@ -1,4 +1,4 @@
-"""Add up a stage's gradients over its replicas: op R starts it, U waits for it.
+"""Reduces a stage's gradients over its replicas: op R starts it, U waits for it.
 
 All gradients of a stage travel in one flat tensor per type, with one number more for
 each parameter: how many replicas have a gradient for it. A parameter that got none
@@ -28,9 +28,10 @@ class Reducer:
     """Sums the gradients of one stage over a process group.
 
     Args:
-        parameters: in the same order on every member of the group.
+        parameters: the stage's parameters, in the same order on every member of the
+            group.
         group: the stage's replicas.
-        what: what is reduced, in errors and reports.
+        what: describes the gradients, for errors and reports.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class Reducer:
         self._buckets: list[_Bucket] = []
 
     def start(self) -> None:
-        """Begin the reduction of the gradients, which must be complete, and take them.
+        """Start to reduce the gradients, which must be complete, and take them.
 
-        Until `finish` there are none: packed, they would else be there twice.
+        Until `finish` the parameters have no gradients: they would be in memory twice.
         """
         for parameters in self._by_type.values():
             flat = _flattened(parameters)
@@ -60,11 +61,11 @@ class Reducer:
             self._buckets.append(_Bucket(parameters, flat, work))
 
     def is_done(self) -> bool:
-        """Whether `finish` would return at once, as far as can be told here."""
+        """Return whether `finish` would return at once, as far as is known here."""
         return all(bucket.work.is_completed() for bucket in self._buckets)
 
     def finish(self) -> None:
-        """Wait until the sums are there, and put them in place.
+        """Wait for the sums, and put them in place of the gradients.
 
         Raises:
             WaitError: they did not come within the timeout.
@@ -88,7 +89,7 @@ def _flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _put_back(bucket: _Bucket) -> None:
-    """Gradients become views into the flat sum; nothing is copied."""
+    """Make gradients views of the flat sum, without copies."""
     sizes = [parameter.numel() for parameter in bucket.parameters]
     *sums, present = bucket.flat.split([*sizes, len(sizes)])
     for parameter, total, count in zip(

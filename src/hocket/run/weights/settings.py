@@ -1,4 +1,4 @@
-"""How to train, as the user said it: looked at once, then handed to all who need it."""
+"""The training settings of a pipeline's user, validated once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 import torch
 from torch import nn
 
-from hocket.errors import RecipeError
+from hocket.errors import ConfigError
 from hocket.run.stage.precision import Precision
 from hocket.run.weights.correction.correction import CorrectionName
 
@@ -18,7 +18,7 @@ PrecisionName = Literal["float32", "bfloat16", "float16"]
 
 
 class Parameters(list[nn.Parameter]):
-    """One stage's parameters that want a gradient: a list of them, with their names.
+    """One stage's trained parameters: a list of them, with their names.
 
     `for p in parameters` and `torch.optim.AdamW(parameters)` see parameters;
     `parameters.named()` is for groups by name.
@@ -31,7 +31,7 @@ class Parameters(list[nn.Parameter]):
         self._names = tuple(trained)
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """Each with its name in the uncut model, as `model.named_parameters()` has."""
+        """Return pairs of names and parameters, as `model.named_parameters()` does."""
         return list(zip(self._names, self, strict=True))
 
 
@@ -42,22 +42,22 @@ SchedulerFactory = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """How to train.
+class TrainingConfig:
+    """Optimizer, schedule, clipping, precision and the other training settings.
 
     Args:
         optimizer: called once per stage with its parameters.
         scheduler: called once with each optimizer; stepped after each update.
-        clip_norm: the most that all gradients together may measure.
+        clip_norm: the largest total norm of all gradients.
         accumulate: batches per update.
-        precision: what the forward computes in.
-        ema_decay: of the averaged weights, where they are wanted.
-        correction: what is done about the age of gradients, on stages of a delay.
-        num_discounted_updates: over which a correction "lr-discount" fades; 1000 when
-            not given.
+        precision: the type that forwards compute in.
+        ema_decay: the decay of the averaged weights, if they are wanted.
+        correction: the correction of stale gradients, on stages with a delay.
+        num_discounted_updates: the updates over which a correction "lr-discount" fades;
+            1000 when not given.
 
     Raises:
-        RecipeError: a value that makes no sense; tells all of them.
+        ConfigError: a value is not valid; names all such values.
     """
 
     optimizer: OptimizerFactory
@@ -72,7 +72,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         faults = "; ".join(self._faults())
         if faults:
-            raise RecipeError(faults)
+            raise ConfigError(faults)
 
     def _faults(self) -> Iterator[str]:
         if self.clip_norm is not None and not self.clip_norm > 0.0:
@@ -109,7 +109,7 @@ class TrainingSettings:
 
     @property
     def text(self) -> str:
-        """What all workers must have alike."""
+        """Text of the settings, which all workers must have alike."""
         return (
             f"clip_norm {self.clip_norm}, accumulate {self.accumulate}, precision "
             f"{self.precision.value}, ema_decay {self.ema_decay}, correction "
@@ -117,15 +117,15 @@ class TrainingSettings:
         )
 
     def make_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
-        """The optimizer of some parameters.
+        """Make the optimizer of some parameters.
 
         Raises:
-            RecipeError: it cannot be stepped here.
+            ConfigError: it cannot be stepped here.
         """
         optimizer = self.optimizer(parameters)
         needed = _needed_to_step(optimizer)
         if needed:
-            raise RecipeError(
+            raise ConfigError(
                 f"{type(optimizer).__name__} computes the loss several times per step "
                 f"(its step() needs {needed}), a pipeline computes it once: take an "
                 "optimizer whose step() needs no closure"
@@ -135,16 +135,16 @@ class TrainingSettings:
     def make_scheduler(
         self, optimizer: torch.optim.Optimizer
     ) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """The learning-rate schedule of an optimizer, where one is wanted.
+        """Make an optimizer's learning-rate schedule, if there is one.
 
         Raises:
-            RecipeError: it cannot be stepped here.
+            ConfigError: it cannot be stepped here.
         """
         if self.scheduler is None:
             return None
         scheduler = self.scheduler(optimizer)
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise RecipeError(_NO_PLATEAU)
+            raise ConfigError(_NO_PLATEAU)
         return scheduler
 
 
@@ -157,7 +157,7 @@ _NO_PLATEAU: Final = (
 
 
 def _needed_to_step(optimizer: torch.optim.Optimizer) -> str:
-    """What its step() cannot be called without."""
+    """Return the required arguments of an optimizer's step()."""
     needed = [
         name
         for name, parameter in inspect.signature(optimizer.step).parameters.items()
@@ -165,18 +165,18 @@ def _needed_to_step(optimizer: torch.optim.Optimizer) -> str:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if not needed and isinstance(optimizer, torch.optim.LBFGS):
-        needed = ["closure"]  # whatever a subclass says, its search evaluates the loss
+        needed = ["closure"]  # its line search evaluates the loss
     return ", ".join(needed)
 
 
 def precision_of(name: str) -> Precision:
-    """The precision of a name.
+    """Return the precision of a name.
 
     Raises:
-        RecipeError: there is none; names those that there are.
+        ConfigError: there is none; names those that there are.
     """
     try:
         return Precision(name)
     except ValueError:
         names = ", ".join(precision.value for precision in Precision)
-        raise RecipeError(f"precision is {name!r}: it may be {names}") from None
+        raise ConfigError(f"precision is {name!r}: it may be {names}") from None

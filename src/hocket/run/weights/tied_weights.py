@@ -1,7 +1,7 @@
-"""Weights that several stages share (tied embeddings), and equal starts everywhere.
+"""Weights that several stages share (tied embeddings), and equal initial weights.
 
-Stages on one device share the parameter itself: its gradients add up by themselves, and
-the stage that updates last steps it. Stages on different devices hold a copy each:
+Stages on one device share the parameter itself: its gradients accumulate, and the stage
+that updates last steps it. Stages on different devices hold a copy each:
 
     stage 0, device 0   wte ──┐ gradients are added up over both before either
     stage 3, device 1   wte ──┘ updates, so that the copies stay equal
@@ -32,8 +32,8 @@ class Tie:
     """One weight that stages on several devices hold.
 
     Args:
-        name: in the uncut model.
-        devices: that hold a copy, ascending.
+        name: the weight's name in the uncut model.
+        devices: the devices that hold a copy, ascending.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Tie:
 
 
 def find_ties(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> list[Tie]:
-    """The shared weights that cross devices.
+    """Return the shared weights that are on several devices.
 
     Args:
         shared: the stages that hold each shared weight.
-        schedule: says where stages live.
+        schedule: the schedule, with the stages' devices.
     """
     ties = []
     for name, stages in sorted(shared.items()):
@@ -58,7 +58,7 @@ def find_ties(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> list[T
 def tie_groups(
     ties: Sequence[Tie], layout: Layout, timeout_s: float, on_wait: OnWait
 ) -> dict[tuple[int, ...], WorkerGroup]:
-    """This worker's groups with the holders of its shared weights, by devices.
+    """Make this worker's groups of the devices that share weights.
 
     Every worker makes all groups, in the same order.
     """
@@ -79,13 +79,13 @@ def owned_parameters(
     device: int,
     stale_ties: Iterable[StaleTie] = (),
 ) -> dict[int, dict[str, nn.Parameter]]:
-    """Which of the device's stages steps which weight: each exactly one.
+    """Return which of the device's stages updates which weight: exactly one each.
 
     A weight that several stages of the device hold belongs to the one that updates
-    last, when all of them have added their gradients. A weight that is lent belongs to
-    the one that lends it, and to no stage of any other device.
+    last, when all of them have added their gradients. A stale tied weight belongs to
+    its owner, and to no stage of any other device.
     """
-    lenders = {tie.name: tie.stages[0] for tie in stale_ties}
+    owners = {tie.name: tie.stages[0] for tie in stale_ties}
     order = [
         op.stage
         for i in schedule.lanes_of(device)
@@ -96,17 +96,17 @@ def owned_parameters(
     taken: set[int] = set()
     for stage in reversed(order):
         for name, parameter in runners[stage].parameters.items():
-            if id(parameter) not in taken and lenders.get(name, stage) == stage:
+            if id(parameter) not in taken and owners.get(name, stage) == stage:
                 taken.add(id(parameter))
                 owned[stage][name] = parameter
     return owned
 
 
 def add_up_ties(reducers: Sequence[Reducer]) -> None:
-    """Add up each shared weight's gradients over its holders.
+    """Sum each shared weight's gradients over the devices that hold it.
 
-    All reductions begin before any is waited for, in the one order that every worker
-    keeps, so that holders whose stages update in another order do not block each other.
+    All reductions start before any is waited for, in one order on every worker, so that
+    devices whose stages update in different orders do not block each other.
     """
     for reducer in reducers:
         reducer.start()
@@ -119,7 +119,7 @@ def tie_reducers(
     groups: Mapping[tuple[int, ...], WorkerGroup],
     owned: Mapping[int, Mapping[str, nn.Parameter]],
 ) -> list[Reducer]:
-    """One reducer for each trained weight that this worker shares, in order of name."""
+    """Make one reducer per trained weight that this worker shares, in order of name."""
     parameters = {
         name: parameter
         for named in owned.values()
@@ -144,7 +144,7 @@ def equal_start(
     ties: Sequence[Tie],
     groups: Mapping[tuple[int, ...], WorkerGroup],
 ) -> None:
-    """Give all replicas the first one's weights, and all holders the first holder's."""
+    """Broadcast the first replica's weights, and each shared weight's first copy."""
     if group is not None:
         source = layout.replicas_of(layout.device)[0]
         for runner in runners.values():

@@ -1,8 +1,8 @@
-"""How all weights would be updated, as text: what workers compare before they begin.
+"""Describes how all weights would be updated, for workers to compare.
 
-Each worker makes the optimizers of its own stages alone, from what its own process was
-told. Here every worker makes one for stand-ins of all parameters, which must come out
-the same:
+Each worker makes only the optimizers of its own stages, from its own process's
+arguments. Here every worker makes one for small copies of all parameters, which must be
+equal everywhere:
 
     AdamW, StepLR
     betas=(0.9, 0.999) lr=0.001 ...   a.weight a.bias
@@ -18,30 +18,30 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from hocket.model.profile.optimizer_bytes import small_copies
-from hocket.run.weights.settings import Parameters, TrainingSettings
+from hocket.run.weights.settings import Parameters, TrainingConfig
 
 _PLAIN: Final = (bool, int, float, str, tuple, type(None))
 
 
-def update_text(settings: TrainingSettings, parameters: Mapping[str, Tensor]) -> str:
-    """The optimizer and the learning-rate schedule, with all their numbers.
+def update_text(settings: TrainingConfig, parameters: Mapping[str, Tensor]) -> str:
+    """Return the optimizer and the learning-rate schedule, with all their numbers.
 
     Args:
-        settings: make them.
-        parameters: all that are trained, on any worker, by name.
+        settings: make the optimizer and the schedule.
+        parameters: all trained parameters, on any worker, by name.
 
     Returns:
-        Text; empty where stand-ins are too small for the user's functions.
+        Text; empty if the copies are too small for the user's functions.
     """
     small = small_copies(parameters)
     if not small:
         return ""
-    with contextlib.suppress(Exception):  # of the user's; their own call will tell
+    with contextlib.suppress(Exception):  # raised again by the stage's own
         return "\n".join(_lines(settings, small))
     return ""
 
 
-def _lines(settings: TrainingSettings, small: dict[str, nn.Parameter]) -> Iterator[str]:
+def _lines(settings: TrainingConfig, small: dict[str, nn.Parameter]) -> Iterator[str]:
     optimizer = settings.make_optimizer(Parameters(small))
     scheduler = settings.make_scheduler(optimizer)
     yield f"{type(optimizer).__name__}, {type(scheduler).__name__}"

@@ -1,4 +1,4 @@
-"""Op U: the optimizer's step of one stage, when all its gradients are there."""
+"""Op U: the optimizer's step of one stage, when all its gradients are complete."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from torch import Tensor, nn
 from hocket.run.weights.correction.correction import Correction
 from hocket.run.weights.correction.make import make_correction
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import Parameters, TrainingSettings
+from hocket.run.weights.settings import Parameters, TrainingConfig
 
 
 class Updater:
-    """Updates one stage's weights, and their averages where those are wanted.
+    """Updates one stage's weights, and their averages if there are any.
 
     Args:
-        parameters: the ones this stage owns, by the uncut model's names.
+        parameters: the parameters that this stage owns, by the uncut model's names.
         settings: makes the optimizer and the learning-rate schedule.
-        reducer: sums the gradients over the stage's replicas, where it has any.
-        delay: the age of the weights that gradients are computed with, in updates.
+        reducer: sums the gradients over the stage's replicas, if there are any.
+        delay: the stage's delay: by how many updates its gradients are stale.
 
     Attributes:
-        optimizer: none where nothing is trained.
-        scheduler: of the learning rate.
-        correction: of the gradients' age; none where there is no delay.
-        ema: the averaged weights by name. They begin as the first weights, and each
+        optimizer: the optimizer; None if nothing is trained.
+        scheduler: the learning-rate schedule.
+        correction: the correction of stale gradients; None without a delay.
+        ema: the averaged weights by name. They start as the first weights, and each
             update moves them by `1 - ema_decay` of the way to the new ones.
     """
 
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        settings: TrainingSettings,
+        settings: TrainingConfig,
         *,
         reducer: Reducer | None = None,
         delay: int = 0,
@@ -59,7 +59,7 @@ class Updater:
 
     @property
     def grads(self) -> list[Tensor]:
-        """Of all parameters that have one."""
+        """The gradients of all parameters that have one."""
         return [p.grad for p in self._trained.values() if p.grad is not None]
 
     def wait(self) -> None:
@@ -72,7 +72,7 @@ class Updater:
             self.reducer.finish()
 
     def update(self) -> None:
-        """Step, and forget the gradients."""
+        """Step the optimizer, and clear the gradients."""
         self._step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -80,21 +80,21 @@ class Updater:
         self.forget()
 
     def predicted(self) -> dict[str, Tensor] | None:
-        """What forwards of the weights as they are now should read in their place.
+        """Return the values that forwards read in place of the present weights.
 
         Returns:
-            Tensors of their own, by name, of every trained parameter; or None where
-            forwards should read the weights themselves.
+            Tensors of their own, by name, of every trained parameter; or None if
+            forwards read the weights themselves.
         """
         return None if self.correction is None else self.correction.predicted()
 
     def forget(self) -> None:
-        """Leave no gradient behind, also where the optimizer knows nothing of it."""
+        """Clear all gradients, also those that the optimizer does not update."""
         for parameter in self._trained.values():
             parameter.grad = None
 
     def swap(self) -> None:
-        """Exchange the weights and their averages; a second time puts them back.
+        """Exchange the weights and their averages; a second call undoes it.
 
         Only between steps: no forward may be waiting for its backward.
         """

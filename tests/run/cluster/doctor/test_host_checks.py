@@ -208,7 +208,9 @@ def test_disk(space: DiskSpace, verdict: Verdict, told: str) -> None:
 def test_memory() -> None:
     """Shared among the workers of the host."""
     check(
-        judge_memory(HostMemory(16 * GIB), 4), Verdict.OK, "4 GiB for each of 4 workers"
+        judge_memory(HostMemory(16 * GIB), 4),
+        Verdict.OK,
+        "4 GiB for each of 4 workers",
     )
     check(judge_memory(HostMemory(4 * GIB), 4), Verdict.WARN, "1 GiB for each")
     check(judge_memory(HostMemory(GIB), 4), Verdict.FAIL, "256 MiB for each")

@@ -222,4 +222,4 @@ def test_graphs_that_make_something_else_of_a_buffer(
 def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """To compile them would take longer than anybody waits."""
     monkeypatch.setattr("hocket.run.stage.compiled.capture._MOST_NODES", 10)
-    check_runs_as_it_is(stage_with(plain), "operators, and to compile more than 10")
+    check_runs_as_it_is(stage_with(plain), "operators, and compiling more than 10")

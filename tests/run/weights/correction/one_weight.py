@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.run.weights.settings import TrainingSettings
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -34,7 +34,7 @@ def descent(lr: float, momentum: float = 0.0) -> MakeOptimizer:
 
 
 def train(
-    settings: TrainingSettings,
+    settings: TrainingConfig,
     delay: int,
     num_updates: int,
     slope: Callable[[float], float] = lambda w: w,

@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 import hocket
 from hocket.core.costs import StageCost
-from hocket.errors import PlanError, RecipeError
+from hocket.errors import ConfigError, PlanError
 from hocket.model.profile.allocations import allocations
 from hocket.planner.rank import Search
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.correction.cost import correction_cost
-from hocket.run.weights.settings import Parameters, TrainingSettings
+from hocket.run.weights.settings import Parameters, TrainingConfig
 from hocket.run.weights.updater import Updater
 from tests.run.support.optimizers import OPTIMIZERS
 
@@ -50,7 +50,7 @@ def bytes_of(tree: Any) -> int:
     return sum(x.nbytes for x in pytree.tree_leaves(tree) if isinstance(x, Tensor))
 
 
-def work_bytes(settings: TrainingSettings, delay: int) -> int:
+def work_bytes(settings: TrainingConfig, delay: int) -> int:
     """The most that an update takes, when others have been before."""
     with allocations(torch.device("cpu")) as log:
         updater = Updater(dict(model().named_parameters()), settings, delay=delay)
@@ -68,7 +68,7 @@ def work_bytes(settings: TrainingSettings, delay: int) -> int:
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_planned_as_kept(name: CorrectionName, kind: str, delay: int) -> None:
     """To the byte; what is taken while an update runs, but for single tensors."""
-    settings = TrainingSettings(KINDS[kind], correction=name)
+    settings = TrainingConfig(KINDS[kind], correction=name)
     parameters = dict(model().named_parameters())
     trained = {key: p for key, p in parameters.items() if p.requires_grad}
     stage = StageCost(gradient_bytes=bytes_of(list(trained.values())))
@@ -97,7 +97,7 @@ def test_whoever_refuses_small_weights_may_keep_a_copy() -> None:
 
     trained = {"w": torch.zeros(20, 20)}
     cost = correction_cost(
-        TrainingSettings(picky, correction="weight-prediction"), trained
+        TrainingConfig(picky, correction="weight-prediction"), trained
     )
     assert (cost.kept, cost.predicts_weights) == (1, True)
 
@@ -146,5 +146,5 @@ def test_a_correction_without_effect_is_refused() -> None:
     with pytest.raises(PlanError, match="no effect while max_delay is 0"):
         planned(correction="error-feedback", search=None)
     unknown: Any = "magic"
-    with pytest.raises(RecipeError, match="correction is 'magic'"):
+    with pytest.raises(ConfigError, match="correction is 'magic'"):
         planned(correction=unknown)

@@ -1,7 +1,7 @@
-"""Read weights that torch.distributed.checkpoint wrote, without trusting them.
+"""Reads weights that torch.distributed.checkpoint wrote, without running their code.
 
 Its metadata is a pickle, and a pickle may name any function to be called. Here each
-name it uses is looked up in a short table, and stands for a plain record that does
+name it uses is looked up in a short table, and becomes a plain record that does
 nothing; any other ends the reading. Tensors are read with `weights_only`.
 """
 
@@ -24,7 +24,7 @@ _FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class _DcpRecord:
-    """Stands for an object of DCP's: its fields, and nothing that it does."""
+    """A record in place of an object of DCP's: its fields, without behaviour."""
 
     fields: Any
 
@@ -39,7 +39,7 @@ class _DcpRecord:
 
 
 class _Tensors(_DcpRecord):
-    """Where a tensor is, and of what form."""
+    """The locations and forms of tensors in the metadata."""
 
 
 def _first(*values: Any) -> Any:
@@ -75,17 +75,17 @@ def _table() -> dict[str, Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names that such metadata consist of, and no other."""
+    """An unpickler for the names in DCP's metadata, and no others."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self._table = _table()
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """What a name in the pickle stands for.
+        """Return the record class for a name in the pickle.
 
         Raises:
-            CheckpointError: it is none of those.
+            CheckpointError: the name is none of those.
         """
         if module_name == "torch" and global_name.isidentifier():
             dtype = getattr(torch, global_name, None)
@@ -100,7 +100,7 @@ class _Unpickler(pickle.Unpickler):
         return self._table[name]
 
     def persistent_load(self, pid: Any) -> Any:
-        """DCP has no such references.
+        """Refuse references, which DCP does not use.
 
         Raises:
             CheckpointError: always.
@@ -109,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_dcp(folder: Path) -> dict[str, Tensor]:
-    """All tensors of such a checkpoint, whole, on the CPU.
+    """Return all tensors of such a checkpoint, whole, on the CPU.
 
     Raises:
         CheckpointError: it cannot be read, or would run code.

@@ -1,4 +1,4 @@
-"""Take the weights out of a checkpoint, for other programs.
+"""Exports the weights of a checkpoint for other programs.
 
     safetensors   one file, or several with an index.json where it would be too large
     hf            a folder that `from_pretrained` of transformers reads
@@ -40,7 +40,7 @@ MAX_FILE_BYTES: Final = 5 * 10**9  # as the Hugging Face hub wants them
 
 
 class WeightFormat(Enum):
-    """What other programs read."""
+    """A file format that other programs read."""
 
     SAFETENSORS = "safetensors"
     HUGGING_FACE = "hf"
@@ -57,15 +57,15 @@ def export(
     averaged: bool = False,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> list[Path]:
-    """Write a checkpoint's weights as other programs read them.
+    """Write a checkpoint's weights in a format that other programs read.
 
     Args:
-        checkpoint: of a run's checkpoints, or one of them.
+        checkpoint: a run's folder of checkpoints, or one of them.
         target: a file (safetensors, pt) or a folder (hf, dcp), not there yet.
-        format: which.
-        step: of the checkpoint, where the folder has several.
-        averaged: the averaged weights in the place of the trained ones.
-        max_file_bytes: a safetensors file with more is written as several.
+        format: the format to write.
+        step: the step of the checkpoint, if the folder has several.
+        averaged: whether to export the averaged weights in place of the trained ones.
+        max_file_bytes: the size above which a safetensors file is split into several.
 
     Returns:
         The files, or the folder.
@@ -73,7 +73,7 @@ def export(
     Raises:
         CheckpointError: there is no such checkpoint, it does not hold what was asked
             for, or the target exists or cannot be written.
-        DamagedError: it is not what was saved.
+        DamagedError: a file is not what was saved.
     """
     target = Path(target)
     opened = open_one(checkpoint, step)
@@ -99,22 +99,22 @@ def export(
 def read_weights(
     checkpoint: str | Path, *, step: int | str = "latest", averaged: bool = False
 ) -> dict[str, Tensor]:
-    """A checkpoint's weights and buffers as a state dict, tied ones under all names.
+    """Return a checkpoint's weights and buffers as a state dict, with all tied names.
 
     Raises:
-        CheckpointError: as for `export`.
-        DamagedError: likewise.
+        CheckpointError: see `export`.
+        DamagedError: see `export`.
     """
     opened = open_one(checkpoint, step)
     return _state_dict(_places(opened, averaged=averaged), opened)
 
 
 def open_one(checkpoint: str | Path, step: int | str = "latest") -> OpenedCheckpoint:
-    """The checkpoint at a path, or the one of a step in the folder there.
+    """Open the checkpoint at a path, or the one of a step in the folder there.
 
     Raises:
         CheckpointError: there is none.
-        DamagedError: it is not what was saved.
+        DamagedError: a file is not what was saved.
     """
     path = Path(checkpoint)
     if not (path / MANIFEST).exists():
@@ -148,7 +148,7 @@ def _safetensors(
     target: Path,
     max_file_bytes: int,
 ) -> list[Path]:
-    """`model.safetensors`, or `model-00001-of-00002.safetensors` ... and an index."""
+    """Write `model.safetensors`, or numbered files and an index."""
     groups = list(_split(locations, max_file_bytes))
     if len(groups) == 1:
         names = [target.name]
@@ -239,7 +239,7 @@ def _distributed(
 
 
 def _as_folder(target: Path, write: Any) -> list[Path]:
-    """Write into a folder of another name, and rename it when all is there."""
+    """Write into a temporary folder, and rename it when it is complete."""
     temporary = target.with_name(f".{target.name}.new")
     remove_folder(temporary)
     try:
@@ -257,7 +257,7 @@ def _as_folder(target: Path, write: Any) -> list[Path]:
 def _split(
     locations: Mapping[str, TensorLocation], max_file_bytes: int
 ) -> Iterator[dict[str, TensorLocation]]:
-    """Groups of at most so many bytes, or of one tensor that has more."""
+    """Yield groups of at most so many bytes, or of one larger tensor."""
     group: dict[str, TensorLocation] = {}
     size = 0
     for name, place in locations.items():

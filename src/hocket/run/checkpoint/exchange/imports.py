@@ -1,4 +1,4 @@
-"""Make a checkpoint of weights that another program wrote.
+"""Makes a checkpoint from weights that another program wrote.
 
 It holds weights alone: a pipeline that loads it begins with step 0 and a new optimizer.
 Whatever could run code when it is read is refused, never read anyway.
@@ -27,7 +27,7 @@ from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.cluster.store_exchange import StoreExchange
 
-_TIMEOUT_S: Final = 60.0  # nobody is waited for
+_TIMEOUT_S: Final = 60.0  # no other worker is waited for
 _NUM_SHOWN: Final = 5
 
 
@@ -38,12 +38,12 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
         source: a `.safetensors` file; a `.pt`, `.pth` or `.bin` file of torch; a
             folder of torch.distributed.checkpoint; or a folder with safetensors files,
             such as of the Hugging Face hub.
-        folder: of checkpoints, the new one goes there.
-        prefix: take only names that begin with it, without it: "model." where the
-            weights lie beside other things.
+        folder: the folder of checkpoints to which the new one is added.
+        prefix: import only names that begin with it, without it: "model." if the
+            weights are beside other things.
 
     Returns:
-        Of the new checkpoint.
+        The path of the new checkpoint.
 
     Raises:
         CheckpointError: the source cannot be read, or holds more than tensors; or the
@@ -111,7 +111,7 @@ def _read_torch(source: Path) -> Any:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """`{"model": {"a": x}}` as `model.a`."""
+    """Flatten nested dicts: `{"model": {"a": x}}` becomes `model.a`."""
     if isinstance(value, Mapping):
         for key, x in value.items():
             yield from _flat(x, f"{path}.{key}" if path else str(key))
@@ -141,7 +141,7 @@ def _with_prefix(
 def _once(
     tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
-    """Each tensor under its first name only, and the other names of each."""
+    """Return each tensor under its first name only, and the other names of each."""
     first_of: dict[tuple[Any, ...], str] = {}
     ties: dict[str, tuple[str, ...]] = {}
     kept: dict[str, Tensor] = {}
@@ -156,7 +156,7 @@ def _once(
 
 
 def _config(source: Path) -> dict[str, Any] | None:
-    """The config.json beside a model of the transformers library."""
+    """Return the config.json beside a model of the transformers library."""
     path = source / "config.json"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The types that safetensors knows, and their names in torch."""
+"""The types that safetensors supports, and their names in torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES: Final = {dtype: name for name, dtype in BY_NAME.items()}
 
 
 def name_of(dtype: torch.dtype, tensor_name: str) -> str:
-    """As safetensors writes it.
+    """Return safetensors' name of a type.
 
     Raises:
         CheckpointError: it has no name for this type.

@@ -1,4 +1,4 @@
-"""Files that survive a power cut, or are not there at all."""
+"""Writes files that survive a power failure, or do not exist at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 @contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """Open a file that must not exist yet; on disk when the block has ended.
+    """Open a file that must not exist yet; it is on disk when the block has ended.
 
     Raises:
         OSError: it exists, or the disk has no room.
@@ -29,7 +29,7 @@ def new_file(path: Path) -> Iterator[int]:
 
 
 def write_all(handle: int, content: memoryview | bytes) -> None:
-    """Write every byte: the system may take fewer at once."""
+    """Write every byte: the system may write fewer at once."""
     left = memoryview(content)
     while left:
         left = left[os.write(handle, left) :]
@@ -42,7 +42,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put a whole file in the place of another: readers see the one or the other."""
+    """Replace a file atomically: readers see the old or the new one."""
     written = path.with_name(f".{path.name}.new")
     written.unlink(missing_ok=True)
     try:
@@ -55,7 +55,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """See that the names in a folder are on disk."""
+    """Sync a folder, so that the names in it are on disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -64,7 +64,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file; it may be gone already."""
+    """Remove a folder with its content, or a file; it may be gone already."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -18,11 +18,11 @@ _POINTER: Final = re.compile(r"(step-[\d.]{8,30}) ([0-9a-f]{64})\n")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What `latest` says.
+    """The content of `latest`.
 
     Args:
-        name: of the newest complete checkpoint.
-        sha256: of its manifest, so that a changed digit does not name another.
+        name: the name of the newest complete checkpoint.
+        sha256: the hash of its manifest, so that a changed digit does not name another.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """As it stands in the file."""
+        """The file's text."""
         return f"{self.name} {self.sha256}\n"
 
 
 def pointer(folder: Path) -> Pointer | None:
-    """What `latest` says, or nothing where nothing was saved yet.
+    """Return the content of `latest`; None if nothing was saved yet.
 
     Raises:
         DamagedError: it is not what was written.
@@ -57,7 +57,7 @@ def pointer(folder: Path) -> Pointer | None:
 
 
 def newest(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint of a folder, or None where there is none yet.
+    """Return the newest complete checkpoint of a folder; None if there is none yet.
 
     For runs that may be started again: load it if it is there.
 
@@ -77,9 +77,9 @@ def newest(folder: str | Path) -> Path | None:
 
 
 def saved(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, in the order in which they were saved.
+    """Return all checkpoints of a folder, in the order in which they were saved.
 
-    Only their names and numbers are looked at; one whose manifest cannot be read comes
+    Only their names and numbers are read; one whose manifest cannot be read comes
     first.
     """
     found = [path for path in _entries(folder) if _NAME.fullmatch(path.name)]
@@ -87,7 +87,7 @@ def saved(folder: Path) -> list[Path]:
 
 
 def number_of(path: Path) -> int:
-    """How many were saved before this one; -1 where its manifest does not say."""
+    """Return how many were saved before this one; -1 if its manifest does not say."""
     try:
         number = json.loads((path / MANIFEST).read_bytes())["number"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -96,17 +96,17 @@ def number_of(path: Path) -> int:
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name gives; -1 if it is none's name."""
+    """Return the step in a checkpoint's name; -1 if it is no such name."""
     found = _NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
 
 def find(folder: Path, step: int | str) -> Path:
-    """The checkpoint that the user asks for.
+    """Return the checkpoint that the user asks for.
 
     Args:
-        folder: of all of them.
-        step: "latest", or a number of steps; the last saved where several have it.
+        folder: the folder of all checkpoints.
+        step: "latest", or a number of steps; the last one saved if several have it.
 
     Raises:
         CheckpointError: there is none; lists those that there are.
@@ -126,13 +126,13 @@ def find(folder: Path, step: int | str) -> Path:
 
 
 def previous(folder: Path, than: Path | None) -> list[Path]:
-    """Those saved before one, the newest of them first; all if that one is None."""
+    """Return those saved before one, newest first; all if that one is None."""
     every = saved(folder)[::-1]
     return every[every.index(than) + 1 :] if than in every else every
 
 
 def free_name(folder: Path, step: int) -> str:
-    """A name for a new checkpoint: nothing that exists is ever written over."""
+    """Return a name for a new checkpoint: existing ones are never overwritten."""
     name = f"step-{step:08d}"
     taken = {path.name for path in _entries(folder)}
     number = 0

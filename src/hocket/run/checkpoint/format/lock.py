@@ -1,4 +1,4 @@
-"""One writer per folder: a lock that the system lets go of when its holder ends."""
+"""One writer per folder: a lock that the system releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _held: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
 
 
 class FolderLock:
-    """Held by the main worker from its first save until its pipeline is closed.
+    """The main worker holds it from its first save until its pipeline is closed.
 
     Args:
-        folder: of the checkpoints; it must exist.
+        folder: the checkpoints' folder; it must exist.
 
     Raises:
         CheckpointError: another run holds it; names the process and its host.
@@ -47,14 +47,14 @@ class FolderLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Let others write into the folder."""
+        """Let other runs write into the folder."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
 
 def token_in(folder: Path) -> str:
-    """What the lock's holder wrote, to see that all workers mean one folder."""
+    """Return what the lock's holder wrote, to check that all workers see one folder."""
     return str(_content(folder).get("token", ""))
 
 
@@ -72,7 +72,7 @@ def _content(folder: Path) -> dict[str, object]:
 
 
 def _forget_in_child() -> None:
-    """A forked child (a data loader's) must not hold on to its parent's locks."""
+    """Close locks in a forked child (a data loader's)."""
     for lock in list(_held):
         lock.release()
 

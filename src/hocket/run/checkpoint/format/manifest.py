@@ -1,10 +1,10 @@
-"""What a checkpoint says of itself: a manifest, and a part for each worker.
+"""The records of a checkpoint: a manifest, and a part for each worker.
 
     manifest.sha256 ──hash──▶ manifest.json ──hash──▶ part-0.json ──hash──▶ each tensor
                                             ──hash──▶ part-1.json ──hash──▶ each tensor
 
-Every byte of every file is under a hash: of a tensor file, its header and each of its
-tensors. A worker that needs some tensors reads and hashes those, and no others.
+Every byte of every file is under a hash: in a tensor file, its header and each of its
+tensors have one. A worker that needs some tensors reads and hashes only those.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Section(Enum):
-    """What a tensor file holds. The value begins its name."""
+    """The content of a tensor file. The value begins its name."""
 
     WEIGHTS = "weights"  # parameters and buffers
     AVERAGED = "averaged"  # averages of parameters over steps
     OPTIMIZER = "optimizer"  # the optimizer's state of each parameter
     OLD = "old"  # parameters before the last updates, where they are still read
-    CORRECTION = "correction"  # what corrections of old gradients keep
+    CORRECTION = "correction"  # the state of corrections for stale gradients
     REPLICA = "replica"  # buffers that other replicas than the first hold (BatchNorm)
 
 
@@ -66,9 +66,9 @@ class TensorRecord:
     """One tensor in a file.
 
     Args:
-        dtype: as safetensors names it.
-        shape: of the whole tensor.
-        sha256: of its bytes.
+        dtype: safetensors' name of its type.
+        shape: the shape of the whole tensor.
+        sha256: the hash of its bytes.
     """
 
     dtype: TypeName
@@ -77,7 +77,7 @@ class TensorRecord:
 
     @property
     def num_bytes(self) -> int:
-        """That it takes in the file."""
+        """Its size in the file."""
         return ITEM_BYTES[self.dtype] * prod(self.shape)
 
 
@@ -87,10 +87,10 @@ class TensorFile:
 
     Args:
         section: what it holds.
-        name: of the file.
-        header_bytes: before the first tensor.
-        header_sha256: of those.
-        tensors: by name, in the order of their bytes.
+        name: the file's name.
+        header_bytes: the bytes before the first tensor.
+        header_sha256: the hash of the header.
+        tensors: the tensors by name, in the order of their bytes.
     """
 
     section: Section
@@ -101,11 +101,11 @@ class TensorFile:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole file."""
+        """The size of the whole file."""
         return self.header_bytes + sum(x.num_bytes for x in self.tensors.values())
 
     def locations(self) -> Iterator[tuple[str, TensorRecord, int]]:
-        """Each tensor with the byte at which it begins."""
+        """Each tensor with its first byte."""
         begin = self.header_bytes
         for name, record in self.tensors.items():
             yield name, record, begin
@@ -114,11 +114,11 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that an optimizer treats alike.
+    """A parameter group of an optimizer.
 
     Args:
         options: learning rate and the like, as JSON (`values.encode`).
-        parameters: by name.
+        parameters: the parameters' names.
     """
 
     options: dict[str, Any]
@@ -127,11 +127,11 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionRecord:
-    """The correction of one stage's old gradients.
+    """The correction of one stage's stale gradients.
 
     Args:
         kind: its class.
-        num_updates: that it has seen.
+        num_updates: the updates that it has seen.
     """
 
     kind: str
@@ -140,15 +140,15 @@ class CorrectionRecord:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRecord:
-    """What steps the weights of one stage.
+    """The optimizer and schedule of one stage.
 
     Args:
         optimizer: the class of its optimizer.
-        groups: of that, in order.
-        states: what the optimizer keeps of each parameter, as JSON that names tensors.
-        scheduler: the class of its learning-rate schedule, where it has one.
-        scheduler_state: of that, as JSON.
-        correction: of old gradients, where there is one.
+        groups: the optimizer's parameter groups, in order.
+        states: the optimizer's state of each parameter, as JSON that names tensors.
+        scheduler: the class of its learning-rate schedule, if it has one.
+        scheduler_state: the schedule's state, as JSON.
+        correction: the correction of stale gradients, if there is one.
     """
 
     optimizer: str
@@ -164,11 +164,11 @@ class WorkerPart:
     """All that one worker wrote.
 
     Args:
-        rank: of the worker.
-        replica: that it belongs to.
-        files: with tensors.
-        updates: of each of its stages that has an optimizer.
-        random: the states of its generators of random numbers.
+        rank: the worker's rank.
+        replica: the worker's replica.
+        files: its tensor files.
+        updates: the optimizer of each of its stages that has one.
+        random: the states of its random number generators.
     """
 
     rank: Count
@@ -179,7 +179,7 @@ class WorkerPart:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The part's file name."""
         return f"part-{self.rank}.json"
 
 
@@ -193,18 +193,18 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a checkpoint knows of the run that it is of, beside its tensors.
+    """The facts of the run that was saved, beside its tensors.
 
     Args:
         step: the number of steps trained; the next one has this number.
-        seed: for random numbers in the forward.
-        num_replicas: of the pipeline that wrote it.
-        weights_only: it has no more than weights: they were imported.
+        seed: the seed of random numbers in the forward.
+        num_replicas: the replicas of the pipeline that wrote it.
+        weights_only: whether it holds only weights: they were imported.
         scaler: the state of the gradient scaler.
         has_averages: whether averages of the weights are kept.
         ties: the other names of a weight, by its first.
-        config: of a model of the transformers library.
-        data: what the user gave to be kept: the data's position.
+        config: the config of a model of the transformers library.
+        data: the user's data: the position in the data set.
     """
 
     step: Count
@@ -220,16 +220,16 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a whole checkpoint says of itself.
+    """The record of a whole checkpoint.
 
     Args:
         number: how many were saved into this folder before; orders them.
         saved_at: date and time, for people.
         hocket: the version that wrote it.
-        run: what it is of.
-        parts: of each worker, by rank.
-        format: tells a checkpoint's manifest from other JSON.
-        version: of this form; the first one knew nothing of old weights.
+        run: the run's record.
+        parts: the part of each worker, by rank.
+        format: identifies a checkpoint's manifest among other JSON.
+        version: the version of this form; the first one had no old weights.
     """
 
     number: Count
@@ -245,15 +245,16 @@ T = TypeVar("T", Manifest, WorkerPart)
 
 
 def to_json(value: Manifest | WorkerPart) -> bytes:
-    """As it stands in the file."""
+    """Return a record as it is written to the file."""
     return json.dumps(value, default=_plain, indent=1).encode()
 
 
 def from_json(kind: type[T], content: bytes, path: object) -> T:
-    """Read one, believing nothing.
+    """Parse and validate a record.
 
     Raises:
-        DamagedError: it is none; names the file, and what is wrong with it.
+        DamagedError: it is not a valid record; names the file, and what is wrong with
+            it.
     """
     try:
         return TypeAdapter(kind).validate_json(content, strict=True)

@@ -1,4 +1,4 @@
-"""A checkpoint whose manifest and parts are read and checked against their hashes."""
+"""Opens a checkpoint: checks manifest and parts against their hashes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from hocket.run.checkpoint.format.manifest import (
 
 SLICE_BYTES: Final = 4 * 2**20  # read and hashed at once: fits a cache
 _MAX_JSON_BYTES: Final = 512 * 2**20
-# Neither a link out of the folder nor a pipe on which opening would wait.
+# Refuses links out of the folder, and pipes, on which opening would wait.
 _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Where the bytes of a tensor are.
+    """Where a tensor's bytes are.
 
     Args:
-        path: of the file.
+        path: the file.
         begin: the first byte.
-        record: what is there.
+        record: the tensor's record.
     """
 
     path: Path
@@ -47,12 +47,12 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedCheckpoint:
-    """A checkpoint, read but for its tensors.
+    """A checkpoint whose records are read, but not its tensors.
 
     Args:
-        path: of its folder.
+        path: the checkpoint's folder.
         manifest: checked against its hash.
-        parts: by rank, likewise.
+        parts: the parts by rank, checked against their hashes.
     """
 
     path: Path
@@ -60,14 +60,14 @@ class OpenedCheckpoint:
     parts: tuple[WorkerPart, ...]
 
     def files(self, section: Section) -> Iterator[tuple[WorkerPart, TensorFile]]:
-        """The tensor files of one section, by rank."""
+        """Return the tensor files of one section, by rank."""
         for part in self.parts:
             for file in part.files:
                 if file.section is section:
                     yield part, file
 
     def locations(self, section: Section) -> dict[str, TensorLocation]:
-        """Every tensor of a section, by name."""
+        """Return the location of every tensor of a section, by name."""
         return {
             name: TensorLocation(self.path / file.name, begin, record)
             for _, file in self.files(section)
@@ -76,11 +76,11 @@ class OpenedCheckpoint:
 
 
 def open_checkpoint(path: Path) -> OpenedCheckpoint:
-    """Read manifest and parts, and see that all files are there in full length.
+    """Read manifest and parts, and check that all files have their full length.
 
     Raises:
         DamagedError: something is missing, too short, or not what was written.
-        CheckpointError: it is no checkpoint.
+        CheckpointError: the path is no checkpoint.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path} is no folder, so no checkpoint")
@@ -95,7 +95,7 @@ def open_checkpoint(path: Path) -> OpenedCheckpoint:
 
 
 def read_checkpoint(path: Path) -> OpenedCheckpoint:
-    """The same, whatever the folder's name.
+    """Open a checkpoint, whatever the folder's name.
 
     Raises:
         DamagedError: something is missing, too short, or not what was written.
@@ -136,17 +136,17 @@ def open_file(path: Path) -> Iterator[int]:
 def hash_range(
     handle: int, begin: int, num_bytes: int, path: Path, into: memoryview | None = None
 ) -> str:
-    """The SHA-256 of some bytes of a file, which are kept where the caller says.
+    """Return the SHA-256 of some bytes of a file, and optionally keep the bytes.
 
     Args:
-        handle: of the file.
+        handle: the open file.
         begin: the first byte.
         num_bytes: how many.
-        path: for errors.
-        into: as long as that; without it, nothing is kept.
+        path: the file's path, for errors.
+        into: a buffer of that many bytes to read into; without it, nothing is kept.
 
     Raises:
-        DamagedError: the file ends before, or cannot be read.
+        DamagedError: the file ends earlier, or cannot be read.
     """
     digest = hashlib.sha256()
     kept = memoryview(bytearray(min(SLICE_BYTES, num_bytes))) if into is None else into
@@ -166,43 +166,43 @@ def hash_range(
 
 
 def damaged_tensor(location: TensorLocation, name: str) -> DamagedError:
-    """What to say of a tensor whose bytes do not match its hash."""
+    """Return the error for a tensor whose bytes do not match its hash."""
     last = location.begin + location.record.num_bytes
     return DamagedError(
-        f"{location.path} is damaged: the bytes {location.begin:,} to {last:,} ({name}) are "
-        "not those that were saved (SHA-256)"
+        f"{location.path} is damaged: the bytes {location.begin:,} to {last:,} "
+        f"({name}) are not those that were saved (SHA-256)"
     )
 
 
 def _expected(path: Path) -> str:
-    """The hash that the manifest should have, from both places that tell it."""
+    """Return the manifest's expected hash, from both files that hold it."""
     hash_path = path / MANIFEST_HASH
     with open_file(hash_path) as handle:
         content = os.read(handle, 200)
-    told, _, rest = content.decode(errors="replace").partition(" ")
+    stated, _, rest = content.decode(errors="replace").partition(" ")
     if rest != f" {MANIFEST}\n":
         raise DamagedError(f"{hash_path} is damaged: not `<hash>  {MANIFEST}`")
-    return told
+    return stated
 
 
 def check_pointer(path: Path) -> None:
-    """See that `latest`, where it names this checkpoint, means what is there now.
+    """Check that `latest`, if it names this checkpoint, has its hash.
 
     Raises:
-        DamagedError: it does not.
+        DamagedError: the hashes differ.
     """
     found = pointer(path.parent)
     if found is not None and found.name == path.name:
-        told = _expected(path)
-        if told != found.sha256:
+        stated = _expected(path)
+        if stated != found.sha256:
             raise DamagedError(
                 f"{path.parent / 'latest'} names {path.name} with the hash "
                 f"{found.sha256[:12]}..., but {path / MANIFEST_HASH} says "
-                f"{told[:12]}...: one of them is damaged"
+                f"{stated[:12]}...: one of them is damaged"
             )
 
 
-def _checked(path: Path, sha256: str, told_by: str) -> bytes:
+def _checked(path: Path, sha256: str, stated_in: str) -> bytes:
     with open_file(path) as handle:
         size = os.fstat(handle).st_size
         if size > _MAX_JSON_BYTES:
@@ -211,18 +211,18 @@ def _checked(path: Path, sha256: str, told_by: str) -> bytes:
         found = hash_range(handle, 0, size, path, memoryview(content))
     if found != sha256:
         raise DamagedError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., where {told_by} says "
+            f"{path} is damaged: its SHA-256 is {found[:12]}..., but {stated_in} says "
             f"{sha256[:12]}..."
         )
     return bytes(content)
 
 
-def _check_file(path: Path, file: TensorFile, told_by: Path) -> None:
+def _check_file(path: Path, file: TensorFile, stated_in: Path) -> None:
     with open_file(path) as handle:
         size = os.fstat(handle).st_size
         if size != file.num_bytes:
             raise DamagedError(
-                f"{path} has {size:,} bytes, where {told_by.name} says "
+                f"{path} has {size:,} bytes, where {stated_in.name} says "
                 f"{file.num_bytes:,}"
             )
         if hash_range(handle, 0, file.header_bytes, path) != file.header_sha256:

@@ -1,4 +1,4 @@
-"""Read tensors of a checkpoint: each is compared with its hash before it is given."""
+"""Reads tensors of a checkpoint, checking each against its hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def read_tensors(locations: Mapping[K, TensorLocation]) -> dict[K, Tensor]:
-    """Tensors by any key, in new memory on the CPU.
+    """Return tensors by any key, in new memory on the CPU.
 
     Raises:
         DamagedError: a byte differs from what was saved; names the file.
@@ -38,7 +38,7 @@ def read_tensors(locations: Mapping[K, TensorLocation]) -> dict[K, Tensor]:
 
 
 def check_tensors(locations: Mapping[str, TensorLocation]) -> None:
-    """Read tensors only to see that they are what was saved.
+    """Read tensors only to check that they are what was saved.
 
     Raises:
         DamagedError: a byte differs; names the file.
@@ -52,7 +52,7 @@ def check_tensors(locations: Mapping[str, TensorLocation]) -> None:
 
 
 def read_tensor(location: TensorLocation, name: str) -> Tensor:
-    """One tensor.
+    """Return one tensor.
 
     Raises:
         DamagedError: a byte differs from what was saved; names the file.

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest that are whole."""
+"""Removes old checkpoints: the newest complete ones stay."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ log = logging.getLogger(__name__)
 
 
 def prune(folder: Path, keep: int | None) -> list[str]:
-    """Remove all but the newest `keep` checkpoints that are whole.
+    """Remove all but the newest `keep` checkpoints that are complete.
 
-    What `latest` names stays in any case. A broken one is removed only when `keep`
-    whole ones were saved after it.
+    The one that `latest` names always stays. A broken one is removed only when `keep`
+    complete ones were saved after it.
 
     Args:
-        folder: of the checkpoints; only the holder of its lock may call this.
-        keep: at least 1; None for all.
+        folder: the checkpoints' folder; only the holder of its lock may call this.
+        keep: how many to keep, at least 1; None for all.
 
     Returns:
         The names of those removed.
@@ -42,7 +42,7 @@ def prune(folder: Path, keep: int | None) -> list[str]:
 
 
 def retire(path: Path) -> None:
-    """Remove one; half removed, it has no checkpoint's name any more."""
+    """Remove one checkpoint; it loses its name first."""
     grave = path.with_name(f".{path.name}.old")
     remove_folder(grave)
     path.rename(grave)

@@ -1,8 +1,8 @@
-"""Write a safetensors file, hashing each tensor as its bytes go by.
+"""Writes a safetensors file, hashing each tensor on the way.
 
     8 bytes: length of the JSON │ JSON, padded to 8 │ tensors, one after the other
 
-Nothing is copied: a contiguous tensor on the CPU goes to the file from where it is.
+Nothing is copied: a contiguous tensor on the CPU is written from its own memory.
 Hashing and writing let other threads run.
 """
 
@@ -32,12 +32,12 @@ SLICE_BYTES: Final = 4 * 2**20  # hashed, and written while the cache still has 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor to be written: its form is known before its content is needed.
+    """A tensor to be written, whose content is read later.
 
     Args:
-        dtype: as safetensors names it.
-        shape: of the tensor.
-        read: gives it when its turn comes.
+        dtype: safetensors' name of its type.
+        shape: the tensor's shape.
+        read: returns the tensor when its turn comes.
     """
 
     dtype: str
@@ -46,7 +46,7 @@ class TensorSource:
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> TensorSource:
-        """A tensor that is there already.
+        """Return the source of an existing tensor.
 
         Raises:
             CheckpointError: it is of a kind that safetensors cannot hold.
@@ -60,7 +60,7 @@ class TensorSource:
 
     @property
     def num_bytes(self) -> int:
-        """Of its content."""
+        """The size of its content."""
         return TensorRecord(self.dtype, self.shape, "").num_bytes
 
 
@@ -72,14 +72,14 @@ def write_tensors(
     *,
     wants_more: Callable[[], None] = lambda: None,
 ) -> TensorFile:
-    """Write a new file and see that it is on disk.
+    """Write a new file and sync it to disk.
 
     Args:
-        path: of the file.
+        path: the new file.
         section: what it holds.
         sources: the tensors, by name.
         metadata: further facts for the header.
-        wants_more: called now and then; whatever it raises ends the writing.
+        wants_more: called now and then; an exception of it ends the writing.
 
     Raises:
         OSError: the disk is full, or the like.
@@ -104,7 +104,7 @@ def write_tensors(
 def make_header(
     sources: Mapping[str, TensorSource], metadata: Mapping[str, str]
 ) -> bytes:
-    """What stands before the tensors."""
+    """Return the header that comes before the tensors."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for name, source in sources.items():
@@ -121,6 +121,6 @@ def make_header(
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes in memory order: its own, where it is contiguous on the CPU."""
+    """Return a tensor's bytes in memory order, without a copy if possible."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data

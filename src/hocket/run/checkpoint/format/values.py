@@ -1,9 +1,9 @@
-"""Python values as JSON and back: what optimizers and their schedules keep.
+"""Encodes Python values as JSON and back: the state of optimizers and schedules.
 
     {"#tensor": "encoder.weight/exp_avg", "host": true}    in a tensor file, that name
     {"#tuple": [0.9, 0.999]}    {"#counter": [[10, 1]]}    {"#pairs": [[0, 0.1]]}
 
-Everything else stands for itself. Numbers come back as they were, bit for bit.
+Everything else is plain JSON. Numbers come back as they were, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PAIRS: Final = "#pairs"
 
 
 def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON.
+    """Encode a value as JSON.
 
     Args:
         value: numbers, texts, tensors, and lists, tuples and dicts of them.
-        path: names the tensors in it, and is named in errors.
-        tensors: the ones found are added here.
+        path: prefixes the names of its tensors, and is named in errors.
+        tensors: the tensors that are found are added here.
 
     Raises:
         CheckpointError: it holds something else, such as a function.
@@ -58,11 +58,11 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode(value: Any, tensor: Callable[[str, bool], Tensor]) -> Any:
-    """The value that `encode` was given.
+    """Return the value that `encode` was given.
 
     Args:
         value: JSON.
-        tensor: gives the tensor of a name, and whether it lived on the host.
+        tensor: returns the tensor of a name, and whether it was on the host.
     """
     if isinstance(value, list):
         return [decode(x, tensor) for x in value]
@@ -79,7 +79,7 @@ def decode(value: Any, tensor: Callable[[str, bool], Tensor]) -> Any:
 
 
 def tensor_names(value: Any) -> Iterator[str]:
-    """The tensors that an encoded value names."""
+    """Yield the tensor names in an encoded value."""
     if isinstance(value, list):
         for x in value:
             yield from tensor_names(x)

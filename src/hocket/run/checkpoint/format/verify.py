@@ -1,4 +1,4 @@
-"""Read every byte of a checkpoint, and compare it with its hash."""
+"""Reads every byte of a checkpoint, and compares it with its hash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def verify(path: str | Path) -> OpenedCheckpoint:
     """Check a whole checkpoint.
 
     Args:
-        path: of one checkpoint (`.../step-00000120`).
+        path: one checkpoint (`.../step-00000120`).
 
     Raises:
         DamagedError: a byte differs, or something is missing; names the file.
@@ -43,9 +43,9 @@ def verify(path: str | Path) -> OpenedCheckpoint:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether manifest, parts and the lengths of all files are right.
+    """Return whether manifest, parts and the lengths of all files are right.
 
-    The quick look: tensors are not read.
+    This check is quick: tensors are not read.
     """
     try:
         open_checkpoint(path)

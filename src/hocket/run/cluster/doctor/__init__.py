@@ -1,1 +1,1 @@
-"""`hocket doctor`: what stops people before their first step, and how to mend it."""
+"""`hocket doctor`: checks for what stops jobs before their first step."""

@@ -1,4 +1,4 @@
-"""Whether the workers' threads have cores to run on."""
+"""Checks that the workers' threads have cores to run on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hocket.run.cluster.doctor.finding import Finding, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Of one host.
+    """The cores of one host, and what uses them.
 
     Args:
-        num_cores: that this process may run on, as a container's quota may be a part
-            of one.
-        num_workers: on this host.
-        num_threads: of each worker.
-        load: processes that wanted to run at a time, over the last minute.
+        num_cores: cores that this process may use; a fraction under a container's
+            quota.
+        num_workers: workers on this host.
+        num_threads: threads of each worker.
+        load: processes that wanted to run at a time, mean of the last minute.
     """
 
     num_cores: float
@@ -31,7 +31,7 @@ class Cores:
 
 
 def probe_cores() -> Cores:
-    """Ask the system, and torch."""
+    """Read the number of cores, threads and the load."""
     cores = float(len(os.sched_getaffinity(0)))
     return Cores(
         num_cores=min(cores, _quota(Path("/sys/fs/cgroup")) or cores),
@@ -42,7 +42,7 @@ def probe_cores() -> Cores:
 
 
 def judge_cores(cores: Cores) -> Finding:
-    """Whether threads take cores from each other."""
+    """Check that threads do not share cores."""
     wanted = cores.num_workers * cores.num_threads
     found = (
         f"{cores.num_workers} worker{'s' * (cores.num_workers > 1)} x "
@@ -63,7 +63,7 @@ def judge_cores(cores: Cores) -> Finding:
 
 
 def judge_load(cores: Cores) -> Finding:
-    """Whether other programs leave the cores to this one."""
+    """Check that other programs leave the cores free."""
     found = f"a load of {cores.load:.1f} on {cores.num_cores:g} cores"
     if cores.load <= cores.num_cores:
         return Finding("load", Verdict.OK, found, numbers=asdict(cores))
@@ -77,7 +77,7 @@ def judge_load(cores: Cores) -> Finding:
 
 
 def _quota(root: Path) -> float:
-    """Cores that a container may use; 0 where there is no quota."""
+    """Return the cores that a container may use; 0 if it has no quota."""
     new, old = root / "cpu.max", root / "cpu" / "cpu.cfs_quota_us"
     if new.is_file():
         quota, period = new.read_text().split()

@@ -1,11 +1,11 @@
-"""All checks: of this host, and of the job that this process is a worker of.
+"""Runs all checks: those of this host, and those of this process's job.
 
     alone             host
     launched workers  host ─┬─ job        (hocket doctor --workers 2)
-    torchrun          host ─┤  rank 0 gathers and tells
+    torchrun          host ─┤  rank 0 gathers and reports
                       host ─┘
 
-On each host one worker speaks for all of it.
+On each host one worker checks the host.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from hocket.run.diagnostics.job_folder import Json
 
 
 def examine_host(folder: Path, world: World | None = None) -> Iterator[Finding]:
-    """Every check of one host.
+    """Run every check of one host.
 
     Args:
-        folder: where runs are to go.
-        world: the job, where this process is a worker of one.
+        folder: the folder that runs write to.
+        world: the job, if this process is a worker of one.
     """
     num_workers = env.LOCAL_WORLD_SIZE.integer()
     versions = probe_versions()
@@ -81,11 +81,11 @@ def examine_host(folder: Path, world: World | None = None) -> Iterator[Finding]:
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Every check that this process can take part in.
+    """Run every check that this process can take part in.
 
     Returns:
-        On rank 0 what all workers found; on another rank nothing, unless it did not
-        meet the others: then what it found itself.
+        On rank 0 the findings of all workers; on other ranks nothing, unless the
+        rendezvous failed: then this worker's own findings.
     """
     if not env.RANK.is_set:
         return list(examine_host(folder))
@@ -100,7 +100,7 @@ def examine(folder: Path) -> list[Finding]:
 
 
 def worker(folder: str) -> Json:
-    """The entry of a worker that `hocket doctor --workers` has launched."""
+    """Entry point of a worker that `hocket doctor --workers` has launched."""
     return [finding.to_json() for finding in examine(Path(folder))]
 
 

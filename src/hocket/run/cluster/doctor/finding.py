@@ -1,7 +1,7 @@
-"""What one check of the doctor says.
+"""The result of one check of the doctor.
 
-Every check is two functions: a probe that looks (and decides nothing), and a judge from
-what was seen to a finding (and looks at nothing).
+Every check is two functions: a probe that measures and decides nothing, and a judge
+that turns the measurement into a finding and measures nothing.
 
     probe() ──▶ observation, plain numbers ──▶ judge() ──▶ Finding
 """
@@ -17,7 +17,7 @@ from hocket.run.diagnostics.job_folder import Json
 
 
 class Verdict(Enum):
-    """How bad it is."""
+    """How severe a finding is."""
 
     OK = "ok"
     WARN = "warn"  # training will run, slower than it could, or not everywhere
@@ -29,12 +29,12 @@ class Finding:
     """One check's result.
 
     Args:
-        check: its name.
-        verdict: how bad it is.
+        check: the check's name.
+        verdict: how severe it is.
         found: what was seen, with the numbers, in one sentence.
-        mend: what to do about it; empty where nothing need be done.
+        mend: how to fix it; empty if nothing is wrong.
         numbers: the same as data.
-        host: where it was found; empty for what concerns all.
+        host: where it was found; empty if it concerns the whole job.
     """
 
     check: str
@@ -45,17 +45,17 @@ class Finding:
     host: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        """As JSON can hold it."""
+        """Return the finding as JSON can hold it."""
         return asdict(self) | {"verdict": self.verdict.value}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Finding:
-        """What `to_json` gave."""
-        return cls(**{**told, "verdict": Verdict(told["verdict"])})
+    def from_json(cls, fields: Mapping[str, Any]) -> Finding:
+        """Read what `to_json` returned."""
+        return cls(**{**fields, "verdict": Verdict(fields["verdict"])})
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """The verdict on all of them.
+    """Return the most severe verdict among findings.
 
     >>> worst([Finding("disk", Verdict.WARN, ""), Finding("load", Verdict.OK, "")])
     <Verdict.WARN: 'warn'>

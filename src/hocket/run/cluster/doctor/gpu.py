@@ -1,4 +1,4 @@
-"""GPUs: the driver, what torch can do with it, and who can read whose memory."""
+"""Checks GPUs: the driver, torch's access, and access to each other's memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Gpu:
     """One GPU that torch can use.
 
     Args:
-        name: as its maker calls it.
-        memory_bytes: that it has.
+        name: the model's name, as the driver reports it.
+        memory_bytes: its memory.
     """
 
     name: str
@@ -27,15 +27,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class HostGpus:
-    """Of one host.
+    """The GPUs of one host, and the driver and torch build that use them.
 
     Args:
         driver: version of NVIDIA's kernel driver; empty if none is loaded.
-        torch: version.
-        cuda: that torch was built for; empty for a build without.
-        error: what torch says where it was built for GPUs and cannot use them.
-        devices: that torch can use.
-        apart: pairs of devices that cannot read each other's memory.
+        torch: torch's version.
+        cuda: the CUDA version that torch was built for; empty for a CPU build.
+        error: torch's error if it was built for GPUs and cannot use them.
+        devices: the GPUs that torch can use.
+        apart: pairs of GPUs that cannot read each other's memory.
     """
 
     driver: str
@@ -47,7 +47,7 @@ class HostGpus:
 
 
 def probe_gpus() -> HostGpus:
-    """Ask the kernel and torch."""
+    """Query the kernel driver and torch."""
     devices: list[Gpu] = []
     apart: list[tuple[int, int]] = []
     if torch.cuda.is_available():
@@ -72,11 +72,11 @@ def probe_gpus() -> HostGpus:
 
 
 def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
-    """Whether torch can use the GPUs that are there, one for each worker.
+    """Check that torch can use the GPUs, and that each worker has one.
 
     Args:
-        gpus: of this host.
-        num_workers: on this host.
+        gpus: this host's GPUs.
+        num_workers: workers on this host.
     """
     numbers = asdict(gpus)
     if not gpus.devices:
@@ -100,7 +100,7 @@ def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
 
 
 def judge_peer_access(gpus: HostGpus) -> Finding:
-    """Whether messages between GPUs of one host take the short way."""
+    """Check that GPUs of one host can read each other's memory."""
     check = "peer access"
     if len(gpus.devices) < 2:
         return Finding(check, Verdict.OK, "no two GPUs on this host")
@@ -120,7 +120,7 @@ def judge_peer_access(gpus: HostGpus) -> Finding:
 
 
 def _judge_none(gpus: HostGpus) -> Finding:
-    """Why torch has no GPU to use, if there should be one."""
+    """Report why torch has no GPU to use, if one should be there."""
     numbers = asdict(gpus)
     if not gpus.driver:
         found = "no GPU: no driver is loaded, so training runs on the CPU"
@@ -147,7 +147,7 @@ def _judge_none(gpus: HostGpus) -> Finding:
 
 
 def driver_version(path: Path) -> str:
-    """The version of NVIDIA's kernel module."""
+    """Return the version of NVIDIA's kernel module."""
     if not path.exists():
         return ""
     found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", path.read_text())
@@ -155,7 +155,7 @@ def driver_version(path: Path) -> str:
 
 
 def _why_not() -> str:
-    """What torch says when it must use a GPU and cannot."""
+    """Return torch's error when it is made to use a GPU and cannot."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""The host's name: torchrun tells the other hosts to look for it there."""
+"""Checks the host's name: torchrun gives it to the other hosts as an address."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _ELSEWHERE: Final = "192.0.2.1"  # kept free for documentation (RFC 5737)
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What the host's name means.
+    """What the host's name resolves to.
 
     Args:
-        name: of the host.
-        resolved: the addresses that the name leads to, here.
-        error: why it leads nowhere; empty if it leads somewhere.
-        own: the addresses that this host has.
-        used: at which the other hosts of the job reach this one; on a job of one host,
-            and without a job, the one on its way out; empty if there is none.
+        name: the host's name.
+        resolved: the addresses that the name resolves to on this host.
+        error: why it does not resolve; empty if it does.
+        own: this host's addresses.
+        used: the address at which the other hosts of the job reach this one; on a job
+            of one host, and without a job, the one towards the network; empty if there
+            is none.
     """
 
     name: str
@@ -33,10 +34,10 @@ class Naming:
 
 
 def probe_name(used: str = "") -> Naming:
-    """Look the name up as other programs do.
+    """Resolve the name as other programs do.
 
     Args:
-        used: see `Naming`; where it is not known, the way out is looked up.
+        used: see `Naming`; if not known, the address towards the network.
     """
     name, error = socket.gethostname(), ""
     resolved: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ def probe_name(used: str = "") -> Naming:
 
 
 def judge_name(naming: Naming) -> Finding:
-    """Whether others find this host under the name that it gives them."""
+    """Check that other hosts find this one under its name."""
     fault = _fault(naming)
     leads_to = f"{naming.name} is {', '.join(naming.resolved) or 'nowhere'}"
     if not fault:
@@ -67,11 +68,11 @@ def judge_name(naming: Naming) -> Finding:
 
 
 def _fault(naming: Naming) -> str:
-    """What is wrong with the name; empty if nothing is."""
+    """Return what is wrong with the name; empty if nothing is."""
     if naming.error:
         return f"it does not resolve ({naming.error})"
     if all(is_loopback(address) for address in naming.own):
-        return ""  # this host has no network, so nobody looks for it
+        return ""  # this host has no network, so no other host looks for it
     if all(is_loopback(address) for address in naming.resolved):
         return "under it, other hosts look for this one on themselves"
     if not set(naming.resolved) & set(naming.own):

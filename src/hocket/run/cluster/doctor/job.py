@@ -1,4 +1,4 @@
-"""What can be found only by workers together: meeting, clocks, software, links."""
+"""Checks that need several workers: rendezvous, clocks, software and links."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SKEW_S: Final = 0.1  # reports of failures are put in order by the time of day
 
 
 def examine_job(world: World) -> Iterator[Finding]:
-    """Every check that needs other workers. Every worker must call this.
+    """Run every check that needs other workers. Every worker must call this.
 
     Args:
-        world: at least two workers.
+        world: the job; at least two workers.
     """
     yield judge_rendezvous(world.hosts, world.gather_json(interface_of(world)))
     versions = world.gather_json(asdict(probe_versions()), "versions")
@@ -38,17 +38,17 @@ def examine_job(world: World) -> Iterator[Finding]:
 
 
 def interface_of(world: World) -> str:
-    """What this worker listens on, in words."""
+    """Describe the interface that this worker listens on."""
     interface = env.GLOO_INTERFACE.text() or "what its name leads to"
     return f"{interface} ({world.address})" if world.address else interface
 
 
 def judge_rendezvous(hosts: Sequence[str], interfaces: Sequence[str]) -> Finding:
-    """How the workers found each other; that they have is certain here.
+    """Report how the workers found each other.
 
     Args:
-        hosts: of each rank.
-        interfaces: on which each listens.
+        hosts: the host of each rank.
+        interfaces: the interface that each rank listens on.
     """
     num_hosts = len(set(hosts))
     kinds = ", ".join(dict.fromkeys(interfaces))
@@ -60,7 +60,7 @@ def judge_rendezvous(hosts: Sequence[str], interfaces: Sequence[str]) -> Finding
 
 
 def judge_failed_rendezvous(error: Exception) -> Finding:
-    """Why the workers did not find each other."""
+    """Report why the workers did not find each other."""
     return Finding(
         "meeting",
         Verdict.FAIL,
@@ -72,10 +72,10 @@ def judge_failed_rendezvous(error: Exception) -> Finding:
 
 
 def judge_clocks(hosts: Sequence[str], skews_s: Sequence[float]) -> Finding:
-    """Whether the hosts agree on the time of day.
+    """Check that the hosts agree on the time of day.
 
     Args:
-        hosts: of each rank.
+        hosts: the host of each rank.
         skews_s: how far rank 0's clock is ahead of each rank's.
     """
     numbers = {"skews_s": list(skews_s)}
@@ -89,7 +89,7 @@ def judge_clocks(hosts: Sequence[str], skews_s: Sequence[float]) -> Finding:
         "clocks",
         Verdict.WARN,
         f"{found} (rank {skews_s.index(max(skews_s))} is the last): the order of "
-        "failures on different hosts will be told wrong",
+        "failures on different hosts will be reported wrong",
         "run chrony or systemd-timesyncd on every host (`timedatectl` shows whether)",
         numbers,
     )

@@ -1,4 +1,4 @@
-"""What the system lets a process have: open files and locked memory."""
+"""Checks the process's limits: open files and locked memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of this process; -1 is no limit.
+    """This process's limits; -1 is no limit.
 
     Args:
-        open_files: that it may have now.
-        most_open_files: that it may raise this to.
-        locked_bytes: of memory that may not be swapped out.
+        open_files: the files it may have open now.
+        most_open_files: the value that it may raise this to.
+        locked_bytes: the memory that it may lock against swapping.
         has_infiniband: whether the host has an InfiniBand or RoCE adapter.
     """
 
@@ -35,7 +35,7 @@ class Limits:
 
 
 def probe_limits() -> Limits:
-    """Ask the system."""
+    """Read the limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     adapters = Path("/sys/class/infiniband")
@@ -48,11 +48,11 @@ def probe_limits() -> Limits:
 
 
 def judge_open_files(limits: Limits, num_workers: int) -> Finding:
-    """Whether each worker can open all that it needs.
+    """Check that each worker can open all files that it needs.
 
     Args:
-        limits: of the host.
-        num_workers: of the whole job.
+        limits: the host's limits.
+        num_workers: workers of the whole job.
     """
     needed = _FEW_FILES + _FILES_PER_WORKER * num_workers
     allowed = limits.open_files
@@ -80,7 +80,7 @@ def _mend_open_files(most: int) -> str:
 
 
 def judge_locked_memory(limits: Limits) -> Finding:
-    """Whether NCCL can register memory with the network adapter."""
+    """Check that NCCL can register memory with the network adapter."""
     if limits.locked_bytes == _UNLIMITED:
         found = "any amount may be locked"
         return Finding("locked memory", Verdict.OK, found, numbers=asdict(limits))

@@ -1,4 +1,4 @@
-"""How fast each two workers add up what they have: over gloo, and over NCCL."""
+"""Measures all-reduces between pairs of workers, over gloo and over NCCL."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _LARGE_BYTES: Final = 2**24
 _LONG_S: Final = 0.1  # for one all-reduce
 _NUM_TRIES: Final = 3
 _PAIR_TIMEOUT_S: Final = 10.0
-_SLOW_SHARE: Final = 1 / 3  # of the median: another cable, or somebody else's traffic
+_SLOW_SHARE: Final = 1 / 3  # of the median: another cable, or other traffic
 _SLOW_BYTES_PER_S: Final = 12.5e6  # 100 Mb/s: a model of 100 MB takes 8 s
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """What two workers measured.
+    """The bandwidth and latency between two workers.
 
     Args:
-        ranks: of both.
-        same_host: whether both are on one.
-        bytes_per_s: of an all-reduce of many bytes, each of which goes both ways.
-        latency_s: of an all-reduce of one number.
-        error: why they could not; empty if they could.
+        ranks: the two ranks.
+        same_host: whether both are on one host.
+        bytes_per_s: the rate of a large all-reduce; each byte goes both ways.
+        latency_s: the time of an all-reduce of one number.
+        error: why it failed; empty if it did not.
     """
 
     ranks: tuple[int, int]
@@ -47,7 +47,7 @@ class MeasuredLink:
 
 
 def measure_links(world: World, device: torch.device) -> list[MeasuredLink]:
-    """Every two workers add up, one pair after another. Every worker must call this.
+    """Measure one pair of workers after another. Every worker must call this.
 
     Args:
         world: all workers.
@@ -68,10 +68,10 @@ def measure_links(world: World, device: torch.device) -> list[MeasuredLink]:
 
 
 def pairs_of(hosts: Sequence[str]) -> list[tuple[int, int]]:
-    """Every two ranks; of many, each with the next, and each host with the next.
+    """Return every two ranks; for many, each rank and each host with the next.
 
     Args:
-        hosts: of each rank.
+        hosts: the host of each rank.
     """
     ranks = range(len(hosts))
     pairs = list(combinations(ranks, 2))
@@ -83,7 +83,7 @@ def pairs_of(hosts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def judge_links(links: Sequence[MeasuredLink], backend: str) -> Finding:
-    """Whether all can talk, and none is much slower than the others of its kind."""
+    """Check that every pair works, and that none is much slower than its kind."""
     check = f"all-reduce, {backend}"
     numbers = {"links": [asdict(link) for link in links]}
     broken = [link for link in links if link.error]
@@ -127,7 +127,7 @@ def _measure(
         latency_s = min(_rounds(torch.ones(1, device=device), group, 8))
         num_bytes = _SMALL_BYTES
         time_s = min(_rounds(_flat(num_bytes, device), group, _NUM_TRIES))
-        while num_bytes < _LARGE_BYTES and _both_see(time_s < _LONG_S, group, device):
+        while num_bytes < _LARGE_BYTES and _both_agree(time_s < _LONG_S, group, device):
             num_bytes *= 4
             time_s = min(_rounds(_flat(num_bytes, device), group, _NUM_TRIES))
     except RuntimeError as error:
@@ -139,7 +139,7 @@ def _measure(
 def _rounds(
     tensor: torch.Tensor, group: dist.ProcessGroup, num_rounds: int
 ) -> Iterator[float]:
-    """Seconds of each all-reduce, after one that does not count."""
+    """Return the seconds of each all-reduce after a first one, which is not counted."""
     for number in range(num_rounds + 1):
         begin_s = time.perf_counter()
         dist.all_reduce(tensor, group=group)
@@ -149,8 +149,10 @@ def _rounds(
             yield time.perf_counter() - begin_s
 
 
-def _both_see(condition: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether both go on: each measures by its own clock."""
+def _both_agree(
+    condition: bool, group: dist.ProcessGroup, device: torch.device
+) -> bool:
+    """Agree on whether both go on: each measures by its own clock."""
     votes = torch.tensor([float(condition)], device=device)
     dist.all_reduce(votes, group=group)
     return votes.item() == 2.0
@@ -161,7 +163,7 @@ def _flat(num_bytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _slow(links: Sequence[MeasuredLink]) -> list[MeasuredLink]:
-    """Those that stand out among links of one kind, or are slow for any."""
+    """Return the links that are slow among their kind, or slow for any."""
     usual = median(link.bytes_per_s for link in links) if links else 0.0
     return [
         link

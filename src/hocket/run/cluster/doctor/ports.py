@@ -1,4 +1,4 @@
-"""Whether there are ports left to connect from, and to meet at."""
+"""Checks that TCP ports are free for connections and for torchrun's rendezvous."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ENOUGH_FREE_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Of TCP, on this host.
+    """TCP ports on this host.
 
     Args:
-        num_ports: that the system gives to programs which ask for any.
-        num_used: of them.
-        listening: on which some program listens.
+        num_ports: ports that the system gives to outgoing connections.
+        num_used: how many of these are in use.
+        listening: ports on which some program listens.
     """
 
     num_ports: int
@@ -49,7 +49,7 @@ def probe_ports() -> Ports:
 
 
 def judge_free_ports(ports: Ports) -> Finding:
-    """Whether connections can still be made."""
+    """Check that connections can still be made."""
     num_free = ports.num_ports - ports.num_used
     found = f"{num_free:,} of {ports.num_ports:,} are free"
     numbers = asdict(ports)
@@ -66,7 +66,7 @@ def judge_free_ports(ports: Ports) -> Finding:
 
 
 def judge_default_port(ports: Ports) -> Finding:
-    """Whether torchrun can listen where it does unless told otherwise."""
+    """Check that torchrun can listen on its default port."""
     check = f"port {DEFAULT_PORT}"
     if DEFAULT_PORT not in ports.listening:
         return Finding(check, Verdict.OK, "torchrun's default is free")

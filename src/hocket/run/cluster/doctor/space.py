@@ -1,4 +1,4 @@
-"""Whether there is room: in memory, in shared memory, and on the disk of the runs."""
+"""Checks free space: in memory, in shared memory, and on the disk of the runs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class DiskSpace:
 
     Args:
         path: a folder in it.
-        total_bytes: of it; 0 if the folder is not there.
-        free_bytes: that this user may still write.
-        num_free_files: that may still be made; -1 where they are not counted.
-        error: why nothing can be written; empty if something can, or nobody tried.
+        total_bytes: the file system's size; 0 if the folder is not there.
+        free_bytes: the bytes that this user may still write.
+        num_free_files: the files that may still be made; -1 if they are not counted.
+        error: why nothing can be written; empty if writing works or was not tried.
     """
 
     path: str
@@ -43,25 +43,25 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Of this host, or of the container that this is.
+    """The memory of this host, or of the container that this process is in.
 
     Args:
-        available_bytes: to new processes, without swapping.
+        available_bytes: what new processes may use without swapping.
     """
 
     available_bytes: int
 
 
 def probe_shared_memory() -> DiskSpace:
-    """Look at the file system of POSIX shared memory."""
+    """Measure the file system of POSIX shared memory."""
     return _space(_SHARED)
 
 
 def probe_disk(folder: Path) -> DiskSpace:
-    """Look at the disk of a folder, and write a file there.
+    """Measure the disk of a folder, and write a file there.
 
     Args:
-        folder: where runs are to go; its nearest parent, where it does not exist yet.
+        folder: where runs write; its nearest parent if it does not exist yet.
     """
     folder = folder.absolute()
     while not folder.is_dir():
@@ -78,13 +78,13 @@ def probe_disk(folder: Path) -> DiskSpace:
 
 
 def probe_memory() -> HostMemory:
-    """The least of what the kernel and the control groups give."""
+    """Return the least of what the kernel and the control groups allow."""
     amounts = [_available_bytes(), *_group_bytes(Path("/sys/fs/cgroup"))]
     return HostMemory(min(amounts))
 
 
 def judge_shared_memory(space: DiskSpace) -> Finding:
-    """Whether data loaders and NCCL have somewhere to put their batches."""
+    """Check that data loaders and NCCL have shared memory for their batches."""
     verdict = _verdict(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
     found = f"{byte_size(space.free_bytes)} of {byte_size(space.total_bytes)} free"
     if verdict is Verdict.OK:
@@ -101,7 +101,7 @@ def judge_shared_memory(space: DiskSpace) -> Finding:
 
 
 def judge_disk(space: DiskSpace) -> Finding:
-    """Whether a run can leave its files."""
+    """Check that a run can write its files."""
     verdict = _verdict(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
     found = f"{byte_size(space.free_bytes)} free in {space.path}"
     mend = "delete old checkpoints, keep fewer of them, or choose another folder"
@@ -116,11 +116,11 @@ def judge_disk(space: DiskSpace) -> Finding:
 
 
 def judge_memory(memory: HostMemory, num_workers: int) -> Finding:
-    """Whether the workers of this host fit into its memory at all.
+    """Check that this host's workers fit into its memory.
 
     Args:
-        memory: of this host.
-        num_workers: on this host.
+        memory: this host's memory.
+        num_workers: workers on this host.
     """
     share_bytes = memory.available_bytes // num_workers
     verdict = _verdict(share_bytes, _WORKER_BYTES, _ENOUGH_WORKER_BYTES)
@@ -154,7 +154,7 @@ def _space(path: Path, error: str = "") -> DiskSpace:
 
 
 def _available_bytes() -> int:
-    """What the kernel says, which counts caches that it would give up."""
+    """Return the kernel's MemAvailable, which counts reclaimable caches."""
     table = Path("/proc/meminfo")
     for line in table.read_text().splitlines() if table.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -163,7 +163,7 @@ def _available_bytes() -> int:
 
 
 def _group_bytes(root: Path) -> list[int]:
-    """What the control group of a container leaves, of either version."""
+    """Return what a container's control group (version 1 or 2) leaves."""
     pairs = (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

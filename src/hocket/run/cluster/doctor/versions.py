@@ -1,4 +1,4 @@
-"""Whether the software is what hocket needs, and the same on every host."""
+"""Checks that the software is what hocket needs, and the same on every host."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RequiredPackage:
     """A package that hocket needs.
 
     Args:
-        name: of the package.
-        least: the oldest version that will do; empty for any.
-        installed: the one that is there; empty if none is.
+        name: the package's name.
+        least: the oldest version that works; empty for any.
+        installed: the installed version; empty if there is none.
     """
 
     name: str
@@ -33,14 +33,14 @@ class RequiredPackage:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareVersions:
-    """Of what runs here.
+    """The versions of the software in this process.
 
     Args:
-        hocket: its version.
-        torch: likewise.
-        python: likewise.
+        hocket: hocket's version.
+        torch: torch's version.
+        python: Python's version.
         needed: the packages that hocket needs.
-        encoding: of text files that say none.
+        encoding: the default encoding of text files.
     """
 
     hocket: str
@@ -51,7 +51,7 @@ class SoftwareVersions:
 
 
 def probe_versions() -> SoftwareVersions:
-    """Ask the packages."""
+    """Read the versions of the installed packages."""
     return SoftwareVersions(
         hocket=__version__,
         torch=str(torch.__version__),
@@ -62,7 +62,7 @@ def probe_versions() -> SoftwareVersions:
 
 
 def judge_versions(versions: SoftwareVersions) -> Finding:
-    """Whether all that hocket needs is there, and new enough."""
+    """Check that all packages are there, and new enough."""
     found = (
         f"hocket {versions.hocket}, torch {versions.torch}, Python {versions.python}"
     )
@@ -84,7 +84,7 @@ def judge_versions(versions: SoftwareVersions) -> Finding:
 
 
 def judge_encoding(versions: SoftwareVersions) -> Finding:
-    """Whether text is read as it was written."""
+    """Check that text is read as UTF-8."""
     found = f"text files are {versions.encoding}"
     if versions.encoding.replace("-", "").lower() == "utf8":
         return Finding("encoding", Verdict.OK, found)
@@ -96,14 +96,14 @@ def judge_encoding(versions: SoftwareVersions) -> Finding:
     )
 
 
-def judge_same_versions(told: Sequence[Mapping[str, Any]]) -> Finding:
-    """Whether all workers run the same software.
+def judge_same_versions(by_rank: Sequence[Mapping[str, Any]]) -> Finding:
+    """Check that all workers run the same software.
 
     Args:
-        told: of each rank, `asdict(SoftwareVersions)`.
+        by_rank: `asdict(SoftwareVersions)` of each rank.
     """
-    check, first = "same versions", told[0]
-    for rank, other in enumerate(told):
+    check, first = "same versions", by_rank[0]
+    for rank, other in enumerate(by_rank):
         for what in ("hocket", "torch", "python"):
             if _numbers(str(other[what]))[:2] != _numbers(str(first[what]))[:2]:
                 return Finding(
@@ -113,7 +113,7 @@ def judge_same_versions(told: Sequence[Mapping[str, Any]]) -> Finding:
                     f"{rank}: messages and results may differ",
                     f"install the same {what} on every host",
                 )
-    return Finding(check, Verdict.OK, f"all {len(told)} workers run the same")
+    return Finding(check, Verdict.OK, f"all {len(by_rank)} workers run the same")
 
 
 def _needed() -> list[RequiredPackage]:
@@ -139,6 +139,6 @@ def _installed(name: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """A version's leading numbers: `2.13.0+cpu` is `(2, 13, 0)`."""
+    """Return a version's leading numbers: `2.13.0+cpu` is `(2, 13, 0)`."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()

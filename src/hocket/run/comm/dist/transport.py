@@ -3,8 +3,8 @@
     send: pack into a buffer, isend ═══════▶ irecv, posted num_buffers messages early,
     the buffer is kept until it has left     into buffers of a pool
 
-gloo pairs messages by number (torch_wire.py). One that nobody expects waits for ever:
-so both ends must have agreed on the schema (rendezvous.agree).
+gloo pairs messages by number (wire.py). One that is not expected waits for ever: so
+both ends must have agreed on the schema (schema_exchange.py).
 
 NCCL pairs messages by order alone. Each channel has a group of its own there, in which
 the order is the channel's on both ends. What is written here about NCCL follows its
@@ -97,7 +97,7 @@ class TorchSender(Sender):
 
 
 class TorchReceiver(Receiver):
-    """Has receives posted before their messages are sent; see `Receiver`."""
+    """Posts receives before their messages are sent; see `Receiver`."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class TorchReceiver(Receiver):
         self._post_early()
 
     def ready(self, tag: int) -> bool:
-        """See `Receiver.ready`; gloo tells only those who wait."""
+        """See `Receiver.ready`; gloo knows only once it is waited for."""
         posted = self._posted.get(tag)
         return posted is not None and posted.work.is_completed()
 
@@ -180,14 +180,14 @@ class TorchTransport(Transport):
     channel are then made at the same time, together with the group of the two.
 
     Args:
-        store: in which channels get their numbers, with a prefix of its own for every
+        store: assigns numbers to channels; with a prefix of its own for every
             transport.
-        device: of the tensors.
-        timeout_s: after which a wait ends.
-        num_buffers: how many messages of a channel may be on their way on each side.
-        on_wait: told of waits.
-        group: for gloo, where nobody else may send or receive, and which ends with this
-            transport; None for the job's.
+        device: the tensors' device.
+        timeout_s: how long a wait may take.
+        num_buffers: how many messages of a channel may be in flight on each side.
+        on_wait: called before each wait.
+        group: a gloo group that only this transport uses and closes; None for the
+            job's.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class TorchTransport(Transport):
         for end in self._ends:
             end.close()
         while self._own_groups:
-            with contextlib.suppress(ValueError):  # whoever left the job left it, too
+            with contextlib.suppress(ValueError):  # a process that left the job has left it, too
                 dist.destroy_process_group(self._own_groups.pop())
 
     def _wire_of(self, channel: Channel) -> Wire:
@@ -257,7 +257,7 @@ class TorchTransport(Transport):
         )
         self._own_groups.append(group)
         # NCCL connects at the first message, and the ranks wait for each other then.
-        # Here they come to each channel in one order; in the first step they may not.
+        # Here all ranks reach each channel in one order; in the first step they may not.
         hello = torch.zeros(1, device=wire.device)
         if dist.get_rank() == channel.from_rank:
             dist.send(hello, channel.to_rank, group=group)

@@ -1,11 +1,11 @@
-"""How one message travels through torch.distributed: its number, and what can go wrong.
+"""Sends and receives single messages through torch.distributed, with their errors.
 
 All channels of a job share one gloo group, in which messages are paired by number. The
 31 bits that gloo has for one are
 
     channel (10) | message on the channel (10) | tag mod 2039 (11)
 
-which no two messages on their way share. The last part makes a disagreement about step,
+which no two messages in flight share. The last part makes a disagreement about step,
 microbatch or schema a wait that ends, not a wrong message.
 """
 
@@ -30,12 +30,12 @@ _CHECK: Final = 2039  # the largest prime below 2 ** 11
 
 
 def wire_number(channel: int, message: int, tag: int) -> int:
-    """The number under which gloo pairs a message.
+    """Return the number under which gloo pairs a message.
 
     Args:
-        channel: its number, below 1024.
-        message: how many the channel carried before.
-        tag: `message_tag`.
+        channel: the channel's number, below 1024.
+        message: how many messages the channel carried before.
+        tag: the message's tag (`message_tag`).
     """
     order = channel * _MAX_ON_THEIR_WAY + message % _MAX_ON_THEIR_WAY
     return order << _CHECK.bit_length() | tag % _CHECK
@@ -43,13 +43,13 @@ def wire_number(channel: int, message: int, tag: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Where one end's messages go.
+    """The process group and device of one channel end.
 
     Args:
-        group: holds both ends; None for the job's.
-        device: of the tensors.
-        timeout_s: after which a wait ends.
-        on_wait: told of waits.
+        group: the group of both ends; None for the job's.
+        device: the tensors' device.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
     """
 
     group: dist.ProcessGroup | None
@@ -58,7 +58,7 @@ class Wire:
     on_wait: OnWait
 
     def send(self, flat: Tensor, number: int, channel: Channel, tag: int) -> dist.Work:
-        """Begin to send a message."""
+        """Start to send a message."""
         to_rank = channel.to_rank
         try:
             work = dist.isend(flat, to_rank, group=self.group, tag=number)
@@ -70,7 +70,7 @@ class Wire:
     def receive(
         self, flat: Tensor, number: int, channel: Channel, tag: int
     ) -> dist.Work:
-        """Begin to receive a message."""
+        """Start to receive a message."""
         from_rank = channel.from_rank
         try:
             work = dist.irecv(flat, from_rank, group=self.group, tag=number)
@@ -87,11 +87,11 @@ class Wire:
         With NCCL only the device waits; there NCCL's watchdog keeps the deadline.
 
         Args:
-            work: of that message.
-            channel: that it travels on.
-            tag: its own.
+            work: the operation to wait for.
+            channel: the message's channel.
+            tag: the message's tag.
             other: the rank at the other end.
-            timeout_s: after which the wait ends.
+            timeout_s: how long to wait.
 
         Raises:
             WaitError: the time is up, or the other end is gone.
@@ -111,15 +111,15 @@ class Wire:
 def _lost(
     channel: Channel, tag: int, other: int, waited_s: float, error: RuntimeError
 ) -> WaitError:
-    """What an error of the backend means for us."""
+    """Translate an error of the backend."""
     message = channel.message(tag)
-    said = str(error).strip().split("\n", 1)[0]
-    if "imed out" in said:
+    reason = str(error).strip().split("\n", 1)[0]
+    if "imed out" in reason:
         return WaitError(
             f"{message}: waited {waited_s:.1f} s for rank {other}: it is stopped, "
             "stuck, slower than the timeout allows, or its messages are others than "
-            f"those expected here ({said})"
+            f"those expected here ({reason})"
         )
     return WaitError(
-        f"{message}: rank {other} is gone after a wait of {waited_s:.1f} s ({said})"
+        f"{message}: rank {other} is gone after a wait of {waited_s:.1f} s ({reason})"
     )

@@ -14,13 +14,13 @@ from hocket.run.diagnostics.flight_recorder import OnWait
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """What to say of a wait, and when to end it.
+    """Waits for a peer until a deadline, with errors that name it.
 
     Args:
-        channel: waited on.
-        other: the rank waited for.
-        timeout_s: after which a wait ends.
-        on_wait: told of waits.
+        channel: the channel that is waited on.
+        other: the rank that is waited for.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
     """
 
     channel: Channel
@@ -34,10 +34,10 @@ class Deadline:
         """Wait for the other end.
 
         Args:
-            link: to the other end.
-            done: fetches what came, and says whether that was it.
-            tag: of the message that this is about.
-            fault: what to reproach the other rank with, beginning with a verb.
+            link: the connection to the other end.
+            done: fetches packets and returns whether the wait is over.
+            tag: the tag of the message that is waited for.
+            fault: what the other rank failed to do, beginning with a verb, for errors.
 
         Raises:
             WaitError: the time is up, or the other end is gone.
@@ -61,11 +61,11 @@ class Deadline:
             link.wait(self.timeout_s - waited_s)
 
     def notify_wait(self) -> None:
-        """Tell whoever wants to know."""
+        """Call `on_wait`."""
         self.on_wait(self.channel.name, self.other)
 
     def peer_gone(self, link: SocketLink) -> str:
-        """That the other end is gone, in words."""
+        """Describe that the other end is gone."""
         return (
             f"rank {self.other} is gone (its process {link.pid} ended, or closed the "
             "channel)"

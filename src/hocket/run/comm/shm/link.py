@@ -1,10 +1,10 @@
-"""The line between two processes of one host: packets in order, and the end's notice.
+"""A socket between two processes of one host: packets in order, and end-of-file.
 
 A connected unix-domain socket (sequenced packets). It carries a few bytes per message
 and, now and then, a file descriptor; what messages hold is in memory that both map.
 
     waiting:   look again and again for up to 1 ms,  ──▶ sleep in poll()
-               as long as nobody else wants the core      until a packet, the other's
+               as long as nothing else needs the core      until a packet, the other's
                (waking a sleeper costs 25 µs)             end, or the deadline
 
 The kernel's locks around the packet queue order the two processes' memory: what one
@@ -30,7 +30,7 @@ from hocket.run.comm.shm.packets import MAX_PACKET_BYTES
 
 SPIN_S: Final = 1e-3  # of looking in vain, beside _WAKE_S at most 2.5 % are lost
 _WAKE_S: Final = 25e-6  # what sleeping and being woken costs
-_CROWDED_S: Final = 50e-6  # one look takes 1 µs; so long, somebody else had the core
+_CROWDED_S: Final = 50e-6  # a look takes 1 µs; if it took so long, the core was shared
 
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 _DESCRIPTOR: Final = struct.Struct("i")
@@ -41,8 +41,9 @@ class SocketLink:
     """One process's end of a connection.
 
     Attributes:
-        pid: the other process; 0 if it is not visible from here.
-        peer_gone: the other end is closed or dead, and nothing is left to fetch.
+        pid: the other process's id; 0 if it is not visible from here.
+        peer_gone: whether the other end is closed or dead, and nothing is left to
+            fetch.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -69,9 +70,9 @@ class SocketLink:
         return self._user == os.getuid()
 
     def post(self, packet: bytes, descriptor: int | None = None) -> bool:
-        """Send a packet, never empty; False if the queue has no room for it now.
+        """Send a packet; return False if the queue has no room for it now.
 
-        To an end that is gone, packets are lost; `wait` and `fetch` find that out.
+        Packets to an end that is gone are lost; `wait` and `fetch` detect that.
         """
         try:
             if descriptor is None:
@@ -85,11 +86,11 @@ class SocketLink:
         return True
 
     def has_packet(self) -> bool:
-        """Whether there is a packet to fetch, or the end; cheaper than a vain fetch."""
+        """Return whether there is a packet or the end; cheaper than `fetch`."""
         return bool(self._arrival.poll(0))
 
     def fetch(self) -> tuple[bytes, int | None] | None:
-        """The next packet, if there is one, with the descriptor that came with it."""
+        """Return the next packet, if there is one, with its file descriptor."""
         while True:
             try:
                 packet, ancillary, _, _ = self._socket.recvmsg(
@@ -98,14 +99,14 @@ class SocketLink:
             except BlockingIOError:
                 return None
             except ConnectionError:
-                continue  # told once, ahead of packets that are still in the queue
+                continue  # reported once, ahead of packets that are still in the queue
             if not packet:
                 self.peer_gone = True
                 return None
             return packet, _descriptor(ancillary) if ancillary else None
 
     def wait(self, timeout_s: float) -> None:
-        """Return when there is something to fetch, the other end is gone, or later."""
+        """Wait for something to fetch, the other end's exit, or the timeout."""
         begin_s = time.perf_counter()
         if self._spin(begin_s + min(self._spin_s, timeout_s)):
             return
@@ -117,7 +118,7 @@ class SocketLink:
             self.peer_gone = True
 
     def close(self) -> None:
-        """Let the other end know that nothing comes any more. Idempotent."""
+        """Close the connection; the other end notices. Idempotent."""
         self.peer_gone = True
         # Also ends the connection for a forked child, which holds the socket too.
         with contextlib.suppress(OSError):
@@ -128,10 +129,10 @@ class SocketLink:
             self._process = None
 
     def _spin(self, until_s: float) -> bool:
-        """Look for something to fetch again and again; whether it came.
+        """Poll repeatedly for something to fetch; return whether it came.
 
-        Where others want the core, a sleeper is woken sooner than one who yields has
-        its turn again. What that cost is saved by as many waits that sleep at once.
+        If other processes want the core, sleeping ends sooner than yielding. The time
+        lost by polling in vain is saved by that many waits that sleep at once.
         """
         if self._num_sleeps:
             self._num_sleeps -= 1
@@ -149,21 +150,21 @@ class SocketLink:
 
 
 class Listener:
-    """Where one other process of the same user may connect.
+    """A socket to which one other process of the same user may connect.
 
     Attributes:
-        name: what the other process connects to; random, in no file system.
+        name: the name that the other process connects to; random, in no file system.
     """
 
     def __init__(self) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         self.name = f"hocket-{secrets.token_hex(16)}"
         self._socket = _new_socket()
         self._socket.bind("\0" + self.name)
         self._socket.listen(1)
 
     def accept(self, timeout_s: float) -> SocketLink | None:
-        """The connection, once it is there; None if it does not come in time."""
+        """Return the connection; None if it does not come in time."""
         until_s = time.monotonic() + timeout_s
         while True:
             self._socket.settimeout(max(0.0, until_s - time.monotonic()))
@@ -182,7 +183,7 @@ class Listener:
 
 
 def connect(name: str) -> SocketLink | None:
-    """Connect to a listener, at once; None if there is none of the same user."""
+    """Connect to a listener, at once; return None if the same user has none."""
     connection = _new_socket()
     connection.setblocking(False)
     try:
@@ -198,13 +199,13 @@ def connect(name: str) -> SocketLink | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, even if its parent has not noticed yet."""
+    """Return whether a process has ended, even if its parent has not reaped it yet."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # this system cannot tell
+        return False  # unknown on this system
     end = select.poll()
     end.register(process, select.POLLIN)
     ended = bool(end.poll(0))
@@ -217,7 +218,7 @@ def _new_socket() -> socket.socket:
 
 
 def _other(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
+    """Return the peer's process and user, as the kernel knows them."""
     found = connection.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
     )
@@ -226,7 +227,7 @@ def _other(connection: socket.socket) -> tuple[int, int]:
 
 
 def _open_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends, where that exists."""
+    """Return a descriptor that becomes readable when the process ends, if possible."""
     try:
         return os.pidfd_open(pid) if pid else None
     except OSError:

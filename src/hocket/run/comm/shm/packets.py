@@ -1,9 +1,9 @@
-"""What the two ends of a shared-memory channel tell each other, as bytes.
+"""The packets between the two ends of a shared-memory channel.
 
-to the receiver   Message         the next slot is filled
-                  Announcement    a schema comes for the first time
-to the sender     Taken           so many slots are free again
-                  Complaint       why the receiver gives up
+to the receiver   MessagePacket   the next slot is filled
+                  SchemaPacket    a schema is used for the first time
+to the sender     CreditPacket    so many slots are free again
+                  ErrorPacket     why the receiver gives up
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LOW: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class MessagePacket:
-    """A slot is filled.
+    """Says that a slot is filled.
 
     Args:
-        tag: of the message in it.
-        slot: its number.
+        tag: the message's tag.
+        slot: the slot's number.
     """
 
     tag: int
@@ -36,11 +36,12 @@ class MessagePacket:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPacket:
-    """Messages of this schema follow.
+    """Announces messages of a new schema.
 
     Args:
-        digest: of the schema.
-        slot_bytes: of new memory, whose descriptor comes with the packet; or 0.
+        digest: the schema's digest.
+        slot_bytes: the slot size of new memory, whose descriptor comes with the packet;
+            or 0.
         text: the schema; cut off if it is very long, for it serves errors only.
     """
 
@@ -51,14 +52,14 @@ class SchemaPacket:
 
 @dataclass(frozen=True, slots=True)
 class CreditPacket:
-    """The receiver took so many messages, the oldest, out of their slots."""
+    """Says how many messages, the oldest, the receiver took out of their slots."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPacket:
-    """The receiver gives up; the text becomes the sender's error too."""
+    """Says why the receiver gives up; the sender raises this text too."""
 
     text: str
 
@@ -67,7 +68,7 @@ Packet: TypeAlias = MessagePacket | SchemaPacket | CreditPacket | ErrorPacket
 
 
 def pack(packet: Packet) -> bytes:
-    """A packet as bytes: a letter, numbers, and at the end the text."""
+    """Encode a packet as bytes: a letter, numbers, and at the end the text."""
     match packet:
         case MessagePacket(tag, slot):
             return _MESSAGE.pack(b"M", tag >> 64, tag & _LOW, slot)
@@ -82,7 +83,7 @@ def pack(packet: Packet) -> bytes:
 
 
 def unpack(data: bytes) -> Packet:
-    """What `pack` was given."""
+    """Decode what `pack` returned."""
     match data[:1]:
         case b"M":
             _, high, low, slot = _MESSAGE.unpack(data)

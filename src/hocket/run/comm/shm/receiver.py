@@ -1,4 +1,4 @@
-"""The receiving end of a shared-memory channel; shared_memory.py has the picture."""
+"""The receiving end of a shared-memory channel; transport.py has the picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hocket.run.comm.shm.slots import Slots
 from hocket.run.comm.transport import Channel, Receiver
 from hocket.run.diagnostics.flight_recorder import OnWait
 
-_LOOK_UP_S: Final = 0.2  # while nobody has connected
+_LOOK_UP_S: Final = 0.2  # while no sender has connected
 _LARGE_BYTES: Final = 1 << 16  # a slot to be used again before it leaves the caches
 
 
@@ -42,15 +42,15 @@ class SharedMemoryReceiver(Receiver):
                                          before one that is
 
     Args:
-        channel: whose receiving end this is.
-        store: in which to leave the address, and to find the sender's process.
-        timeout_s: after which a wait ends.
-        num_buffers: the slots; this end chooses their number.
-        num_untold: so many messages it may have taken without telling the sender, who
-            may then be so many fewer ahead. To tell takes two calls of the system, one
-            at each end.
-        pool: of buffers, shared with the other channels of this worker.
-        on_wait: told of waits.
+        channel: the channel that it receives.
+        store: where it writes its address, and finds the sender's process id.
+        timeout_s: how long a wait may take.
+        num_buffers: the number of slots; this end chooses it.
+        num_uncredited: how many messages it may have taken before it sends a credit;
+            the sender may be that many fewer ahead. A credit costs two system calls,
+            one at each end.
+        pool: the worker's buffers, shared by its channels.
+        on_wait: called before each wait.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SharedMemoryReceiver(Receiver):
         *,
         timeout_s: float,
         num_buffers: int,
-        num_untold: int,
+        num_uncredited: int,
         pool: Pool,
         on_wait: OnWait,
     ) -> None:
@@ -72,9 +72,9 @@ class SharedMemoryReceiver(Receiver):
         self._link: SocketLink | None = None
         self._slots: Slots | None = None
         self._num_slots = num_buffers
-        self._most_untold = num_untold
-        self._num_untold = 0  # messages taken, as the sender does not know yet
-        self._texts: dict[int, str] = {}  # of schemas, by digest
+        self._most_uncredited = num_uncredited
+        self._num_uncredited = 0  # messages taken since the last credit
+        self._texts: dict[int, str] = {}  # the text of each schema, by digest
         self._expected: deque[tuple[int, Schema]] = deque()
         self._noticed: deque[tuple[MessagePacket, Slots]] = deque()
         self._arrived: dict[int, Buffer] = {}
@@ -115,7 +115,7 @@ class SharedMemoryReceiver(Receiver):
             self._link.close()
 
     def _take_until(self, tag: int) -> Buffer:
-        """Take messages in their order; those that are not asked for are put aside."""
+        """Take messages in their order, up to the one asked for."""
         link = self._link or self._wait_for_sender(tag)
         while True:
             if not self._noticed and not self._next_message_packet():
@@ -128,7 +128,7 @@ class SharedMemoryReceiver(Receiver):
             self._arrived[came] = buffer
 
     def _wait_for_sender(self, tag: int) -> SocketLink:
-        """Wait for the first message's connection, looking up now and then."""
+        """Wait for the sender to connect."""
         self._deadline.notify_wait()
         timeout_s, rank = self._deadline.timeout_s, self._channel.from_rank
         until_s = time.monotonic() + timeout_s
@@ -149,7 +149,7 @@ class SharedMemoryReceiver(Receiver):
         )
 
     def _sender_has_ended(self) -> bool:
-        """Whether there was a sender, whose process has ended; it leaves its number."""
+        """Return whether the sender's process has started and ended."""
         key = process_key(self._channel)
         return self._store.check([key]) and has_ended(int(self._store.get(key)))
 
@@ -189,21 +189,21 @@ class SharedMemoryReceiver(Receiver):
             raise self._send_error(link, tag, schema, message.tag)
         buffer = self._pool.take(schema)
         buffer.flat.copy_(slots.buffer(message.slot, schema).flat)
-        self._num_untold += 1
-        # The queue can be full only of hundreds that the sender had no need to fetch.
+        self._num_uncredited += 1
+        # The queue is full only if the sender has left hundreds of credits unread.
         if self._must_credit_now(slots) and link.post(
-            pack(CreditPacket(self._num_untold))
+            pack(CreditPacket(self._num_uncredited))
         ):
-            self._num_untold = 0
+            self._num_uncredited = 0
         return tag, buffer
 
     def _must_credit_now(self, slots: Slots) -> bool:
-        """Whether the sender shall know at once, and not with later messages.
+        """Return whether to send a credit at once, and not with later messages.
 
-        It always does when nothing more is expected: both may end after that.
+        Always at once if nothing more is expected: both processes may end after that.
         """
         return (
-            self._num_untold > self._most_untold
+            self._num_uncredited > self._most_uncredited
             or not self._expected
             or slots.slot_bytes > _LARGE_BYTES
         )
@@ -211,7 +211,7 @@ class SharedMemoryReceiver(Receiver):
     def _send_error(
         self, link: SocketLink, tag: int, schema: Schema, came: int
     ) -> SchemaError:
-        """Name both sides; the sender, too, shall know more than that we are gone."""
+        """Raise SchemaError on both sides, with what each expected and sent."""
         text = (
             f"{self._channel}: rank {self._channel.to_rank} expects {tag_text(tag)}, "
             f"{schema}; rank {self._channel.from_rank} sent {tag_text(came)}, "

@@ -1,4 +1,4 @@
-"""The sending end of a shared-memory channel; shared_memory.py has the picture."""
+"""The sending end of a shared-memory channel; transport.py has the picture."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class SharedMemorySender(Sender):
     """Copies messages into slots; see `Sender`.
 
     Args:
-        channel: whose sending end this is.
-        store: in which the receiver leaves its address, and this end its process.
-        timeout_s: after which a wait ends.
-        on_wait: told of waits.
+        channel: the channel that it sends on.
+        store: where it finds the receiver's address, and writes its own process id.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SharedMemorySender(Sender):
         self._free: list[int] = []  # the last one freed is used first: it is in caches
         self._filled: deque[int] = deque()  # in the order of sending and of taking
         self._announced: set[Schema] = set()
-        self._last: Schema | None = None  # that was sent
+        self._last: Schema | None = None  # the last one sent
         store.set(process_key(channel), str(os.getpid()))
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
@@ -85,8 +85,8 @@ class SharedMemorySender(Sender):
         self._count_credits(self._link)
         if self._filled and self._link.peer_gone:
             raise WaitError(
-                f"{self._channel}: {self._deadline.peer_gone(self._link)} before it took "
-                f"the last {len(self._filled)} of {self._num_sent} messages"
+                f"{self._channel}: {self._deadline.peer_gone(self._link)} before it "
+                f"took the last {len(self._filled)} of {self._num_sent} messages"
             )
 
     def close(self) -> None:
@@ -105,8 +105,8 @@ class SharedMemorySender(Sender):
         link = connect(name)
         if link is None:
             raise WaitError(
-                f"{self._channel.message(tag)}: rank {rank} is gone: nobody listens "
-                "any more at the address that it gave"
+                f"{self._channel.message(tag)}: rank {rank} is gone: no process "
+                "listens any more at the address that it gave"
             )
         self._num_slots = int(num_slots)
         self._ask_at = min(self._num_slots, _FEW)
@@ -115,7 +115,7 @@ class SharedMemorySender(Sender):
         return link
 
     def _send_schema(self, link: SocketLink, tag: int, schema: Schema) -> None:
-        """Tell of a new schema, and hand over larger slots if it needs them."""
+        """Announce a new schema, with larger slots if it needs them."""
         slot_bytes = buffer_bytes(schema)
         if self._slots is not None and slot_bytes <= self._slots.slot_bytes:
             self._post(link, tag, SchemaPacket(schema.digest, 0, str(schema)))
@@ -129,10 +129,10 @@ class SharedMemorySender(Sender):
     def _post(
         self, link: SocketLink, tag: int, packet: Packet, memory: int | None = None
     ) -> None:
-        """Post it, also where the kernel's queue has less room than there are slots.
+        """Post a packet, waiting while the kernel's queue is full.
 
-        The receiver that makes room there says so: it tells what it took, after at most
-        `num_untold` more.
+        The receiver sends a credit after at most `num_uncredited` messages, which ends
+        the wait.
         """
         data = pack(packet)
         if link.post(data, memory):
@@ -150,10 +150,10 @@ class SharedMemorySender(Sender):
         return bool(self._free) and not self._link.peer_gone
 
     def _count_credits(self, link: SocketLink) -> None:
-        """Count what the receiver took.
+        """Count the messages that the receiver took.
 
         Raises:
-            SchemaError: it complains about what was sent.
+            SchemaError: the receiver expected other messages.
         """
         while link.has_packet() and (fetched := link.fetch()) is not None:
             match unpack(fetched[0]):
@@ -168,10 +168,10 @@ class SharedMemorySender(Sender):
 
 
 def address_key(channel: Channel) -> str:
-    """Where in the store a channel's receiver leaves its address."""
+    """Return the store key of a channel's receiver address."""
     return f"address/{channel.key}"
 
 
 def process_key(channel: Channel) -> str:
-    """Where in the store a channel's sender leaves its process's number."""
+    """Return the store key of a channel's sender process id."""
     return f"process/{channel.key}"

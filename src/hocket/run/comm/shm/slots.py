@@ -1,4 +1,4 @@
-"""Memory that two processes share: some slots of equal size, one message in each.
+"""Memory that two processes share: slots of equal size, one message in each.
 
 It is anonymous (a memfd): it counts as memory and not against /dev/shm, and it vanishes
 with the last process that maps it. The system gives it pages when they are first
@@ -17,12 +17,12 @@ from hocket.run.comm.schema import Schema
 
 
 class Slots:
-    """One process's view of them.
+    """One process's mapping of the shared slots.
 
     Args:
-        descriptor: of the memory; closed here, the mapping holds on to it.
-        num_slots: messages at a time.
-        slot_bytes: a multiple of 64.
+        descriptor: the memory's file descriptor; closed here, the mapping stays valid.
+        num_slots: the number of slots.
+        slot_bytes: the size of a slot; a multiple of 64.
     """
 
     def __init__(self, descriptor: int, num_slots: int, slot_bytes: int) -> None:
@@ -37,7 +37,7 @@ class Slots:
         self._last: tuple[Schema | None, list[Buffer]] = None, []
 
     def buffer(self, slot: int, schema: Schema) -> Buffer:
-        """One slot's memory, as a message of a schema of at most `slot_bytes`."""
+        """Return a slot as a message, of at most `slot_bytes`."""
         last, buffers = self._last
         if schema is not last:  # most follow one of their own kind
             if schema not in self._buffers:
@@ -62,7 +62,7 @@ class Slots:
 
 
 def new_memory(num_slots: int, slot_bytes: int) -> int:
-    """A descriptor of new memory, for `Slots` here and in the other process."""
+    """Make shared memory and return its descriptor, for `Slots` in both processes."""
     descriptor = os.memfd_create("hocket", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, num_slots * slot_bytes)
     return descriptor

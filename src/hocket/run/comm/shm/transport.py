@@ -12,7 +12,7 @@ second: 20 µs for 512 KiB, nothing beside what a stage computes on them. For th
 values of a tensor released too early would change without autograd's notice.
 
 The first message of every schema is announced: with the schema's text, so that a
-receiver that expects another can name both, and with larger slots where it needs them.
+receiver that expects another can name both, and with larger slots if it needs them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class SharedMemoryTransport(Transport):
     """Carries messages of CPU tensors between processes of one host and one user.
 
     Args:
-        store: in which receivers leave their addresses; with a prefix of its own for
-            every transport, since old addresses lead nowhere.
-        timeout_s: after which a wait ends.
+        store: where receivers write their addresses; with a prefix of its own for every
+            transport, since old addresses lead nowhere.
+        timeout_s: how long a wait may take.
         num_buffers: how many messages the sender of a channel may be ahead; the
             receiver's number counts.
-        num_untold: see `SharedMemoryReceiver`; less than `num_buffers`.
-        on_wait: told of waits.
+        num_uncredited: see `SharedMemoryReceiver`; less than `num_buffers`.
+        on_wait: called before each wait.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class SharedMemoryTransport(Transport):
         *,
         timeout_s: float,
         num_buffers: int = NUM_BUFFERS,
-        num_untold: int = 0,
+        num_uncredited: int = 0,
         on_wait: OnWait = ignore_wait,
     ) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._num_buffers = num_buffers
-        self._num_untold = num_untold
+        self._num_uncredited = num_uncredited
         self._on_wait = on_wait
         self._ends: list[Sender | Receiver] = []
         self._pool = Pool(torch.device("cpu"))
 
     def sender(self, channel: Channel) -> Sender:
-        """See `Transport.sender`; connects when it sends first."""
+        """See `Transport.sender`; connects at the first message."""
         sender = SharedMemorySender(
             channel, self._store, timeout_s=self._timeout_s, on_wait=self._on_wait
         )
@@ -77,13 +77,13 @@ class SharedMemoryTransport(Transport):
         return sender
 
     def receiver(self, channel: Channel) -> Receiver:
-        """See `Transport.receiver`; listens from now on."""
+        """See `Transport.receiver`; starts to listen."""
         receiver = SharedMemoryReceiver(
             channel,
             self._store,
             timeout_s=self._timeout_s,
             num_buffers=self._num_buffers,
-            num_untold=self._num_untold,
+            num_uncredited=self._num_uncredited,
             pool=self._pool,
             on_wait=self._on_wait,
         )
@@ -101,7 +101,7 @@ class SharedMemoryTransport(Transport):
 
 
 def memory_domain() -> str:
-    """A text that is equal in two processes if they can share memory.
+    """Return a text that is equal in two processes if they can share memory.
 
     Raises:
         RunError: this system has no memory to share in the way that is needed.
@@ -109,6 +109,6 @@ def memory_domain() -> str:
     if not hasattr(os, "memfd_create"):
         raise RunError("sharing memory between workers needs Linux; use gloo instead")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # Sockets' names belong to a network namespace, processes' numbers to another.
+    # Socket names belong to a network namespace, process ids to a pid namespace.
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     return " ".join([boot, *spaces, str(os.getuid())])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hocket.core.program import Program
-from hocket.errors import ModelError, RecipeError
+from hocket.errors import ConfigError, ModelError
 from hocket.run.engine.emulator.net import EmulatedNet
 from hocket.run.weights.momentum import Momentum
-from hocket.run.weights.settings import OptimizerFactory, TrainingSettings
+from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.run.weights.updater import Updater
 
 
@@ -42,7 +42,7 @@ class Updates:
             stages of one delay are one gate.
 
     Raises:
-        RecipeError: a net that moves has no optimizer of its kind, or one that does not
+        ConfigError: a net that moves has no optimizer of its kind, or one that does not
             move has one.
         ModelError: a net follows another one that has no parameter of some name.
     """
@@ -52,7 +52,7 @@ class Updates:
         program: Program,
         nets: Mapping[str, EmulatedNet],
         optimizers: Mapping[str, OptimizerFactory | Momentum],
-        settings: Mapping[str, TrainingSettings],
+        settings: Mapping[str, TrainingConfig],
         clip_norm: float | None,
     ) -> None:
         self._nets = nets
@@ -103,7 +103,7 @@ class Updates:
 
 
 def _updaters(
-    program: Program, net: EmulatedNet, settings: TrainingSettings
+    program: Program, net: EmulatedNet, settings: TrainingConfig
 ) -> list[tuple[int, Updater]]:
     """Of each trained stage, with its delay."""
     found = []
@@ -123,15 +123,15 @@ def _check_optimizer(
     is_momentum = isinstance(optimizer, Momentum)
     if any(stage.trainable for stage in stages):
         if optimizer is None or is_momentum:
-            raise RecipeError(f"net {name} is trained: give optimizers[{name!r}]")
+            raise ConfigError(f"net {name} is trained: give optimizers[{name!r}]")
     elif any(stage.follows for stage in stages):
         if not is_momentum:
-            raise RecipeError(
+            raise ConfigError(
                 f"net {name} follows other stages: give optimizers[{name!r}] = "
                 "hocket.Momentum(m)"
             )
     elif optimizer is not None:
-        raise RecipeError(
+        raise ConfigError(
             f"net {name} is neither trained nor does it follow another net: leave out "
             f"optimizers[{name!r}]"
         )

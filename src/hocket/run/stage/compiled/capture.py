@@ -37,16 +37,16 @@ Strides: TypeAlias = tuple[int, ...]
 
 
 class CannotCompileError(Exception):
-    """A stage runs as it is; the message says why, without its beginning."""
+    """A stage cannot be compiled and runs uncompiled; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBackward:
-    """I and W; see `hocket.run.stage.compiled.split_backward`.
+    """A backward as two graphs, I and W (`split_backward.py`).
 
     Args:
-        first: I: takes what was kept and the outputs' gradients; behind the gradients
-            that it returns is what W holds.
+        first: I: takes what was kept and the outputs' gradients; returns gradients,
+            then what W holds.
         second: W.
         reads: the numbers of I's inputs that W takes, before what is held.
     """
@@ -62,19 +62,19 @@ class CompiledCapture:
 
     Args:
         inputs: where its tensors come from.
-        shape: of what it returns.
-        depends: of each output, whether it depends on anything that wants a gradient.
-        differentiated: of each output, whether a gradient comes back for it.
-        strides: of the gradients that come back.
-        values: of the tensors that are no state, by their numbers, the strides.
-        leaves: the numbers of those that want a gradient.
+        shape: the form of what it returns.
+        depends: for each output, whether it depends on anything that wants a gradient.
+        differentiated: for each output, whether a gradient comes back for it.
+        strides: the strides of the gradients that come back.
+        values: the strides of the tensors that are no state, by their numbers.
+        leaves: the numbers of the tensors that want a gradient.
         buffers: the numbers of the tensors that get new values.
         weights: the numbers of the other tensors that get a gradient.
-        draws: of random numbers, before each run of F.
+        draws: the random numbers to draw before each run of F.
         forward: F: takes the tensors and what was drawn, and returns what buffers
             become, the outputs, and what it keeps.
         whole: B: takes what was kept and the outputs' gradients.
-        split: I and W, where something waits.
+        split: I and W, if any weight gradient waits.
     """
 
     inputs: Inputs
@@ -94,11 +94,11 @@ class CompiledCapture:
 
 @dataclass(frozen=True, slots=True)
 class RequiredGraphs:
-    """Which graphs the schedule plays.
+    """Which backward graphs the schedule needs.
 
     Args:
-        whole: B.
-        split: I and W.
+        whole: whether it has ops B.
+        split: whether it has ops I and W.
     """
 
     whole: bool
@@ -114,8 +114,8 @@ def capture_stage(
     """Trace a stage, cut its graph, and compile the parts.
 
     Args:
-        fake_run: a call of it.
-        differentiated: of each output, whether a gradient comes back for it.
+        fake_run: a call of the stage.
+        differentiated: for each output, whether a gradient comes back for it.
         num_fixed: how many of the call's arguments are parameters, buffers and
             constants; those behind them come with each microbatch.
         needs: what to compile.
@@ -129,7 +129,7 @@ def capture_stage(
     num_nodes = len(joint.module.graph.nodes)
     if num_nodes > _MOST_NODES:
         raise CannotCompileError(
-            f"its graph has {num_nodes:,} operators, and to compile more than "
+            f"its graph has {num_nodes:,} operators, and compiling more than "
             f"{_MOST_NODES:,} would take very long"
         )
     places = fake_run.call.inputs.args
@@ -169,7 +169,7 @@ def capture_stage(
 
 
 def _dense(like: Tensor) -> Strides:
-    """The strides of a new tensor of the same shape."""
+    """Return the strides of a new tensor of the same shape."""
     return torch.empty(like.shape, device="meta").stride()
 
 
@@ -201,7 +201,7 @@ def _partitioned(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | No
 
 
 def _check_kept(joint: JointGraph, forward: fx.GraphModule) -> None:
-    """New values go to buffers when F has ended: a backward must not need the old."""
+    """Refuse a backward that needs the old value of a buffer that F changes."""
     changed = {f"primals_{i}" for i in joint.buffers}
     kept = results_of_graph(forward.graph)[joint.num_forward :]
     if changed & {node.name for node in kept}:

@@ -1,4 +1,4 @@
-"""What modules keep in lists, dicts and sets, and whether they changed it."""
+"""Finds changes in the lists, dicts and sets that modules keep."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COLLECTIONS: Final = list, dict, set, deque
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection, and what was in it.
+    """A collection, and its items at an earlier time.
 
     Args:
-        name: of the module's attribute.
-        itself: a list, dict, set or deque.
-        before: its items then: kept, so that no other object takes their place in
+        name: the name of the module's attribute.
+        itself: the list, dict, set or deque.
+        before: its earlier items, kept alive so that no other object reuses their
             memory.
     """
 
@@ -29,13 +29,13 @@ class Collection:
 
     @property
     def is_changed(self) -> bool:
-        """Whether other objects are in it now, or in another order."""
+        """Whether it has other items now, or another order."""
         now = _items(self.itself)
         is_same = len(now) == len(self.before)
         return not (is_same and all(map(_is_same, now, self.before)))
 
     def restore(self) -> None:
-        """Put back what was in it."""
+        """Restore the earlier items."""
         if not self.is_changed:
             return
         self.itself.clear()
@@ -46,7 +46,7 @@ class Collection:
 
 
 def collections_of(module: nn.Module) -> list[Collection]:
-    """All that a module keeps, those inside others too, but not its modules'."""
+    """Return all collections that a module keeps, nested ones too."""
     found: dict[int, Collection] = {}
     for name, value in vars(module).items():
         for x in _inside(value, found):
@@ -55,7 +55,7 @@ def collections_of(module: nn.Module) -> list[Collection]:
 
 
 def _inside(value: Any, known: dict[int, Collection]) -> Iterator[Any]:
-    """A value and what is in it, if they are collections; each before its items."""
+    """Return a value and the collections in it, each before its items."""
     if isinstance(value, COLLECTIONS):
         if id(value) in known:
             return
@@ -73,6 +73,6 @@ def _items(collection: Any) -> Sequence[Any]:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """The same object; of a dict's pairs, both."""
+    """Return whether two items are the same object; of a dict's pairs, both."""
     both_pairs = isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b)
     return a is b or (both_pairs and all(x is y for x, y in zip(a, b, strict=True)))

@@ -1,4 +1,4 @@
-"""Operators that make the gradients of input and weight at once, made two.
+"""Divides operators that compute input and weight gradients at once.
 
     dx, dw, db = convolution_backward(dy, x, w, ..., [True, True, True])
 
@@ -19,7 +19,7 @@ _INPUT: Final = 0  # the place of dx among the results
 
 
 def divide(graph: fx.Graph) -> None:
-    """Divide all of them in a graph."""
+    """Divide all such operators in a graph."""
     for node in graph.find_nodes(op="call_function", target=_BOTH):
         mask = list(node.args[_MASK])
         if mask[_INPUT] and any(mask[1:]):

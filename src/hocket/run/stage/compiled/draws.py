@@ -1,4 +1,4 @@
-"""Random numbers of a compiled stage: drawn before its graph runs, layer by layer.
+"""Draws a compiled stage's random numbers before its graph runs, layer by layer.
 
 A graph cannot seed a generator between two of its operators. So its random operators,
 which need nothing but shapes, become inputs:
@@ -36,13 +36,13 @@ _DROPOUT: Final = torch.ops.aten.native_dropout.default
 
 @dataclass(frozen=True, slots=True)
 class RandomCall:
-    """One draw.
+    """One random operator of a graph.
 
     Args:
-        layer: of the uncut model.
-        operator: that draws.
-        args: its arguments, with the shapes of tensors in their place.
-        kwargs: by keyword.
+        layer: the layer's number in the uncut model.
+        operator: the operator.
+        args: its arguments, with shapes in place of tensors.
+        kwargs: its keyword arguments.
     """
 
     layer: int
@@ -51,7 +51,7 @@ class RandomCall:
     kwargs: Mapping[str, Any]
 
     def made(self, device: torch.device) -> Tensor:
-        """Draw; of a dropout, by what each element is multiplied."""
+        """Draw; a dropout's result is the factor of each element."""
         args = [
             torch.ones(x.shape, dtype=x.dtype, device=device)
             if isinstance(x, _Form)
@@ -71,18 +71,18 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """All draws of a graph, in order.
+    """All random operators of a graph, in order.
 
     Args:
         draws: one for each of the graph's last inputs.
-        seeds: asked before the first draw of each layer.
+        seeds: called before the first draw of each layer.
     """
 
     draws: tuple[RandomCall, ...]
     seeds: LayerSeeds | None
 
     def made(self, device: torch.device) -> list[Tensor]:
-        """Draw them all."""
+        """Draw all of them."""
         layer, found = -1, []
         for draw in self.draws:
             if draw.layer != layer and self.seeds is not None:
@@ -93,13 +93,13 @@ class Draws:
 
 
 class LayerWatch(TorchDispatchMode):
-    """Notes the layer of each draw of a stage's code.
+    """Records the layer of each draw of a stage's code.
 
     Args:
-        seeds: that the code asks before each layer that draws.
+        seeds: the seeding that the code calls before each layer that draws.
 
     Attributes:
-        layers: of each draw, in order.
+        layers: the layer of each draw, in order.
     """
 
     def __init__(self, seeds: LayerSeeds) -> None:
@@ -109,20 +109,20 @@ class LayerWatch(TorchDispatchMode):
         self._layer = -1
 
     def __enter__(self) -> LayerWatch:
-        """Begin to watch."""
+        """Start to record."""
         self._seeds.seed = self._begin
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End; the code seeds nothing then."""
+        """Stop; the code seeds nothing then."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._seeds.seed = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Count what draws."""
+        """Count operators that draw."""
         if is_random(func, args, kwargs or {}):
             self.layers.append(self._layer)
         return func(*args, **(kwargs or {}))
@@ -134,15 +134,15 @@ class LayerWatch(TorchDispatchMode):
 def draw_before(
     module: fx.GraphModule, layers: list[int], num_tensors: int
 ) -> tuple[RandomCall, ...] | str:
-    """Make inputs of a graph's random operators, behind its tensors, in place.
+    """Turn a graph's random operators into inputs, in place.
 
     Args:
         module: the graph of a forward and its backward.
-        layers: of each draw of the forward, in order.
-        num_tensors: its inputs before the gradients of outputs.
+        layers: the layer of each draw of the forward, in order.
+        num_tensors: the number of inputs before the gradients of outputs.
 
     Returns:
-        What to draw before each run; or why that cannot be.
+        What to draw before each run; or why that is impossible.
     """
     nodes = [
         node
@@ -179,7 +179,7 @@ def _form_of(node: fx.Node) -> _Form:
 
 
 def _put(graph: fx.Graph, node: fx.Node, drawn: fx.Node) -> None:
-    """Read what was drawn in a random operator's place."""
+    """Replace a random operator by its input."""
     if node.target is not _DROPOUT:
         drawn.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(drawn)

@@ -1,4 +1,4 @@
-"""What a stage calls in place of its own code: compiled graphs, where there are some.
+"""The function that replaces a stage's code: compiled graphs where there are some.
 
 To autograd a compiled stage is one node, whose backward is B, or I:
 
@@ -21,7 +21,7 @@ from hocket.model.stages.emit import Code
 from hocket.run.stage.compiled.capture import CompiledCapture, Strides
 from hocket.run.stage.compiled.remainder import CompiledRemainder, add_up
 
-# Takes objects, device, state, constants and values, as a stage's own code.
+# Takes objects, device, state, constants and values, like a stage's own code.
 StageFunction: TypeAlias = Callable[..., Any]
 
 
@@ -29,13 +29,14 @@ class CompiledFunction:
     """A stage's code in training, compiled for some sizes.
 
     Args:
-        code: the stage's own, for all others.
+        code: the stage's own code, for sizes that are not compiled.
         num_state: how many arguments are parameters and buffers.
-        device: of the stage.
+        device: the stage's device.
 
     Attributes:
-        captures: by what comes with a microbatch.
-        num_calls: how often one of them was called, of B's and of I's forwards.
+        captures: the compiled graphs, by the form of a microbatch.
+        num_calls: how often compiled graphs were called, in forwards whose backward is
+            B or is split.
     """
 
     def __init__(self, code: Code, num_state: int, device: torch.device) -> None:
@@ -47,14 +48,14 @@ class CompiledFunction:
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
     def __call__(self, objects: Any, device: torch.device, *args: Any) -> Any:
-        """As the stage's own code."""
+        """Run the stage's code."""
         found = self.found(args)
         if found is None:
             return self.code.function(objects, device, *args)
         return self.run(found, args, None)
 
     def found(self, args: Sequence[Any]) -> CompiledCapture | None:
-        """What was compiled for such arguments, if anything was."""
+        """Return what was compiled for such arguments; None if nothing was."""
         if not torch.is_grad_enabled():
             return None
         return self.captures.get(form_of(args[self.num_state :]))
@@ -65,11 +66,11 @@ class CompiledFunction:
         args: Sequence[Any],
         pending: list[CompiledRemainder] | None,
     ) -> Any:
-        """Run what was compiled.
+        """Run the compiled graphs.
 
         Args:
-            capture: for these arguments.
-            args: of the stage's own code, behind the device.
+            capture: the graphs for these arguments.
+            args: the arguments of the stage's own code, behind the device.
             pending: where the backward leaves what remains for W; if None, it is whole.
         """
         self.num_calls += 1
@@ -81,7 +82,7 @@ class CompiledFunction:
 
 
 def form_of(values: Sequence[Any]) -> Hashable:
-    """What graphs were compiled for: the same for all that they may be called with."""
+    """Return a key that is equal for arguments that one capture fits."""
     return tuple(
         (x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else _plain(x)
         for x in values
@@ -89,7 +90,7 @@ def form_of(values: Sequence[Any]) -> Hashable:
 
 
 def _plain(value: Any) -> Hashable:
-    """A number or the like itself; anything else is equal to nothing."""
+    """Return a number or the like; anything else becomes an object that equals none."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return (type(value), value) if is_plain else object()
 
@@ -117,8 +118,8 @@ class _Node(torch.autograd.Function):
         outputs = _one_tensor_each(results[num_buffers : num_buffers + num_outputs])
         ctx.save_for_backward(*results[num_buffers + num_outputs :])
         ctx.set_materialize_grads(False)
-        # Outputs that no gradient is expected for stay in autograd's graph, too: should
-        # one come, that is an error, and not a gradient lost.
+        # Outputs without an expected gradient stay in autograd's graph, too: if a
+        # gradient comes, that is an error, and not a lost gradient.
         pairs = zip(outputs, capture.depends, strict=True)
         ctx.mark_non_differentiable(*(x for x, depends in pairs if not depends))
         ctx.capture, ctx.pending, ctx.weights = capture, pending, weights
@@ -148,7 +149,7 @@ class _Node(torch.autograd.Function):
 
 
 def _one_tensor_each(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A tensor of its own for each output, for each is a place in autograd's graph.
+    """Return a separate tensor for each output, as autograd's graph needs.
 
     A parameter must not become a node of its own graph; and of a tensor that is several
     outputs autograd would keep one place, the last.
@@ -161,7 +162,7 @@ def _one_tensor_each(results: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _given(capture: CompiledCapture, grads: Sequence[Tensor | None]) -> list[Tensor]:
-    """The outputs' gradients, as the graphs take them."""
+    """Return the outputs' gradients in the form that the graphs take."""
     found: list[Tensor] = []
     pairs = zip(grads, capture.differentiated, strict=True)
     for i, (grad, was_used) in enumerate(pairs):
@@ -184,7 +185,7 @@ def _grads_given(number: int, num_outputs: int, was_used: bool) -> str:
 
 
 def _laid_out(tensor: Tensor, strides: Strides) -> Tensor:
-    """As the graphs were compiled for.
+    """Return a tensor with the strides that the graphs were compiled for.
 
     Where a dimension is 1, a dense tensor may have any stride, but operators choose the
     order of their results by it.

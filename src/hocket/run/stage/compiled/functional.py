@@ -1,4 +1,4 @@
-"""A graph that does the same as another, without side effects.
+"""Rewrites a graph without side effects.
 
 Operators in place (a BatchNorm's statistics) become new tensors, which it returns; and
 large operators become many small ones, for Inductor to fuse.
@@ -18,10 +18,10 @@ from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph, 
 def without_side_effects(
     module: fx.GraphModule, num_tensors: int, mode: Any
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """Return what was assigned to inputs, before all else; and to which of them.
+    """Return buffers' new values as results, and which inputs they belong to.
 
     Args:
-        module: of tensors without memory.
+        module: a graph of tensors without memory.
         num_tensors: its first inputs; those behind them are gradients.
         mode: what the tensors belong to.
     """
@@ -47,7 +47,7 @@ def without_side_effects(
 def _named(
     module: fx.GraphModule, results: Sequence[fx.Node], num_tensors: int
 ) -> fx.GraphModule:
-    """With the names by which torch's partitioner knows inputs and gradients."""
+    """Name inputs and gradients as torch's partitioner expects."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for i, node in enumerate(inputs_of_graph(module.graph)):

@@ -1,4 +1,4 @@
-"""Graphs of operators: what they take and return, and parts of them."""
+"""Inputs, results and parts of graphs of operators."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Nodes: TypeAlias = set[fx.Node]
 
 
 def inputs_of_graph(graph: fx.Graph) -> list[fx.Node]:
-    """In order."""
+    """Return the graph's inputs, in order."""
     return list(graph.find_nodes(op="placeholder"))
 
 
 def results_of_graph(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """Of a graph that returns a tuple of tensors."""
+    """Return the results of a graph that returns a tuple of tensors."""
     (results,) = graph.output_node().args
     return cast("tuple[fx.Node, ...]", results)
 
 
 def value_of(node: fx.Node) -> Tensor:
-    """What it computes, without memory."""
+    """Return what a node computes, as a tensor without memory."""
     return cast("Tensor", node.meta["val"])
 
 
 def needed(
     results: Iterable[fx.Node], given: frozenset[fx.Node] = frozenset()
 ) -> Nodes:
-    """What must be computed for some results, themselves included.
+    """Return the nodes needed for some results, the results included.
 
     Args:
         results: any nodes.
@@ -51,13 +51,13 @@ def extracted(
     inputs: Sequence[fx.Node],
     results: Sequence[fx.Node],
 ) -> fx.GraphModule:
-    """A part of a graph as a module of its own.
+    """Return a part of a graph as a module of its own.
 
     Args:
-        module: that keeps the graph's constants.
-        graph: the whole.
+        module: the module that keeps the graph's constants.
+        graph: the whole graph.
         inputs: any nodes.
-        results: that need nothing but these.
+        results: nodes that need only these inputs.
     """
     part = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}

@@ -1,4 +1,4 @@
-"""What a stage's code is called with, as one list of tensors."""
+"""The tensors that a stage's code computes with, as one list."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class Inputs:
     Args:
         args: the places of tensors among the arguments of the stage's code.
         objects: the names of tensors among the code's objects.
-        homes: of the tensors that modules keep which are run as they are, and which
-            are no arguments.
+        homes: where modules that run as they are keep tensors that are no arguments.
     """
 
     args: tuple[int, ...]
@@ -32,7 +31,7 @@ class Inputs:
     homes: tuple[Home, ...]
 
     def tensors(self, code: Code, args: Sequence[Any]) -> list[Tensor]:
-        """All of them, in order."""
+        """Return all tensors, in order."""
         found = [args[i] for i in self.args]
         if self.objects:
             found += [getattr(code.objects, name) for name in self.objects]
@@ -44,12 +43,12 @@ class Inputs:
     def replaced(
         self, code: Code, args: Sequence[Any], tensors: Sequence[Tensor]
     ) -> Iterator[Callable[[torch.device], Any]]:
-        """The stage's code with other tensors in the place of these.
+        """Call the stage's code with other tensors in the place of these.
 
         Args:
-            code: of the stage.
-            args: those that are no tensors are taken from here.
-            tensors: in order.
+            code: the stage's code.
+            args: the arguments; those that are no tensors are used as they are.
+            tensors: the other tensors, in order.
 
         Yields:
             The call; the modules' own tensors are away meanwhile.
@@ -86,7 +85,7 @@ def inputs_of(code: Code, args: Sequence[Any]) -> Inputs:
 
 
 def modules_of(code: Code) -> list[nn.Module]:
-    """The modules that a stage runs as they are, and all inside them."""
+    """Return the modules that a stage runs as they are, with all inside them."""
     found = [x for x in vars(code.objects).values() if isinstance(x, nn.Module)]
     return list(dict.fromkeys(inner for x in found for inner in x.modules()))
 
@@ -103,7 +102,7 @@ def _is_tensor(value: object) -> bool:
 
 @contextmanager
 def _swapped(modules: Sequence[nn.Module], new: dict[int, Tensor]) -> Iterator[None]:
-    """Other tensors where modules keep theirs, under all names of each."""
+    """Replace the tensors that modules keep, under all names of each."""
     kept = [(home, dict(home)) for module in modules for home in _homes(module)]
     meanwhile = [
         {key: new.get(id(x), x) for key, x in before.items()} for _, before in kept

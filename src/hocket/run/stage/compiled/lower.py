@@ -1,4 +1,4 @@
-"""Have Inductor compile a graph.
+"""Compiles a graph with Inductor.
 
 Random operators are left to torch, one after the other: they draw what they draw in
 eager mode. Each worker compiles in its own process: processes that compile for others
@@ -16,13 +16,13 @@ from torch import Tensor, fx
 
 from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph, value_of
 
-# Takes a list, which it empties, so that what nobody else holds is freed on the way.
+# Takes a list and empties it, so that tensors without other users are freed on the way.
 Lowered: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """For tracing, too: which operators are taken apart depends on them."""
+    """Set Inductor's options, for tracing too: they decide what is decomposed."""
     from torch._inductor import config
 
     with config.patch(
@@ -36,8 +36,8 @@ def lowered(module: fx.GraphModule, mode: Any, *, is_backward: bool) -> Lowered:
 
     Args:
         module: the graph, which returns a tuple.
-        mode: what its tensors' values belong to.
-        is_backward: whether it is a part of one.
+        mode: the fake-tensor mode of its tensors' values.
+        is_backward: whether it is a part of a backward.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
@@ -45,7 +45,7 @@ def lowered(module: fx.GraphModule, mode: Any, *, is_backward: bool) -> Lowered:
 
     inputs = [value_of(node) for node in inputs_of_graph(module.graph)]
     results = results_of_graph(module.graph)
-    # What lies otherwise in memory would not be what the next graph was compiled for.
+    # Results with other strides would not fit the graph that takes them.
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(range(len(results)))
     with V.set_fake_mode(mode), tracing(TracingContext(mode)), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Gradients of weights that are matrix products, added up by the product itself.
+"""Accumulates weight gradients that are matrix products in the product itself.
 
     dw = a @ b          makes a matrix as large as the weight; then total += dw reads
     total += dw         it again
@@ -35,14 +35,15 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """A graph of gradients.
+    """A compiled graph of gradients.
 
     Args:
-        function: takes the graph's inputs, then what products are added to.
-        added: the numbers of the tensors whose gradients it adds up itself, in order.
-        returned: the numbers of those whose gradients it returns, in order.
-        shared: the places among the results of weights' gradients that are copied,
-            for they lie in memory that is not theirs alone; see `shared_places`.
+        function: takes the graph's inputs, then the tensors that products are added to.
+        added: the numbers of the tensors whose gradients it accumulates itself, in
+            order.
+        returned: the numbers of the tensors whose gradients it returns, in order.
+        shared: the places, among the results, of weight gradients that are copied,
+            since they share memory; see `shared_places`.
     """
 
     function: Lowered
@@ -51,14 +52,14 @@ class Backward:
     shared: tuple[int, ...] = ()
 
     def run(self, given: list[Tensor], weights: Mapping[int, Tensor]) -> list[Tensor]:
-        """Compute; weights' gradients that are products are added to `.grad`.
+        """Compute; weight gradients that are products are accumulated in `.grad`.
 
         Args:
             given: the graph's inputs; empty afterwards.
             weights: the parameters, by number.
 
         Returns:
-            The gradients of `returned`, and whatever else the graph returns.
+            The gradients of `returned`, and the graph's other results.
         """
         totals = [_total(weights[i]) for i in self.added]
         given += totals
@@ -77,7 +78,7 @@ class Backward:
         results: Sequence[Tensor],
         weights: Mapping[int, Tensor],
     ) -> tuple[int, ...]:
-        """Which weights' gradients lie in the memory of something else.
+        """Return which weight gradients share memory with another tensor.
 
             x @ (a + b)   one tensor is the gradient of a and of b
             x + a         with one sample, that of a is the output's, as it was received
@@ -86,8 +87,8 @@ class Backward:
         for Inductor to decide, but is the same in each run: so ask once.
 
         Args:
-            given: the inputs of a run.
-            results: its results, all of them alive, and the inputs too.
+            given: a run's inputs.
+            results: a run's results, all of them alive, and the inputs too.
             weights: the parameters, by number.
         """
         own = [place for place, i in enumerate(self.returned) if i in weights]
@@ -107,7 +108,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _total(parameter: Tensor) -> Tensor:
-    """What a product may be added to: the parameter's gradient, or zeros."""
+    """Return what a product is added to: the parameter's gradient, or zeros."""
     so_far = parameter.grad
     if (
         so_far is not None
@@ -127,8 +128,8 @@ def lowered_backward(
 
     Args:
         module: the graph; its first results are gradients.
-        mode: what its tensors' values belong to.
-        numbers: of the tensors whose gradients those are.
+        mode: the fake-tensor mode of its tensors' values.
+        numbers: the numbers of the tensors whose gradients these are.
         likes: the parameters among these tensors, without memory, by number.
     """
     graph = module.graph
@@ -161,6 +162,6 @@ def lowered_backward(
 
 
 def _is_product(node: fx.Node, results: Sequence[fx.Node]) -> bool:
-    """Whether it is one result, and nothing is made of it."""
+    """Return whether a node is a product that is one result and has no other user."""
     is_alone = len(node.users) == 1 and results.count(node) == 1
     return is_alone and node.target is torch.ops.aten.mm.default

@@ -1,4 +1,4 @@
-"""What a compiled I leaves for W, and W itself."""
+"""W of a compiled stage, with what I holds for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
 
 
 class CompiledRemainder:
-    """W's inputs, until it runs.
+    """W's graph and inputs, until it runs.
 
     Args:
         backward: W.
-        inputs: what I and the forward have left for it.
+        inputs: what I and the forward hold for it.
         weights: the parameters whose gradients it makes, by number.
     """
 
@@ -29,33 +29,33 @@ class CompiledRemainder:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Compute the weight gradients, and give back what was held for them."""
+        """Compute the weight gradients and release what was held for them."""
         found = self._backward.run(self._inputs, self._weights)
         add_up([self._weights[i] for i in self._backward.returned], found)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it holds on to the memory of any of them."""
+        """Return whether it holds the memory of any of these tensors."""
         own = {x.untyped_storage().data_ptr() for x in self._held()}
         return any(x.untyped_storage().data_ptr() in own for x in tensors)
 
     @property
     def num_bytes(self) -> int:
-        """All that it holds, each block of memory once."""
+        """The bytes that it holds, each block of memory once."""
         storages = [x.untyped_storage() for x in self._held()]
         return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
 
     def _held(self) -> list[Tensor]:
-        """Not the weights, which some operators read, and which stay."""
+        """Return the held tensors, without the weights."""
         weights = {id(x) for x in self._weights.values()}
         return [x for x in self._inputs if id(x) not in weights]
 
 
 def add_up(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """Add gradients to those that parameters have, as autograd would.
+    """Accumulate gradients into those of parameters, as autograd would.
 
     Args:
         parameters: leaves.
-        grads: one of each; the caller's no more.
+        grads: one gradient of each; the caller may not use them afterwards.
     """
     sums: list[Tensor] = []
     parts: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Cut the graph of a backward into I and W.
+"""Cuts the graph of a backward into I and W.
 
 I is what the gradients of the stage's inputs need, W what only weights' gradients need:
 
@@ -75,7 +75,7 @@ class SplitGraph:
         first: I.
         second: W.
         early: the numbers of the gradients that I returns, in order.
-        late: those that W returns, in order.
+        late: the numbers of the gradients that W returns, in order.
         reads: the numbers of the backward's inputs that W takes, in order.
     """
 
@@ -89,11 +89,11 @@ class SplitGraph:
 def split_graph(
     backward: fx.GraphModule, is_weight: Sequence[bool]
 ) -> SplitGraph | None:
-    """Cut a backward's graph; None if nothing of it would wait.
+    """Cut a backward's graph; return None if no gradient would wait.
 
     Args:
-        backward: left as it is.
-        is_weight: of each result, whether it is the gradient of a weight.
+        backward: the graph; it is not changed.
+        is_weight: for each result, whether it is the gradient of a weight.
     """
     graph = deepcopy(backward.graph)
     divide(graph)
@@ -117,7 +117,7 @@ def split_graph(
 
 
 def _late(results: Sequence[fx.Node], is_weight: Sequence[bool]) -> list[int]:
-    """The numbers of the gradients that wait."""
+    """Return the numbers of the gradients that wait for W."""
     weights = [i for i, is_one in enumerate(is_weight) if is_one]
     first = [x for x, is_one in zip(results, is_weight, strict=True) if not is_one]
     late, others, held = _large(results, weights, first)
@@ -133,7 +133,7 @@ def _late(results: Sequence[fx.Node], is_weight: Sequence[bool]) -> list[int]:
 def _large(
     results: Sequence[fx.Node], weights: Sequence[int], first: Sequence[fx.Node]
 ) -> tuple[set[int], Nodes, Nodes]:
-    """The gradients that take a large operator of their own; what I computes; holds."""
+    """Return the gradients with a large operator of their own, I's nodes, and W's."""
     late, others = set(weights), needed(first)
     while True:
         alone = {
@@ -147,7 +147,7 @@ def _large(
 
 
 def _settled(early: Sequence[fx.Node], late: Sequence[fx.Node]) -> tuple[Nodes, Nodes]:
-    """What I computes, and what W does from it: views maybe both."""
+    """Return what I computes, and what W does; views may be in both."""
     mine: Nodes = set()
     while True:
         again = _cone(late, mine)
@@ -158,9 +158,9 @@ def _settled(early: Sequence[fx.Node], late: Sequence[fx.Node]) -> tuple[Nodes, 
 
 
 def _cone(results: Sequence[fx.Node], others: Nodes) -> Nodes:
-    """What W computes for some results, up to what others compute.
+    """Return what W computes for some results, up to what others compute.
 
-    Of large operators in a row, it takes the last.
+    It takes the last of several large operators in a row.
     """
     depth: dict[fx.Node, int] = {}
     waiting = [(node, 0) for node in results]
@@ -184,7 +184,7 @@ def _may_be_in(node: fx.Node, others: Nodes) -> bool:
 
 
 def _read(nodes: Nodes) -> Nodes:
-    """What they take from elsewhere."""
+    """Return the inputs that nodes take from other nodes."""
     return {x for node in nodes for x in node.all_input_nodes if x not in nodes}
 
 
@@ -197,6 +197,6 @@ def _is_item(node: fx.Node) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    """Of the operator, without its namespace and overload."""
+    """Return an operator's name, without its namespace and overload."""
     packet = getattr(node.target, "overloadpacket", None)
     return "" if packet is None else str(packet.__name__)

@@ -1,4 +1,4 @@
-"""How the runtime asks a compiled stage for I and W."""
+"""Splits the backwards of a compiled stage into I and W."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hocket.run.stage.split.by_layers import ByLayers
 
 
 class ByCompiled:
-    """The backwards of one stage; of microbatches of other sizes, layer by layer.
+    """Splits one stage's backwards; those of other sizes, layer by layer.
 
     Args:
-        stage: whose code in training is compiled.
+        stage: the stage whose training code is compiled.
     """
 
     def __init__(self, stage: StageModule) -> None:
@@ -50,7 +50,7 @@ class ByCompiled:
         return found, self._taken() or left
 
     def _taken(self) -> Remainder | None:
-        """Of the one compiled forward whose backward has run, if it was compiled."""
+        """W of the compiled forward whose I has run; None if it was not compiled."""
         return self._pending.pop() if self._pending else None
 
     def _run(self, objects: Any, device: torch.device, *args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Trace a stage's forward and backward into one graph without side effects.
+"""Traces a stage's forward and backward into one graph without side effects.
 
 The stage runs on tensors that have no memory, and every operator that comes below
-autograd is written down: of the forward, and of the backward that autograd runs.
+autograd is recorded: those of the forward, and of the backward that autograd runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hocket.run.stage.compiled.inputs import Inputs, inputs_of
 
 @dataclass(frozen=True, slots=True)
 class OutputShape:
-    """What a stage returns: tensors, and what is put around and between them.
+    """The structure of what a stage returns, around its tensors.
 
     Args:
-        spec: of the whole.
-        leaves: in order; None where a tensor belongs.
-        places: of the tensors among the leaves.
+        spec: the structure.
+        leaves: its leaves, in order; None in the place of a tensor.
+        places: the places of tensors among the leaves.
     """
 
     spec: pytree.TreeSpec
@@ -36,7 +36,7 @@ class OutputShape:
     places: tuple[int, ...]
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """The same with these tensors."""
+        """Return the structure with these tensors."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -48,11 +48,11 @@ class StageCall:
     """A call of a stage's code.
 
     Args:
-        code: of the stage.
+        code: the stage's code.
         inputs: where its tensors come from.
-        args: behind the device; tensors maybe without memory.
-        device: where it will run.
-        autocast: what it runs in.
+        args: the arguments behind the device; tensors may be without memory.
+        device: the device that it will run on.
+        autocast: the autocast context that it runs in.
     """
 
     code: Code
@@ -62,20 +62,20 @@ class StageCall:
     autocast: AbstractContextManager[object]
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
-        """The stage's code on other tensors, in the order of `inputs`."""
+        """Run the stage's code on other tensors, in the order of `inputs`."""
         with self.inputs.replaced(self.code, self.args, tensors) as run, self.autocast:
             return run(self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class FakeRun:
-    """A stage's call on tensors without memory.
+    """The result of a stage's call on tensors without memory.
 
     Args:
-        call: what was called.
-        mode: what tensors without memory belong to.
+        call: the call.
+        mode: the fake-tensor mode.
         fakes: the inputs without memory.
-        shape: of what it returned.
+        shape: the structure of what it returned.
         outputs: the tensors that it returned.
     """
 
@@ -95,9 +95,9 @@ class JointGraph:
 
     Args:
         module: the graph.
-        mode: what its tensors' values belong to.
+        mode: the fake-tensor mode of its tensors' values.
         buffers: the numbers of the tensors that get new values, in order.
-        num_outputs: of the stage.
+        num_outputs: the number of the stage's outputs.
         wanted: the numbers of the tensors whose gradients it returns, in order.
     """
 
@@ -109,7 +109,7 @@ class JointGraph:
 
     @property
     def num_forward(self) -> int:
-        """How many of its results belong to the forward."""
+        """The number of its results that belong to the forward."""
         return len(self.buffers) + self.num_outputs
 
 
@@ -122,15 +122,15 @@ def run_on_fakes(
     """Run a stage's code on tensors without memory.
 
     Args:
-        code: of the stage.
-        args: what it is called with, behind the device; maybe without memory.
-        device: where it will run.
-        autocast: what to run it in.
+        code: the stage's code.
+        args: the arguments behind the device; tensors may be without memory.
+        device: the device that it will run on.
+        autocast: the autocast context to run it in.
     """
     mode = make_mode()
     call = StageCall(code, inputs_of(code, args), args, device, autocast)
     first = len(call.inputs.args)
-    constant = range(first, first + len(call.inputs.objects))  # each where it is
+    constant = range(first, first + len(call.inputs.objects))  # each on its own device
     fakes = tuple(
         _fake(mode, x, x.device if i in constant else device)
         for i, x in enumerate(call.inputs.tensors(code, args))
@@ -145,11 +145,11 @@ def run_on_fakes(
 
 
 def trace_joint(fake_run: FakeRun, differentiated: Sequence[bool]) -> JointGraph:
-    """Trace forward and backward.
+    """Trace forward and backward into one graph.
 
     Args:
         fake_run: the call.
-        differentiated: of each output, whether a gradient comes back for it.
+        differentiated: for each output, whether a gradient comes back for it.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -187,9 +187,9 @@ def _fake(mode: Any, like: Tensor, device: torch.device) -> Tensor:
 
 
 def make_mode() -> Any:
-    """A mode for tensors without memory.
+    """Make a fake-tensor mode without symbolic numbers.
 
-    Without symbols for numbers: what depends on data is an error in it.
+    Code that depends on data raises an error in it.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -199,19 +199,19 @@ def make_mode() -> Any:
 def empty(
     mode: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A tensor without memory."""
+    """Make a tensor without memory."""
     with mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 @contextmanager
 def on_fakes(mode: Any) -> Iterator[None]:
-    """Compute on tensors without memory.
+    """Compute on tensors without memory while the block runs.
 
     Backwards run in this thread, where the modes are.
 
     Args:
-        mode: what they belong to.
+        mode: the tensors' fake-tensor mode.
     """
     from torch._dispatch.python import enable_python_dispatcher
 

@@ -1,8 +1,8 @@
-"""Why the code of a module may not be fixed in a graph.
+"""Refuses modules whose code may not be fixed in a graph.
 
 A graph does again what the code did once. Modules that are run as they are may do
-something else each time: by Python's random numbers, or by what they note on
-themselves; and hooks on them want to be called.
+something else each time: they may draw Python's random numbers, change their own
+attributes, or have hooks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from hocket.model.capture.calls import attributes_kept
+from hocket.model.capture.calls import preserve_attributes
 from hocket.model.capture.sequential import has_hooks
 from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.containers import COLLECTIONS, Collection, collections_of
@@ -25,13 +25,13 @@ _VALUES = bool, int, float, str
 
 @contextmanager
 def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Look on while modules run; afterwards all that they noted is forgotten.
+    """Watch modules while they run, and undo changes of their attributes.
 
     Args:
-        modules: all that run, those inside others too.
+        modules: all modules that run, nested ones too.
 
     Raises:
-        CannotCompileError: they do not always do the same.
+        CannotCompileError: a module does not do the same each time.
     """
     for module in modules:
         if has_hooks(module):
@@ -42,7 +42,7 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(attributes_kept(module))
+            stack.enter_context(preserve_attributes(module))
         try:
             try:
                 yield

@@ -1,8 +1,8 @@
-"""Run what was compiled once, before anybody waits for it.
+"""Runs compiled graphs once and compares their results with the stage's own code.
 
-On the stage's weights, and on values drawn at random. F's outputs, and what becomes of
-buffers, are compared with those of the stage's own code, with the same random numbers;
-of the backward, only where its results lie in memory is looked at.
+The inputs are the stage's weights and random values. F's outputs and new buffers are
+compared with those of the stage's own code, under the same random state; of the
+backward, only the memory of its results is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.run.stage.compiled.capture import (
 )
 from hocket.run.stage.compiled.products import Backward
 from hocket.run.stage.compiled.trace import FakeRun
-from hocket.run.stage.seed import generators_kept, seed_generators
+from hocket.run.stage.seed import preserve_generators, seed_generators
 
 # Far more than rounding, far less than another random number makes.
 _TOLERANCES: Final = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -30,20 +30,20 @@ _TOLERANCE: Final = 0.1  # for shorter types
 
 
 def check_compiled(capture: CompiledCapture, fake_run: FakeRun) -> CompiledCapture:
-    """Run each graph; nothing of the stage is changed.
+    """Run each graph and compare; nothing of the stage is changed.
 
     Args:
         capture: what was compiled.
         fake_run: the call that it was compiled for.
 
     Returns:
-        The same, with backwards that copy what lies in memory of something else.
+        The capture, with backwards that copy results which share memory.
 
     Raises:
         CannotCompileError: F computes something else than the stage's own code.
     """
     own = fake_run.call.inputs.tensors(fake_run.call.code, fake_run.call.args)
-    with generators_kept(fake_run.call.device):
+    with preserve_generators(fake_run.call.device):
         seed_generators(fake_run.call.device, 0)
         tensors = _tensors(capture, fake_run, own)
         seed_generators(fake_run.call.device, 1)
@@ -101,7 +101,7 @@ def _tried_backward(
 def _tensors(
     capture: CompiledCapture, fake_run: FakeRun, own: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The stage's own, with copies of all that it may change; and drawn values."""
+    """Return the stage's tensors, copied where they may change, and random values."""
     tensors = []
     for i, (tensor, fake) in enumerate(zip(own, fake_run.fakes, strict=True)):
         if i in capture.values:
@@ -115,13 +115,13 @@ def _tensors(
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Nothing can be assigned to it, for some of its numbers are one in memory."""
+    """Whether some elements share memory, so that the tensor cannot be written."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in pairs)
 
 
 def _drawn(fake: Tensor) -> Tensor:
-    """Numbers around 0; zeros where only some are allowed, as in indices."""
+    """Return random numbers around 0, or zeros for integers such as indices."""
     tensor = _zeros(fake)
     return tensor.normal_() if tensor.is_floating_point() else tensor
 
@@ -138,7 +138,7 @@ def _compare_buffers(
     became: Sequence[Tensor],
     tensors: Sequence[Tensor],
 ) -> None:
-    """What the stage's code made of its buffers is what F assigns, or as it was."""
+    """Check that F assigns to buffers what the stage's own code does."""
     changed = dict(zip(capture.buffers, became, strict=True))
     for i, tensor in enumerate(tensors):
         if i not in capture.values and not isinstance(own[i], nn.Parameter):

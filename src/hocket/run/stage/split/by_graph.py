@@ -1,8 +1,8 @@
-"""Take a backward apart in autograd's own graph: for anything, and slowly.
+"""Splits a backward in autograd's own graph: for any stage, and slowly.
 
 Nodes from which a leaf can be reached are the trunk; what hangs on it leads to
-parameters only. I runs the trunk, and notes the gradients that come to the nodes which
-branches leave from. W lets each of those compute its branches:
+parameters only. I runs the trunk, and records the gradients of the nodes which branches
+leave from. W runs the branches of each of those:
 
     dy ──▶ AddmmBackward ──▶ GeluBackward ──▶ AddmmBackward ──▶ leaf       trunk
                 │                                  │
@@ -32,10 +32,10 @@ Grads: TypeAlias = tuple[Tensor | None, ...]
 
 
 class ByGraph:
-    """The backwards of one stage.
+    """Splits the backwards of one stage.
 
     Args:
-        stage: what it computes.
+        stage: the stage's module.
     """
 
     def __init__(self, stage: StageModule) -> None:
@@ -54,11 +54,11 @@ class ByGraph:
         """See `Splitter.input_gradients`."""
         tree = _Tree({get_gradient_edge(leaf).node for leaf in leaves})
         on_trunk: list[tuple[GradientEdge, Tensor]] = []
-        apart: list[tuple[GradientEdge, Tensor]] = []
+        off_trunk: list[tuple[GradientEdge, Tensor]] = []
         for edge, grad in zip(_edges(starts), grads, strict=True):
-            place = on_trunk if tree.is_trunk(edge.node) else apart
+            place = on_trunk if tree.is_trunk(edge.node) else off_trunk
             place.append((edge, grad))
-        left = GraphRemainder(tree, apart)
+        left = GraphRemainder(tree, off_trunk)
         if not on_trunk:
             return [None for _ in leaves], left
         nodes = list(tree.with_branches(output.node for output, _ in on_trunk))
@@ -79,12 +79,12 @@ class ByGraph:
 
 @dataclass(slots=True)
 class _Tree:
-    """What is known of a graph's nodes.
+    """The trunk and branches of autograd's graph.
 
     Args:
-        leaves: where the trunk ends.
-        trunk: whether a node leads to one of them.
-        parameters: of each node off the trunk, where its branch ends.
+        leaves: the nodes where the trunk ends.
+        trunk: for each node, whether it leads to one of the leaves.
+        parameters: for each node off the trunk, where its branch ends.
     """
 
     leaves: set[Node]
@@ -92,14 +92,14 @@ class _Tree:
     parameters: dict[Node, frozenset[Node]] = field(default_factory=dict)
 
     def is_trunk(self, root: Node) -> bool:
-        """Whether a leaf can be reached from a node."""
+        """Return whether a leaf can be reached from a node."""
         for node in _deepest_first(root, self.trunk):
             below = [self.trunk[child] for child in _children(node)]
             self.trunk[node] = node in self.leaves or any(below)
         return self.trunk[root]
 
     def ends(self, root: Node) -> frozenset[Node]:
-        """The parameters' nodes that can be reached from a node."""
+        """Return the parameters' nodes that can be reached from a node."""
         for node in _deepest_first(root, self.parameters):
             below = [self.parameters[child] for child in _children(node)]
             own = [node] if hasattr(node, "variable") else []
@@ -107,7 +107,7 @@ class _Tree:
         return self.parameters[root]
 
     def with_branches(self, roots: Iterable[Node]) -> Iterator[Node]:
-        """The nodes of the trunk that branches leave from."""
+        """Return the nodes of the trunk that branches leave from."""
         seen: set[Node] = set()
         waiting = list(roots)
         while waiting:
@@ -120,62 +120,62 @@ class _Tree:
                 yield node
 
     def branches(self, node: Node) -> Iterator[tuple[int, GradientEdge]]:
-        """The edges that lead from the trunk to parameters, with their numbers."""
+        """Return the edges from the trunk to parameters, with their numbers."""
         for i, (child, number) in enumerate(node.next_functions):
             if child is not None and not self.trunk[child] and self.ends(child):
                 yield i, GradientEdge(child, number)
 
 
 class GraphRemainder:
-    """What I leaves for W: nodes, the gradients that came to them, and their graph.
+    """W: nodes, the gradients that they received, and their graph.
 
     Args:
-        tree: of the graph.
-        apart: outputs that no leaf has a part in, and their gradients.
+        tree: the graph's trunk and branches.
+        off_trunk: outputs that do not depend on a leaf, and their gradients.
     """
 
     def __init__(
-        self, tree: _Tree, apart: Sequence[tuple[GradientEdge, Tensor]]
+        self, tree: _Tree, off_trunk: Sequence[tuple[GradientEdge, Tensor]]
     ) -> None:
         self._tree = tree
-        self._apart = list(apart)
-        self._heard: list[tuple[Node, Grads]] = []
+        self._off_trunk = list(off_trunk)
+        self._recorded: list[tuple[Node, Grads]] = []
         self._sums: dict[Node, Tensor] = {}
 
     def record_grad(self, node: Node) -> Callable[[Grads], None]:
-        """A hook in front of a node."""
-        return lambda grads: self._heard.append((node, grads))
+        """Return a pre-hook that records a node's gradients."""
+        return lambda grads: self._recorded.append((node, grads))
 
     def finish(self) -> None:
         """See `Remainder.finish`."""
-        for output, grad in self._apart:
+        for output, grad in self._off_trunk:
             self._run([output], [grad], self._tree.ends(output.node))
-        uses = Counter(end for node, _ in self._heard for end in self._ends_of(node))
-        for node, grads in self._heard:
+        uses = Counter(end for node, _ in self._recorded for end in self._ends_of(node))
+        for node, grads in self._recorded:
             self._branch(node, grads, uses)
         self._add_up()
         self._sums.clear()
-        self._apart.clear()
-        self._heard.clear()
+        self._off_trunk.clear()
+        self._recorded.clear()
 
     def _add_up(self) -> None:
-        """One tensor may be the gradient of several, or one that I was given."""
-        given = [x for _, grads in self._heard for x in grads if x is not None]
-        taken = {_memory(x) for x in (*given, *(grad for _, grad in self._apart))}
+        """Accumulate the gradients; copy those that are not this object's alone."""
+        given = [x for _, grads in self._recorded for x in grads if x is not None]
+        taken = {_memory(x) for x in (*given, *(grad for _, grad in self._off_trunk))}
         for node, total in self._sums.items():
             own = total.clone() if _memory(total) in taken else total
             taken.add(_memory(own))
             accumulate(_parameter(node), own)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """It cannot tell what the graph holds."""
+        """Return True: the graph does not say what it holds."""
         return True
 
     @property
     def num_bytes(self) -> int:
-        """Only the gradients on the trunk; the graph does not tell what it holds."""
-        heard = [x for _, grads in self._heard for x in grads if x is not None]
-        storages = [x.untyped_storage() for x in heard]
+        """The bytes of the trunk's gradients; the graph's own are unknown."""
+        recorded = [x for _, grads in self._recorded for x in grads if x is not None]
+        storages = [x.untyped_storage() for x in recorded]
         return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
 
     def _ends_of(self, node: Node) -> frozenset[Node]:
@@ -183,7 +183,7 @@ class GraphRemainder:
         return frozenset[Node]().union(*ends)
 
     def _branch(self, node: Node, grads: Grads, uses: Counter[Node]) -> None:
-        """Let one node of the trunk compute what its branches need."""
+        """Run one node of the trunk for its branches."""
         ends = self._ends_of(node)
         if all(uses[end] == 1 for end in ends):
             given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
@@ -203,7 +203,7 @@ class GraphRemainder:
         grads: Sequence[Tensor],
         ends: frozenset[Node],
     ) -> None:
-        """Go on along the branches to the parameters."""
+        """Run the branches on to the parameters."""
         order = list(ends)
         if len(edges) == 1 and order == [edges[0].node]:
             self._add(order[0], grads[0])
@@ -229,7 +229,7 @@ def _edges(starts: Starts) -> list[GradientEdge]:
 
 
 def _as_expected(grad: Tensor, edge: GradientEdge) -> Tensor:
-    """What was broadcast is added up, what was cast is cast back, as autograd does."""
+    """Reduce and cast a gradient to its node's shape and type, as autograd does."""
     expected = edge.node._input_metadata[edge.output_nr]
     return grad.sum_to_size(expected.shape).to(expected.dtype)
 
@@ -245,7 +245,7 @@ def _parameter(end: Node) -> Tensor:
 
 @contextmanager
 def _without_hooks(ends: Sequence[Node]) -> Iterator[None]:
-    """Autograd calls hooks on each part of a gradient; they are due on its sum."""
+    """Suspend hooks on parts of a gradient; they run on the sum."""
     hooks = [_parameter(end)._backward_hooks or {} for end in ends]
     kept = [dict(some) for some in hooks]
     for some in hooks:
@@ -262,7 +262,7 @@ def _children(node: Node) -> Iterator[Node]:
 
 
 def _deepest_first(root: Node, known: dict[Node, Any]) -> Iterator[Node]:
-    """All nodes below one that are not known yet, each behind all that it leads to."""
+    """Return all unknown nodes below a root, each after all that it leads to."""
     waiting = [(root, False)]
     while waiting:
         node, is_left = waiting.pop()

@@ -1,4 +1,4 @@
-"""Take a backward apart layer by layer: the weights of some layers wait for W."""
+"""Splits a backward layer by layer: some layers' weight gradients wait for W."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hocket.run.stage.split.splitter import Halves, Starts
 
 
 class ByLayers:
-    """The backwards of one stage.
+    """Splits the backwards of one stage.
 
     Args:
-        stage: what it computes.
+        stage: the stage's module.
     """
 
     def __init__(self, stage: StageModule) -> None:
@@ -48,7 +48,7 @@ class ByLayers:
         Parameters whose gradients do not wait get them here.
         """
         if starts:
-            # Modules that checkpoint themselves run forwards in here, once more alike.
+            # Modules with activation checkpointing run their forward again in here.
             with self.on():
                 run_backward(starts, grads)
         return [leaf.grad for leaf in leaves], self._deferral.take()

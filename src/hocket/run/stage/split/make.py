@@ -1,4 +1,4 @@
-"""Make the splitter that is asked for."""
+"""Makes the splitter that is asked for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NOTHING_LEFT: Final[Remainder] = Pending(())
 
 
 def make_splitter(by: SplitBy, stage: StageModule) -> Splitter:
-    """Take the backwards of a stage apart in one way or the other.
+    """Make a stage's splitter.
 
     Args:
-        by: the way.
-        stage: whose.
+        by: how to split.
+        stage: the stage's module.
     """
     match by:
         case SplitBy.LAYERS:

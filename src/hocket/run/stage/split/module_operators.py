@@ -1,6 +1,6 @@
-"""Modules of torch that are one operator on their weight: called without a look.
+"""torch's modules that are one operator on their weight: no need to watch them.
 
-To watch such a module tells nothing new: what it calls is known.
+What such a module calls is known, so it need not be watched.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ _SHAPE: Final[More] = attrgetter("stride", "padding", "dilation", "groups")
 
 
 def operator_of(module: nn.Module) -> tuple[Operator, More] | None:
-    """The operator, and how to read its other arguments; None if it is not known.
+    """Return a module's operator and the reader of its options; None if unknown.
 
     Args:
-        module: any. One that has a forward of its own, or is changed in another way,
-            is unknown.
+        module: any module. One with its own forward, or changed otherwise, is unknown.
     """
     if "forward" in vars(module):
         return None
@@ -48,7 +47,7 @@ def operator_of(module: nn.Module) -> tuple[Operator, More] | None:
 def _convolution(
     module: Any, kind: Any, operator: Operator
 ) -> tuple[Operator, More] | None:
-    """Padding with anything but zeros is an operator of its own."""
+    """Return a convolution's operator; only for zero padding."""
     is_own = type(module)._conv_forward is not kind._conv_forward
     return None if is_own or module.padding_mode != "zeros" else (operator, _SHAPE)
 
@@ -58,7 +57,7 @@ def _nothing(_: nn.Module) -> tuple[Any, ...]:
 
 
 def has_own_kernel(module: nn.Module) -> bool:
-    """Whether its weights are read by its own kernel, and by nothing with a route."""
+    """Return whether its weights are read by a fused kernel only."""
     if not isinstance(module, nn.RNNBase):
         return False
     own = {id(p) for p in module.parameters(recurse=False)}

@@ -1,17 +1,17 @@
-"""Replace operators inside modules that are run as they are.
+"""Replaces operators inside modules that are run as they are.
 
 What such a module calls is known only while it runs. So the modules that own a weight
-are watched while they run, and no others, for to be watched costs some microseconds at
-every function of torch:
+are watched while they run, and no others, since watching costs some microseconds per
+call of a torch function:
 
     Block.forward            not watched: it owns nothing itself
       self.norm(x)           not watched: it owns vectors only
       self.up(x)             nn.Linear: takes the route of F.linear at once
-      self.rows(x)           watched: whatever it calls on its weight takes its route
+      self.rows(x)           watched: all calls on its weight take their routes
 
-Nobody knows whether a weight is used elsewhere besides: then its gradient comes in two
-parts, one with I and one with W. Only whoever has hooks on a parameter could tell; the
-gradients of such parameters are not put off.
+A weight may be used elsewhere, too: then its gradient comes in two parts, one with I
+and one with W. Only hooks on the parameter would notice; the gradients of parameters
+with hooks are not deferred.
 
 Python functions of torch are opened no further: nn.MultiheadAttention calls its linear
 layers inside of one, so their weights get their gradients with I.
@@ -37,8 +37,8 @@ class ModuleRoutes:
     """While it is on, calls of these operators take their routes.
 
     Args:
-        routes: by operator.
-        module: all that runs.
+        routes: the routes, by operator.
+        module: the module whose submodules run.
     """
 
     def __init__(self, routes: Routes, module: nn.Module) -> None:
@@ -52,7 +52,7 @@ class ModuleRoutes:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """For a forward, or for a backward in which forwards may run once more."""
+        """Enable the routes for a forward, or a backward that runs forwards again."""
         before = [own.get("forward") for own, _ in self._forwards]
         for own, forward in self._forwards:
             own["forward"] = forward
@@ -67,7 +67,7 @@ class ModuleRoutes:
 
 
 def _routed(mode: _Mode, routes: Routes, owner: Any) -> Forward:
-    """What to call in place of a module's forward."""
+    """Return what to call in place of a module's forward."""
     known = operator_of(owner)
     if known is None:
         return _with_mode(mode, owner.forward)
@@ -77,8 +77,8 @@ def _routed(mode: _Mode, routes: Routes, owner: Any) -> Forward:
     # The argument is named as torch names it.
     def routed(input: Tensor) -> Any:  # noqa: A002
         weight, bias = owner.weight, owner.bias
-        is_heard = has_hooks(weight) or (bias is not None and has_hooks(bias))
-        if is_heard or mode.is_on:
+        has_any_hooks = has_hooks(weight) or (bias is not None and has_hooks(bias))
+        if has_any_hooks or mode.is_on:
             return forward(input)
         return function(input, weight, bias, *more(owner))
 
@@ -100,13 +100,13 @@ def _with_mode(mode: _Mode, forward: Forward) -> Forward:
 
 
 class _Mode(TorchFunctionMode):
-    """Called in place of every function of torch.
+    """A torch function mode that replaces some functions.
 
     Args:
-        routes: by operator.
+        routes: the routes, by operator.
 
     Attributes:
-        is_on: whether it is already.
+        is_on: whether the mode is entered.
     """
 
     def __init__(self, routes: Routes) -> None:
@@ -129,7 +129,7 @@ class _Mode(TorchFunctionMode):
 
 
 def _wants_grad(route: Route, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether somebody would hear of the weight's gradient, or of the bias's."""
+    """Return whether the weight or the bias wants a gradient."""
     given = [kwargs.get("weight"), kwargs.get("bias")]
     places = (route.weight, route.bias)
     given += [args[i] for i in places if i is not None and i < len(args)]

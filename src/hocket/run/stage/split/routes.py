@@ -1,4 +1,4 @@
-"""Which operators are replaced, under all the names that stages and modules call."""
+"""The operators that are replaced, under all names by which they are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hocket.run.stage.split.layers.product import product, sum_and_product
 
 aten = torch.ops.aten
 
-# What a captured stage calls where there is no binding (model/capture/bindings.py).
+# What a captured stage calls if there is no binding (model/capture/bindings.py).
 _PADDED: Final[dict[int, Any]] = {1: aten.conv1d, 2: aten.conv2d, 3: aten.conv3d}
 _TRANSPOSED: Final[dict[int, tuple[Any, Any]]] = {
     1: (torch.conv_transpose1d, aten.conv_transpose1d.default),
@@ -29,7 +29,7 @@ _PLAIN: Final[dict[int, Any]] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv
 
 
 def make_routes(deferral: Deferral) -> dict[Any, Route]:
-    """Everything whose weight gradient is put off, by the function that is called."""
+    """Return the replacement of every function whose weight gradient is deferred."""
     routes: dict[Any, Route] = {}
     for num_dims in (1, 2, 3):
         route = Route(convolution(deferral, num_dims), 1, 2)
@@ -54,7 +54,7 @@ def make_routes(deferral: Deferral) -> dict[Any, Route]:
 
 
 def _of_module(route: Routed) -> Routed:
-    """The same with the arguments of `torch.nn.functional.embedding`."""
+    """Return the route with the arguments of `torch.nn.functional.embedding`."""
 
     def embedding(
         indices: Tensor,

@@ -1,4 +1,4 @@
-"""How a backward is taken apart, and what a stage needs of whoever does it."""
+"""How a backward is split into I and W."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Halves", "Remainder", "SplitBy", "Splitter", "Starts"]
 
 
 class SplitBy(Enum):
-    """How a backward is taken apart."""
+    """How a backward is split into I and W."""
 
     LAYERS = "layers"  # the weights of some layers wait: fast, and holds little
     GRAPH = "graph"  # every weight waits: slow, and holds all that the forward kept

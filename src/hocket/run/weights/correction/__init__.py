@@ -1,1 +1,1 @@
-"""What may be done about the age of gradients, on the updates of delayed stages."""
+"""Corrections for stale gradients, applied to the updates of delayed stages."""

@@ -1,4 +1,4 @@
-"""What every correction of old gradients can do, and the words that choose one.
+"""The interface of every correction for stale gradients, and their names.
 
 A stage of delay `d` computes the gradient of step `t` with the weights before the last
 `d` updates, and applies it to the newest:
@@ -22,10 +22,10 @@ CorrectionName = Literal["none", "error-feedback", "weight-prediction", "lr-disc
 
 
 class CorrectionState(TypedDict):
-    """All that a correction remembers of earlier updates.
+    """A correction's state between updates, as a checkpoint holds it.
 
     Keys:
-        num_updates: that it has seen.
+        num_updates: the updates that it has seen.
         kept: tensors like each parameter, the oldest first, by the uncut model's names.
     """
 
@@ -34,7 +34,7 @@ class CorrectionState(TypedDict):
 
 
 class Correction(ABC):
-    """Stands around the updates of one stage whose gradients are old."""
+    """Wraps the updates of one stage whose gradients are stale."""
 
     @abstractmethod
     def step(self, step: Callable[[], object]) -> None:
@@ -42,19 +42,18 @@ class Correction(ABC):
 
     @abstractmethod
     def predicted(self) -> dict[str, Tensor] | None:
-        """What the forwards of the newest weights should read in their place.
+        """Return the values that forwards read in place of the newest weights.
 
         Returns:
             Tensors of their own, by name, of every trained parameter of the stage; or
-            None where they should read the weights as they are. A function of the
-            weights, the optimizer and this correction's state: asked twice, it says the
-            same twice.
+            None if they read the weights as they are. A pure function of the weights,
+            the optimizer and this correction's state.
         """
 
     @abstractmethod
     def state_dict(self) -> CorrectionState:
-        """What a checkpoint must hold; the tensors are the live ones."""
+        """Return the state for a checkpoint; the tensors are the live ones."""
 
     @abstractmethod
     def load_state_dict(self, state: CorrectionState) -> None:
-        """Go on from there. Names that are not this stage's are left aside."""
+        """Restore a state. Names that are not this stage's are ignored."""

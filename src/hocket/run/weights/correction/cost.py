@@ -1,4 +1,4 @@
-"""What a correction will take, before there are stages: for a plan."""
+"""Predicts the memory of a correction, before there are stages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from hocket.model.profile.optimizer_bytes import small_copies
 from hocket.planner.correction_cost import CorrectionCost
 from hocket.run.weights.correction.weight_prediction import predicts_from_state
-from hocket.run.weights.settings import Parameters, TrainingSettings
+from hocket.run.weights.settings import Parameters, TrainingConfig
 
 
 def correction_cost(
-    settings: TrainingSettings, parameters: Mapping[str, Tensor]
+    settings: TrainingConfig, parameters: Mapping[str, Tensor]
 ) -> CorrectionCost:
-    """In copies of the weights that a stage trains.
+    """Return a correction's cost, in copies of the weights that a stage trains.
 
     Args:
-        settings: name the correction, and make the optimizer.
-        parameters: all that are trained, by name.
+        settings: the correction's name and the optimizer.
+        parameters: all trained parameters, by name.
     """
     name = settings.correction
     match name:
@@ -37,10 +37,10 @@ def correction_cost(
 
 
 def _predicts_from_state(
-    settings: TrainingSettings, parameters: Mapping[str, Tensor]
+    settings: TrainingConfig, parameters: Mapping[str, Tensor]
 ) -> bool:
-    """Whether the optimizer keeps where it is going; if in doubt, it does not."""
-    with contextlib.suppress(Exception):  # stand-ins are too small for some optimizers
+    """Return whether the optimizer's state gives the next update; False if unknown."""
+    with contextlib.suppress(Exception):  # some optimizers refuse small copies
         return predicts_from_state(
             settings.make_optimizer(Parameters(small_copies(parameters)))
         )

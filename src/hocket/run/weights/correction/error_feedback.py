@@ -1,4 +1,4 @@
-"""Error feedback: what an old gradient did wrong is made up for when it is known.
+"""Error feedback: corrects a stale update when the right gradient is known.
 
 Update `t` should have used the gradient at `W(t)`, and used the one at `W(t-d)`. Update
 `t + d` is the one that uses the gradient at `W(t)`. So by then it is known, but for the
@@ -27,18 +27,18 @@ from hocket.run.weights.correction.moved import moved_by
 
 @final
 class ErrorFeedback(Correction):
-    """Add to each update the error that the one `delay` updates ago turned out to have.
+    """Adds the error of the update `delay` updates ago to each update.
 
     Works on what an optimizer does to the weights, so with any optimizer. Keeps `delay`
     tensors like the weights, and one more while it updates.
 
     Source: after Zmushko et al., arXiv:2606.30634, which names the idea: error feedback
-    for a delay of 1, with any optimizer. Only its abstract was at hand: the form above,
-    its reach to longer delays and how it begins are ours.
+    for a delay of 1, with any optimizer. Only its abstract was available: the form
+    above, the extension to longer delays and the first updates are ours.
 
     Args:
-        parameters: by name.
-        delay: in updates, above 0.
+        parameters: the stage's trained parameters, by name.
+        delay: the stage's delay in updates, above 0.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], delay: int) -> None:
@@ -49,7 +49,7 @@ class ErrorFeedback(Correction):
         }
 
     def step(self, step: Callable[[], object]) -> None:
-        """Update, and make up for an earlier update."""
+        """Update, and correct an earlier update."""
         for name, update in moved_by(step, self._parameters).items():
             earlier = self._updates[name]
             error = update - earlier[0] if len(earlier) == earlier.maxlen else update
@@ -58,17 +58,17 @@ class ErrorFeedback(Correction):
         self._num_updates += 1
 
     def predicted(self) -> None:
-        """Forwards read the weights as they are."""
+        """Return None: forwards read the weights as they are."""
 
     def state_dict(self) -> CorrectionState:
-        """The last `delay` updates of each parameter."""
+        """Return the last `delay` updates of each parameter."""
         return {
             "num_updates": self._num_updates,
             "kept": {name: list(kept) for name, kept in self._updates.items()},
         }
 
     def load_state_dict(self, state: CorrectionState) -> None:
-        """Go on from there; where fewer updates are known, as at the beginning."""
+        """Restore a state; fewer updates mean that training began recently."""
         self._num_updates = state["num_updates"]
         for name, kept in self._updates.items():
             kept.clear()

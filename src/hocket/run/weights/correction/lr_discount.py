@@ -1,4 +1,4 @@
-"""Learning-rate discount: smaller updates at first, where old gradients do most harm.
+"""Learning-rate discount: smaller first updates, where stale gradients harm most.
 
 On a quadratic of curvature `c`, gradient descent of rate `lr` is stable for `lr * c` up
 to 2 without a delay, and up to `2 sin(pi / (2 (2 d + 1)))` with one: 1, 0.62, 0.45 for
@@ -13,7 +13,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from hocket.errors import RecipeError
+from hocket.errors import ConfigError
 from hocket.run.weights.correction.correction import Correction, CorrectionState
 
 # How long training will be is not known here: this is far beyond the beginning of any,
@@ -23,7 +23,7 @@ NUM_DISCOUNTED: Final = 1000
 
 @final
 class LrDiscount(Correction):
-    """Divide the learning rates by `(1 + delay) ** (1 - t / n)` at update `t`.
+    """Divides the learning rates by `(1 + delay) ** (1 - t / n)` at update `t`.
 
     From update `n` on they are what the optimizer and its schedule say. Nothing else
     sees the discounted rates: they are put back before the schedule steps. Keeps one
@@ -35,12 +35,12 @@ class LrDiscount(Correction):
     which would not discount a delay of 1.
 
     Args:
-        optimizer: whose groups have a rate `lr`.
-        delay: in updates, above 0.
-        num_updates: `n`, over which the discount fades; 1 or more.
+        optimizer: its parameter groups have a rate `lr`.
+        delay: the stage's delay in updates, above 0.
+        num_updates: `n`, the updates over which the discount fades; 1 or more.
 
     Raises:
-        RecipeError: a group has none.
+        ConfigError: a group has none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LrDiscount(Correction):
     ) -> None:
         for group in optimizer.param_groups:
             if not isinstance(group.get("lr"), int | float | Tensor):
-                raise RecipeError(
+                raise ConfigError(
                     f"correction='lr-discount' needs learning rates, and "
                     f"{type(optimizer).__name__} has lr={group.get('lr')!r}: give it "
                     "one, or take correction='error-feedback'"
@@ -76,12 +76,12 @@ class LrDiscount(Correction):
         self._num_updates += 1
 
     def predicted(self) -> None:
-        """Forwards read the weights as they are."""
+        """Return None: forwards read the weights as they are."""
 
     def state_dict(self) -> CorrectionState:
-        """How many updates there were."""
+        """Return the number of updates."""
         return {"num_updates": self._num_updates, "kept": {}}
 
     def load_state_dict(self, state: CorrectionState) -> None:
-        """Go on from there."""
+        """Restore the number of updates."""
         self._num_updates = state["num_updates"]

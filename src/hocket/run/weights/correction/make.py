@@ -1,4 +1,4 @@
-"""The correction of one stage, from one word."""
+"""Makes the correction of one stage by its name."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def make_correction(
     *,
     num_discounted_updates: int | None = None,
 ) -> Correction | None:
-    """What stands around a stage's updates; nothing where none of its weights is old.
+    """Make a stage's correction; None if none of its weights is stale.
 
     Args:
-        name: which one.
-        parameters: that the stage trains, by the uncut model's names.
-        optimizer: theirs.
-        delay: the stage's, in updates.
-        num_discounted_updates: over which a discount fades; as many as are usual when
-            not given.
+        name: the correction's name.
+        parameters: the stage's trained parameters, by the uncut model's names.
+        optimizer: the stage's optimizer.
+        delay: the stage's delay in updates.
+        num_discounted_updates: the updates over which a discount fades; a usual number
+            when not given.
 
     Raises:
-        RecipeError: the optimizer has no learning rate to discount.
+        ConfigError: the optimizer has no learning rate to discount.
     """
     if not delay:
         return None

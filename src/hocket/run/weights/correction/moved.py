@@ -1,4 +1,4 @@
-"""What an optimizer's step adds to the weights, whatever the optimizer."""
+"""Measures what an optimizer's step adds to the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def moved_by(
     step: Callable[[], object], parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Call a step, and say what it added to each parameter, by name."""
+    """Call a step, and return what it added to each parameter, by name."""
     moved = {name: p.detach().clone() for name, p in parameters.items()}
     step()
     for name, parameter in parameters.items():

@@ -1,8 +1,8 @@
-"""Weight prediction: forwards read the weights that their gradients will be applied to.
+"""Weight prediction: forwards read the weights that their gradients will update.
 
 The gradient of step `t` is computed with the weights `W(t-d)` and applied to `W(t)`.
-Along the optimizer's own direction `v`, these are guessed when `W(t-d)` is made, and
-the guess is read in its place:
+They are predicted along the optimizer's own direction `v` when `W(t-d)` is made, and
+the prediction is read in its place:
 
     forward and backward of step t read  W(t-d) + d * v(t-d)     instead of  W(t-d)
     the gradient is applied to           W(t)
@@ -28,14 +28,14 @@ from hocket.run.weights.correction.moved import moved_by
 
 _ADAMS: Final = (Adam, AdamW)
 
-# (weights, the group's options, the parameter's state, updates ahead) -> the weights
-# then; None before the first update.
+# (weights, the group's options, the parameter's state, updates ahead) -> predicted
+# weights; None before the first update.
 _Ahead = Callable[[Tensor, dict[str, Any], dict[str, Any], int], Tensor | None]
 
 
 @final
 class WeightPrediction(Correction):
-    """Let forwards read the weights of `delay` updates ahead.
+    """Lets forwards read the predicted weights after `delay` updates.
 
     With SGD with momentum, Adam and AdamW nothing is kept; with any other optimizer the
     last update of each weight, one tensor like it.
@@ -43,13 +43,13 @@ class WeightPrediction(Correction):
     Source: after Chen et al., "SpecTrain", arXiv:1809.02839 (momentum); Guan et al.,
     "XPipe", arXiv:1911.04610 (Adam), and "PipeOptim", arXiv:2312.00839 (by optimizer),
     known here from abstracts. Ours are that forward and backward of a step read one and
-    the same prediction, that decoupled weight decay is foreseen too, and what is done
-    for all other optimizers.
+    the same prediction, that decoupled weight decay is predicted too, and the rule for
+    all other optimizers.
 
     Args:
-        parameters: by name.
-        optimizer: theirs.
-        delay: in updates, above 0.
+        parameters: the stage's trained parameters, by name.
+        optimizer: the stage's optimizer.
+        delay: the stage's delay in updates, above 0.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class WeightPrediction(Correction):
         self._delay = delay
         self._num_updates = 0
         self._ahead = _ahead_of(optimizer)
-        self._moved: dict[str, Tensor] = {}  # by the last update; unless _ahead knows
+        self._moved: dict[str, Tensor] = {}  # by the last update
 
     def step(self, step: Callable[[], object]) -> None:
-        """Update, and note what moved, where the optimizer does not."""
+        """Update, and keep what moved if the optimizer's state does not give it."""
         if self._ahead is None:
             self._moved = moved_by(step, self._parameters)
         else:
@@ -71,7 +71,7 @@ class WeightPrediction(Correction):
         self._num_updates += 1
 
     def predicted(self) -> dict[str, Tensor]:
-        """The weights of `delay` updates ahead."""
+        """Return the predicted weights after `delay` updates."""
         groups = {
             id(p): group
             for group in self._optimizer.param_groups
@@ -83,14 +83,14 @@ class WeightPrediction(Correction):
         }
 
     def state_dict(self) -> CorrectionState:
-        """The last update of each parameter, where the optimizer does not know it."""
+        """Return each parameter's last update, if the optimizer does not give it."""
         return {
             "num_updates": self._num_updates,
             "kept": {name: [moved] for name, moved in self._moved.items()},
         }
 
     def load_state_dict(self, state: CorrectionState) -> None:
-        """Go on from there."""
+        """Restore a state."""
         self._num_updates = state["num_updates"]
         self._moved = {
             name: kept[-1].clone()
@@ -112,14 +112,14 @@ class WeightPrediction(Correction):
 
 
 def predicts_from_state(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's state says where it is going, and nothing need be kept."""
+    """Return whether an optimizer's state alone predicts its next updates."""
     return _ahead_of(optimizer) is not None
 
 
 def _ahead_of(optimizer: Optimizer) -> _Ahead | None:
-    """How to look ahead by the optimizer's state, where that says it all.
+    """Return the prediction from the optimizer's state, if it has one.
 
-    Not in classes derived from these, which may compute otherwise.
+    Classes derived from the known ones may compute otherwise, so they have none.
     """
     groups = optimizer.param_groups
     if any(p.is_complex() for group in groups for p in group["params"]):
@@ -134,7 +134,7 @@ def _ahead_of(optimizer: Optimizer) -> _Ahead | None:
 def _with_momentum(
     weights: Tensor, group: dict[str, Any], state: dict[str, Any], num_updates: int
 ) -> Tensor | None:
-    """Also Nesterov's: once the gradient stays the same, both update alike."""
+    """Predict SGD with momentum; for a constant gradient, Nesterov's is the same."""
     moved = state.get("momentum_buffer")
     if moved is None:
         return None

@@ -1,4 +1,4 @@
-"""Give the stages of one worker what they may read: own, lent and borrowed weights."""
+"""Makes the weight versions of one worker's stages: own and shared ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hocket.run.weights.stale_ties.same_device import SameDeviceSource
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 
-# What forwards of the newest weights should read in their place, by name.
+# Returns predicted weights by name, which forwards read in place of the newest.
 Predict = Callable[[], Mapping[str, Tensor] | None]
 
 
@@ -30,18 +30,18 @@ def give_versions(
     layout: Layout,
     transport: Transport,
 ) -> WorkerTies:
-    """Give each stage its versions, where it reads old weights. Every worker must call.
+    """Make each stage's versions, if it reads old weights. Every worker must call this.
 
     Args:
-        runners: of this worker's stages.
-        program: says their delays.
-        stale_ties: all of the model, in order of name.
-        predict: of each stage, where forwards read predicted weights; or empty.
-        layout: who is where.
+        runners: the runners of this worker's stages.
+        program: the program, with each stage's delay.
+        stale_ties: all stale ties of the model, in order of name.
+        predict: each stage's prediction, if forwards read predicted weights; or empty.
+        layout: the ranks by device and replica.
         transport: carries gradients and values.
 
     Returns:
-        What is done about the weights that stages share.
+        This worker's stale ties.
     """
     ends: dict[str, tuple[list[Receiver], list[Sender]]] = {}
     replicas: dict[str, TieReplica] = {}
@@ -55,7 +55,7 @@ def give_versions(
                 tie, runners, layout, transport, predicts=bool(predict)
             )
     owners: dict[str, TieOwner] = {}
-    for number, runner in sorted(runners.items()):  # who lends comes first
+    for number, runner in sorted(runners.items()):  # the owner comes first
         sources: dict[str, VersionSource] = {
             tie.name: _source(tie, number, runners, replicas.get(tie.name))
             for tie in stale_ties
@@ -81,7 +81,7 @@ def give_versions(
 def _owner_ends(
     tie: StaleTie, layout: Layout, transport: Transport
 ) -> tuple[list[Receiver], list[Sender]]:
-    """From and to each of the other devices."""
+    """Return receivers from and senders to each of the other devices."""
     gradients, values = [], []
     for device in tie.devices[1:]:
         to_owner, from_owner = _channels(tie, layout, device)
@@ -111,7 +111,7 @@ def _make_replica(
 
 
 def _channels(tie: StaleTie, layout: Layout, device: int) -> tuple[Channel, Channel]:
-    """To the device that updates the weight, from another one, and back."""
+    """Return the channels to the owner's device, from another one, and back."""
     owner, other = layout.ranks[tie.devices[0]], layout.ranks[device]
     return (
         Channel(f"gradient of {tie.name}", other, owner),
@@ -125,7 +125,7 @@ def _source(
     runners: Mapping[int, StageRunner],
     replicas: TieReplica | None,
 ) -> VersionSource:
-    """What a stage reads: stages of one device have the same."""
+    """Return the source of a stage's weight; stages of one device share it."""
     if replicas is None:
         versions = runners[tie.stages[0]].versions
         assert versions is not None, "refuse_shared: it has a delay"

@@ -1,4 +1,4 @@
-"""A weight that a stage of this device updates, and other devices read."""
+"""The owner of a stale tied weight: updates it, and sends it to the replicas."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hocket.run.weights.stale_ties.stale_tie import (
 
 
 class TieOwner:
-    """Takes the other devices' gradients, and sends what the updates make.
+    """Receives the other devices' gradients, and sends the updated values.
 
     Args:
-        name: of the weight.
-        parameter: that is updated.
-        versions: of the stage.
-        gradients: from each other device that holds it.
-        values: to these.
-        predicts: whether forwards read other values than the newest weights.
+        name: the weight's name.
+        parameter: the parameter that is updated.
+        versions: the versions of the stage's weights.
+        gradients: receivers from each other device that holds it.
+        values: senders to these devices.
+        predicts: whether forwards read predicted values.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class TieOwner:
         self._predicts = predicts
         self._gradient_schema = gradient_schema(parameter)
         self._values_schema = values_schema(parameter, predicts=predicts)
-        self._expected = -1  # the newest step whose gradients are
+        self._expected = -1  # the newest step whose gradients are expected
 
     def expect(self, step: int) -> None:
-        """The stage's backwards of a step have begun: let the others' gradients come.
+        """Expect the other devices' gradients of a step, at its first backward.
 
         Calling it again changes nothing.
         """
@@ -62,10 +62,10 @@ class TieOwner:
             receiver.expect([self._gradient_tag(step)], self._gradient_schema)
 
     def gather(self, step: int) -> None:
-        """Add the others' gradients to the complete one of this device.
+        """Add the other devices' gradients to this device's.
 
         Raises:
-            WaitError: one did not come.
+            WaitError: a gradient did not come.
         """
         tag, parameter = self._gradient_tag(step), self._parameter
         for receiver in self._gradients:
@@ -76,10 +76,10 @@ class TieOwner:
             receiver.release(tag)
 
     def send_values(self, why: SendReason = SendReason.UPDATED) -> None:
-        """Send the values that are in place.
+        """Send the present values.
 
         Raises:
-            WaitError: another holder did not take earlier ones.
+            WaitError: another device did not take earlier ones.
         """
         values = [self._parameter.detach()]
         if self._predicts:
@@ -89,17 +89,17 @@ class TieOwner:
             sender.send(tag, values, self._values_schema)
 
     def settle(self) -> None:
-        """Nothing is left to do: others take what was sent."""
+        """Do nothing: the replicas receive what was sent."""
 
     def resume_from(self, _: int) -> None:
-        """Other weights were put in place: have what they predict everywhere."""
+        """Send the predicted values after other weights were loaded."""
         self._expected = -1
         if self._predicts:
             self.send_values(SendReason.LOADED)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """While the averaged weights are in place here, have them everywhere."""
+        """Send the averaged weights, which are in place here."""
         self.send_values(SendReason.AVERAGED)
         yield
 
@@ -108,5 +108,5 @@ class TieOwner:
 
 
 def _sum(own: Tensor, other: Tensor) -> Tensor:
-    """An embedding's may be sparse."""
+    """Add two gradients, either of which may be sparse."""
     return other.add(own) if own.is_sparse else own.add_(other)

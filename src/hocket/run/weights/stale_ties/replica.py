@@ -1,7 +1,7 @@
-"""A weight that stages of this device read, and another device updates.
+"""A replica of a stale tied weight: stages of this device read it, another updates it.
 
-A version is the message that brought it, for as long as anybody reads it. Each step
-reads a leaf of its own in that memory, and so has a gradient of its own:
+A version lives in the message that brought it, as long as it is read. Each step reads a
+leaf of its own in that memory, and so has a gradient of its own:
 
     version 4      leaf of step 5 ─ gradient ▶ sent     delay 1
     version 5 ═══ parameter
@@ -33,8 +33,8 @@ class _Version:
 
     Args:
         weight: its values.
-        read: what forwards read; the same, unless they read predicted values.
-        tag: of the message that holds both; none where the memory is of other origin.
+        read: the values that forwards read: the same, unless they are predicted.
+        tag: the tag of the message that holds both; None if they are not in a message.
     """
 
     weight: Tensor
@@ -43,15 +43,15 @@ class _Version:
 
 
 class TieReplica:
-    """Reads what another device sends, and sends gradients there.
+    """Receives a weight from its owner, and sends gradients there.
 
     Args:
-        name: of the weight.
+        name: the weight's name.
         delay: how many updates behind the newest it is read.
-        parameter: of this device; the newest that has come.
-        gradients: to the other device.
-        values: from there.
-        predicts: whether forwards read other values than the newest weights.
+        parameter: this device's parameter, with the newest values received.
+        gradients: the sender to the owner.
+        values: the receiver from the owner.
+        predicts: whether forwards read predicted values.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class TieReplica:
         self._newest = 0  # the version that has come last
         self._num_coming = 0
         self._known = {0: _Version(parameter.data, parameter.data)}
-        self._leaves: dict[int, Tensor] = {}  # of the steps that are under way
+        self._leaves: dict[int, Tensor] = {}  # the leaves of steps in flight
 
     def read(self, step: int) -> Tensor:
-        """The leaf of a step; waits for its values where they have not come.
+        """Return the leaf of a step, waiting for its values if need be.
 
         Raises:
             WaitError: they did not come.
@@ -92,10 +92,10 @@ class TieReplica:
         return self._leaves[step]
 
     def send_gradient(self, step: int) -> None:
-        """Send the complete gradient of a step, and let the next values come.
+        """Send the complete gradient of a step, and expect the next values.
 
         Raises:
-            WaitError: the other device did not take earlier ones.
+            WaitError: the owner did not take earlier ones.
         """
         while self._num_coming and self._values.ready(self._tag(self._newest + 1)):
             self._take()
@@ -111,20 +111,20 @@ class TieReplica:
         self._num_coming += 1
 
     def settle(self) -> None:
-        """Take all that comes, when no step is under way: the newest are in place then.
+        """Receive all values in flight, when no step is.
 
         Raises:
-            WaitError: it did not come.
+            WaitError: they did not come.
         """
         while self._num_coming:
             self._take()
         self._forget_before(self._newest - self.delay)
 
     def set_old(self, old: Sequence[Tensor]) -> None:
-        """Go on with other weights: that of the parameter, and these before it.
+        """Load other old versions; the parameter is the newest.
 
         Args:
-            old: what is read of these, the oldest first. Copied.
+            old: the values to read, the oldest first. Copied.
         """
         self._leaves.clear()
         newest = self._known[self._newest]
@@ -137,10 +137,10 @@ class TieReplica:
         self._known[self._newest] = _Version(data, data, newest.tag)
 
     def resume_from(self, num_updates: int) -> None:
-        """Other weights were put in place, after so many updates.
+        """Set the number of updates, after other weights were loaded.
 
         Raises:
-            WaitError: what they predict did not come.
+            WaitError: the predicted values did not come.
         """
         further = num_updates - self._newest
         self._newest = num_updates
@@ -152,7 +152,7 @@ class TieReplica:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the averaged weights in place for a while.
+        """Receive the averaged weights for a while.
 
         Raises:
             WaitError: they did not come.
@@ -168,12 +168,12 @@ class TieReplica:
 
     @property
     def num_bytes(self) -> int:
-        """Of all versions but the newest weights."""
+        """The bytes of all versions but the newest weights."""
         old = [x.read.nbytes for v, x in self._known.items() if v != self._newest]
         return sum(old) + self._predicts * self._known[self._newest].read.nbytes
 
     def _take(self) -> None:
-        """Wait for the next values, and put them in place."""
+        """Receive the next values, and put them in place."""
         tag = self._tag(self._newest + 1)
         tensors = self._values.receive(tag)
         self._num_coming -= 1
@@ -182,7 +182,7 @@ class TieReplica:
         self._parameter.data = tensors[0]
 
     def _received(self, why: SendReason) -> list[Tensor]:
-        """Copies of values that are sent between steps."""
+        """Receive values that are sent between steps; return copies."""
         tag = self._tag(self._newest, why)
         self._values.expect([tag], self._values_schema)
         found = [tensor.clone() for tensor in self._values.receive(tag)]

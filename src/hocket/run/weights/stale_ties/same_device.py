@@ -1,4 +1,4 @@
-"""A weight whose versions another stage of the same device keeps."""
+"""A stale tied weight whose versions another stage of the same device keeps."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SameDeviceSource:
-    """Reads the leaves of another stage; gradients add up in them.
+    """Reads the leaves of another stage; gradients accumulate in them.
 
     Args:
         delay: how many updates behind the newest it is read.
-        leaf: that a step reads.
+        leaf: returns the leaf that a step reads.
     """
 
     delay: int
     leaf: Callable[[int], Tensor]
 
     def read(self, step: int) -> Tensor:
-        """The leaf that both stages read."""
+        """Return the leaf that both stages read."""
         return self.leaf(step)
 
     def set_old(self, old: Sequence[Tensor]) -> None:
-        """The other stage is told, too."""
+        """Do nothing: the other stage loads them, too."""
 
     @property
     def num_bytes(self) -> int:
-        """None of its own."""
+        """0: the other stage counts them."""
         return 0

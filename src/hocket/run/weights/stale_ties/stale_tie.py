@@ -1,4 +1,4 @@
-"""Which shared weights one stage updates for others, and in which messages they go."""
+"""Which shared weights one stage updates for others, and their messages' schemas."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hocket.run.comm.schema import Schema, schema_of
 
 @dataclass(frozen=True, slots=True)
 class StaleTie:
-    """A weight of one stage that others read, too.
+    """A weight of one stage that other stages read with a delay.
 
     Args:
-        name: in the uncut model.
-        stages: that hold it, ascending; the first updates it.
-        devices: theirs, each once; the first is the first stage's.
-        delay: the largest of the stages'.
+        name: the weight's name in the uncut model.
+        stages: the stages that hold it, ascending; the first updates it.
+        devices: the stages' devices, each once; the first one is the owner's.
+        delay: the largest delay of the stages.
     """
 
     name: str
@@ -32,11 +32,11 @@ class StaleTie:
 def find_stale_ties(
     shared: Mapping[str, Sequence[int]], schedule: Schedule
 ) -> list[StaleTie]:
-    """The shared weights that their stages cannot update together, at one time.
+    """Return the shared weights whose stages cannot update them at one time.
 
     Args:
         shared: the stages that hold each shared weight.
-        schedule: says their delays, and where they live.
+        schedule: the schedule, with the stages' delays and devices.
     """
     stale_ties = []
     for name, numbers in sorted(shared.items()):
@@ -51,7 +51,7 @@ def find_stale_ties(
 
 
 class SendReason(IntEnum):
-    """Why values are sent; it stands in their tag, beside the number of updates."""
+    """Why values are sent; a part of their tag, beside the number of updates."""
 
     UPDATED = 0
     LOADED = 1
@@ -59,10 +59,10 @@ class SendReason(IntEnum):
 
 
 def gradient_schema(parameter: nn.Parameter) -> Schema:
-    """Of a gradient, and whether there is any."""
+    """Return the schema of a gradient, and a flag for whether there is one."""
     return schema_of((parameter, parameter.new_empty(1)))
 
 
 def values_schema(parameter: nn.Parameter, *, predicts: bool) -> Schema:
-    """Of the weights; and of what is read in their place, where that is another."""
+    """Return the schema of the weights, and of predicted ones if there are any."""
     return schema_of((parameter, parameter) if predicts else (parameter,))

@@ -1,4 +1,4 @@
-"""All weights that one worker lends and borrows."""
+"""All stale tied weights that one worker owns, or has a replica of."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
 class WorkerTies:
-    """What one worker does about them, at some points of its lane.
+    """What one worker does for its stale ties, at some points of its lane.
 
     Args:
-        stale_ties: of the model, in order of name.
-        owners: of these, by name.
-        replicas: likewise.
-        stages: of this worker.
+        stale_ties: the model's stale ties, in order of name.
+        owners: the ties that this worker owns, by name.
+        replicas: the ties that this worker has a replica of, by name.
+        stages: this worker's stages.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class WorkerTies:
                     self._read[stage].append(weight)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return bool(self._weights)
 
     def before_forward(self, stage: int, step: int) -> None:
-        """Have what a stage reads in a step.
+        """Receive the values that a stage reads in a step.
 
         Raises:
-            WaitError: it did not come.
+            WaitError: they did not come.
         """
         for weight in self._read[stage]:
             weight.read(step)
 
     def before_backward(self, stage: int, step: int) -> None:
-        """A backward of a stage is about to begin."""
+        """Expect gradients; called when a backward of a stage is about to begin."""
         for weight in self._owners[stage]:
             weight.expect(step)
 
     def complete(self, stage: int, step: int) -> None:
-        """The gradients of a stage are complete on this device: have them together.
+        """Exchange gradients, when a stage's are complete on this device.
 
         Raises:
-            WaitError: another holder's did not come.
+            WaitError: another device's did not come.
         """
         for owners in self._owners[stage]:
             owners.gather(step)
@@ -74,12 +74,12 @@ class WorkerTies:
             replicas.send_gradient(step)
 
     def after_update(self, stage: int) -> None:
-        """A stage has been updated."""
+        """Send the values of an updated stage."""
         for weight in self._owners[stage]:
             weight.send_values()
 
     def settle(self) -> None:
-        """Have the newest values everywhere, when no step is under way.
+        """Receive the newest values everywhere, when no step is in flight.
 
         Raises:
             WaitError: they did not come.
@@ -88,17 +88,17 @@ class WorkerTies:
             weight.settle()
 
     def resume_from(self, num_updates: int) -> None:
-        """Other weights were put in place, after so many updates.
+        """Set the number of updates, after other weights were loaded.
 
         Raises:
-            WaitError: what they predict did not come.
+            WaitError: predicted values did not come.
         """
         for weight in self._weights:
             weight.resume_from(num_updates)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Have the averaged weights everywhere, where they are in place.
+        """Exchange the averaged weights, if they are in place, for a while.
 
         Raises:
             WaitError: they did not come.

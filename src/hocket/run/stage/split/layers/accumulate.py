@@ -1,4 +1,4 @@
-"""Add a gradient to a parameter's, as autograd would at the end of a backward."""
+"""Accumulates a parameter's gradient as autograd does at the end of a backward."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def accumulate(parameter: Tensor, grad: Tensor) -> None:
-    """Add up in `.grad`; hooks on the parameter are called, with all of `grad` at once.
+    """Add to `.grad`, and call hooks on the parameter with the whole of `grad`.
 
     Args:
         parameter: a leaf.
-        grad: all that one microbatch has to add; the caller's no more.
+        grad: the gradient of one microbatch; the caller may not use it afterwards.
     """
     if grad.dtype is not parameter.dtype:
         grad = grad.to(parameter.dtype)
@@ -26,14 +26,14 @@ def accumulate(parameter: Tensor, grad: Tensor) -> None:
 
 
 def has_hooks(parameter: Tensor) -> bool:
-    """Whether somebody wants to hear of its gradients."""
-    # Without a public name: torch itself asks so in Tensor.__deepcopy__ and elsewhere.
+    """Return whether a parameter has gradient hooks."""
+    # There is no public name: torch itself reads this in Tensor.__deepcopy__.
     hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
     return bool(hooks)
 
 
 def _laid_out_as(parameter: Tensor, grad: Tensor) -> Tensor:
-    """Gradients lie in memory like their parameter, for optimizers that fuse both."""
+    """Return a gradient with its parameter's strides, for fused optimizers."""
     if grad.stride() == parameter.stride():
         return grad
     return torch.empty_like(parameter).copy_(grad)

@@ -20,13 +20,13 @@ from hocket.run.stage.split.layers.call import (
 )
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
-# Where a_TI, w_OIJ and b_TJ have no dimension of T O I J, and what is summed over.
+# Which of T O I J the tensors a_TI, w_OIJ and b_TJ lack, and what is summed over.
 _A, _W, _B = [1, 3], [0], [1, 2]
 _SUMMED: Final = [2, 3]
 
 
 def bilinear(deferral: Deferral) -> Routed:
-    """The operator `torch.bilinear`, its weight gradient put off."""
+    """Return the operator `torch.bilinear` with a deferred weight gradient."""
 
     def route(
         a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None
@@ -42,7 +42,7 @@ def bilinear(deferral: Deferral) -> Routed:
 
 
 def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
-    """dw_OIJ = the sum over T of a, dy and b, as autograd's own formula takes it."""
+    """Compute dw_OIJ, the sum over T of a, dy and b, with autograd's own formula."""
     a_TI, b_TJ = (in_rows(x).to(dy.dtype) for x in call.inputs)
     dy_TO = in_rows(dy)
     dw = torch._trilinear(a_TI, dy_TO, b_TJ, _A, _SUMMED, _B, _W)

@@ -1,7 +1,7 @@
-"""One call of a layer whose weight gradient waits for W.
+"""One call of a layer whose weight gradient is deferred to W.
 
-It is made in every forward of every layer, and hears of every backward: nothing here is
-done that need not be.
+It is made in every forward of every layer and called in every backward: it must be
+cheap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 
-# The weight's and the bias's gradient; None where it is not wanted.
+# The weight's and the bias's gradient; None for one that is not wanted.
 Pair: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 _detached: Final = Tensor.detach
@@ -23,29 +23,30 @@ _version: Final = attrgetter("_version")
 
 
 class DeferredCall:
-    """What a call's weight gradient needs, and the hook that hears the rest of it.
+    """What a call's weight gradient needs, and the hook that gets dy.
 
     Args:
-        name: of the operator, for errors.
-        inputs: the layer's, one or two; kept without the graph that they come from.
-        weight: whose gradient is put off; None where it wants none, or not from here.
-        bias: likewise.
-        formula: from the call and the output's gradient to those of weight and bias.
-        more: what else the formula asks for.
+        name: the operator's name, for errors.
+        inputs: the layer's one or two inputs; kept without their graph.
+        weight: the weight whose gradient is deferred; None if it wants none, or gets it
+            from autograd.
+        bias: the bias whose gradient is deferred, or None.
+        formula: computes the gradients of weight and bias from the call and dy.
+        more: further arguments of the formula.
 
     Attributes:
-        versions: the inputs', when they were read.
-        wants_grad: whether any of the inputs does.
-        heard: where it puts itself and the output's gradient, in the backward.
+        versions: the inputs' version counters when they were read.
+        wants_grad: whether any of the inputs wants a gradient.
+        recorded: the list to which the backward appends this call and dy.
     """
 
     __slots__ = (
         "bias",
         "formula",
-        "heard",
         "inputs",
         "more",
         "name",
+        "recorded",
         "versions",
         "wants_grad",
         "weight",
@@ -60,7 +61,7 @@ class DeferredCall:
         formula: Callable[[DeferredCall, Tensor], Pair],
         more: tuple[Any, ...] = (),
     ) -> None:
-        """Let go of the graph: a layer must not hold on to those before it."""
+        """Detach the inputs: a layer must not keep the graph before it alive."""
         self.name = name
         self.weight = weight
         self.bias = bias
@@ -69,10 +70,10 @@ class DeferredCall:
         self.wants_grad: bool = inputs[0].requires_grad or inputs[-1].requires_grad
         self.inputs: tuple[Tensor, ...] = tuple(map(_detached, inputs))
         self.versions: tuple[int, ...] = tuple(map(_version, self.inputs))
-        self.heard: list[tuple[DeferredCall, Tensor]] = []
+        self.recorded: list[tuple[DeferredCall, Tensor]] = []
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
-        """Hear of the output's gradient.
+        """Record the output's gradient.
 
         Raises:
             ModelError: an input was changed in place; autograd refuses that, too.
@@ -81,10 +82,10 @@ class DeferredCall:
         if dy is not None:
             if tuple(map(_version, self.inputs)) != self.versions:
                 self._refuse()
-            self.heard.append((self, dy))
+            self.recorded.append((self, dy))
 
     def _refuse(self) -> None:
-        """Refuse inputs that are not what the forward has read."""
+        """Refuse inputs that changed after the forward had read them."""
         for tensor, version in zip(self.inputs, self.versions, strict=True):
             if tensor._version != version:
                 raise ModelError(
@@ -96,18 +97,18 @@ class DeferredCall:
 
 
 def defers(weight: Tensor) -> bool:
-    """Whether a weight's gradient can be put off: a real parameter that wants one."""
+    """Return whether a weight's gradient can be deferred: a leaf that wants one."""
     wanted = weight.requires_grad and torch.is_grad_enabled()
     return wanted and weight.is_leaf and weight.is_floating_point()
 
 
 def detached_weight(parameter: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The values for the graph, and the parameter if its gradient is put off."""
+    """Return the values for the graph, and the parameter if it is deferred."""
     if parameter is None or not defers(parameter):
         return parameter, None
     return parameter.detach(), parameter
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """All dimensions but the last together."""
+    """Flatten all dimensions but the last."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

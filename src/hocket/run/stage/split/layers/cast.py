@@ -1,7 +1,7 @@
-"""What autocast would turn a layer's operands into.
+"""Casts a layer's operands as autocast would.
 
 The operator would cast them by itself, but what W needs is the tensor that it read: the
-short one, which is kept instead of the long one, and not beside it.
+cast one, which is kept instead of the original, and not beside it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 def cast(
     x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands of a linear or convolution layer, as it will read them.
+    """Return the operands of a linear or convolution layer as the operator reads them.
 
     Args:
-        x: its input, of any shape.
-        weight: already detached, where its gradient is put off.
-        bias: likewise.
+        x: the layer's input, of any shape.
+        weight: the weight, detached if its gradient is deferred.
+        bias: the bias, detached if its gradient is deferred.
     """
     kind = "cpu" if x.is_cpu else x.device.type
     if not torch.is_autocast_enabled(kind):
@@ -29,6 +29,6 @@ def cast(
 
 
 def _short(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Autocast leaves float64 alone, and what is not a floating-point number."""
+    """Cast a tensor as autocast does; float64 and integers stay as they are."""
     is_cast = tensor.is_floating_point() and tensor.dtype is not torch.float64
     return tensor.to(dtype) if is_cast else tensor

@@ -31,13 +31,13 @@ _TRANSPOSED: Final = {
 _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 
 # How a kernel moves over the input, in the order of `convolution_backward`: stride,
-# padding, dilation, whether transposed, output padding, groups. As it was given: one
-# number per dimension, or one for all.
+# padding, dilation, whether transposed, output padding, groups: each one number per
+# dimension, or one for all.
 _Shape: TypeAlias = tuple[Sizes, Sizes, Sizes, bool, Sizes, int]
 
 
 def convolution(deferral: Deferral, num_dims: int) -> Routed:
-    """The operator `torch.conv{num_dims}d`, its weight gradient put off."""
+    """Return `torch.conv{num_dims}d` with a deferred weight gradient."""
     operator: Callable[..., Tensor] = _PLAIN[num_dims]
     name = operator.__name__
     batched = num_dims + 2
@@ -66,7 +66,7 @@ def convolution(deferral: Deferral, num_dims: int) -> Routed:
 
 
 def transposed(deferral: Deferral, num_dims: int) -> Routed:
-    """The operator `torch.conv_transpose{num_dims}d`, its weight gradient put off."""
+    """Return `torch.conv_transpose{num_dims}d` with a deferred weight gradient."""
     operator: Callable[..., Tensor] = _TRANSPOSED[num_dims]
 
     def route(
@@ -92,7 +92,7 @@ def transposed(deferral: Deferral, num_dims: int) -> Routed:
 
 
 def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
-    """The operator's own backward, told to leave the input's gradient alone."""
+    """Run the operator's own backward without the input's gradient."""
     (x,) = call.inputs
     weight = call.weight
     assert weight is not None
@@ -120,7 +120,7 @@ def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
 def _padded(
     x: Tensor, kernel: Sequence[int], dilation: Sizes, padding: str
 ) -> tuple[Tensor, list[int]]:
-    """Words as numbers: "same" adds all that the kernel takes away, right before left.
+    """Return padding as numbers: "same" pads by the kernel's extent, right side first.
 
     Where that is an odd number, the input gets the odd one here, as in torch itself.
     """

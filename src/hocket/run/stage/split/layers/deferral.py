@@ -1,4 +1,4 @@
-"""The calls of one stage whose weight gradients wait for W."""
+"""Collects one stage's calls whose weight gradients wait for W."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Routed: TypeAlias = Callable[..., Tensor]
 
 
 class Deferral:
-    """Hears of output gradients in a backward, and hands them over to W.
+    """Records output gradients in a backward, and hands them over to W.
 
     One backward of the stage runs at a time; forwards of several microbatches may lie
     before it, for what they leave is in their own graphs.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
-        self._heard: list[tuple[DeferredCall, Tensor]] = []
+        """Make an empty one."""
+        self._recorded: list[tuple[DeferredCall, Tensor]] = []
         self._anchor = torch.zeros((), requires_grad=True)
 
     def enter(
@@ -34,21 +34,21 @@ class Deferral:
         arguments: tuple[Any, ...],
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Compute a call's output, and put off its weight gradient.
+        """Compute a call's output, and defer its weight gradient.
 
         Args:
-            call: hears of the output's gradient.
+            call: the call; it gets the output's gradient.
             compute: the operator.
-            arguments: its own, parameters cut off.
-            bias: of the arguments, the one that may want a gradient at once.
+            arguments: the operator's arguments, parameters detached.
+            bias: the bias among the arguments, if it wants its gradient at once.
         """
-        call.heard = self._heard
+        call.recorded = self._recorded
         if call.wants_grad or (bias is not None and bias.requires_grad):
             return enter(compute, arguments, call)
         return enter_alone(compute, arguments, call, self._anchor)
 
     def take(self) -> Pending:
-        """What the backward that has just ended leaves for W."""
-        pending = Pending(self._heard)
-        self._heard.clear()  # the same list stays, which all calls know
+        """Return what the backward that has just ended leaves for W."""
+        pending = Pending(self._recorded)
+        self._recorded.clear()  # the list object stays: all calls refer to it
         return pending

@@ -10,7 +10,7 @@ from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 
 def embedding(deferral: Deferral) -> Routed:
-    """The operator `torch.embedding`, its gradient put off."""
+    """Return the operator `torch.embedding` with a deferred gradient."""
 
     def route(
         weight: Tensor,

@@ -1,12 +1,12 @@
-"""How a call whose weights are cut off comes into autograd's graph.
+"""Enters calls with detached weights into autograd's graph.
 
 Where an input wants a gradient, the operator has a node in the graph as always, which
-makes that input's gradient and no other. A hook in front of it hears the output's:
+makes that input's gradient and no other. A hook in front of it gets dy:
 
     x ─── AddmmBackward ◀── hook ◀── dy
 
 Where no input does (a net's first layer, an embedding), there would be no node at all.
-A node of our own stands there, which only hears:
+A node of our own takes its place and only passes dy to the hook:
 
     anchor ─── _Heard ◀── dy
 """
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-# Told of an output's gradient: a tuple of one.
+# Called with an output's gradient, in a tuple.
 Hear: TypeAlias = Callable[[tuple[Tensor | None, ...]], None]
 
 
@@ -32,7 +32,7 @@ def enter(
 
     Args:
         compute: the operator.
-        arguments: its own, parameters detached.
+        arguments: the operator's arguments, parameters detached.
         on_grad: called once per backward that comes through here.
     """
     output = compute(*arguments)
@@ -55,16 +55,16 @@ def enter_alone(
 
     Args:
         compute: the operator.
-        arguments: its own, parameters detached.
+        arguments: the operator's arguments, parameters detached.
         on_grad: called once per backward that comes through here.
         anchor: a leaf that wants a gradient and will get none.
     """
-    heard: Tensor = _GradHook.apply(anchor, compute, arguments, on_grad)  # type: ignore[no-untyped-call]
-    return heard
+    recorded: Tensor = _GradHook.apply(anchor, compute, arguments, on_grad)  # type: ignore[no-untyped-call]
+    return recorded
 
 
 class _GradHook(torch.autograd.Function):
-    """Computes something without a graph, and hears of its gradient."""
+    """An autograd function without inputs' gradients that passes dy to a hook."""
 
     @staticmethod
     def forward(
@@ -74,7 +74,7 @@ class _GradHook(torch.autograd.Function):
         arguments: tuple[Any, ...],
         on_grad: Hear,
     ) -> Tensor:
-        """The output, as a tensor that others may change in place."""
+        """Return the output, as a tensor that may be changed in place."""
         ctx.on_grad = on_grad
         output = compute(*arguments)
         if output._is_view():
@@ -83,6 +83,6 @@ class _GradHook(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        """Nobody wants to know more."""
+        """Return no gradients: no input wants one."""
         ctx.on_grad((grad,))
         return None, None, None, None

@@ -23,7 +23,7 @@ from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 
 def linear(deferral: Deferral) -> Routed:
-    """The operator `torch.nn.functional.linear`, its weight gradient put off."""
+    """Return `torch.nn.functional.linear` with a deferred weight gradient."""
 
     def route(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not defers(weight):
@@ -42,9 +42,9 @@ def linear(deferral: Deferral) -> Routed:
 def _folded(
     shape: torch.Size, x_TI: Tensor, weight_OI: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """What `F.linear` does with a strided input, if only its weight wants a gradient.
+    """Compute as `F.linear` for strided inputs if only its weight wants a gradient.
 
-    Without that, it would multiply sample by sample, and come to other last bits. The
+    Without that, it would multiply sample by sample, with other last bits. The
     rows, which are a copy, are what is kept, as autograd keeps them.
     """
     y_TO = torch.mm(x_TI, weight_OI.t())
@@ -53,7 +53,7 @@ def _folded(
 
 
 def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
-    """dw_OI = dy' x, the way autograd multiplies them, and db_O = the sum of dy."""
+    """Compute dw_OI = dy' x, multiplied as autograd does, and db_O, the sum of dy."""
     (x,) = call.inputs
     dy_TO = in_rows(dy)
     dw = dy_TO.t().mm(in_rows(x))

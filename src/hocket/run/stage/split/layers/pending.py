@@ -1,4 +1,4 @@
-"""What one microbatch's backward leaves for W, and W itself."""
+"""The deferred weight gradients of one microbatch: W."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Pending:
     """Layers' inputs and output gradients, in the order of the backward.
 
     Args:
-        calls: each with the gradient of its output.
+        calls: each call with the gradient of its output.
     """
 
     def __init__(self, calls: Iterable[tuple[DeferredCall, Tensor]]) -> None:
@@ -24,7 +24,7 @@ class Pending:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Compute the weight gradients, and give back one layer after the other.
+        """Compute the weight gradients, and release one layer after the other.
 
         A parameter of several layers gets the sum of its gradients at once, added up
         in the order of the backward: that is autograd's order, too.
@@ -44,7 +44,7 @@ class Pending:
                     accumulate(parameter, grad)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it holds on to the memory of any of them."""
+        """Return whether it holds the memory of any of these tensors."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         blocks = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
         return any(
@@ -55,7 +55,7 @@ class Pending:
 
     @property
     def num_bytes(self) -> int:
-        """All that it holds, each block of memory once."""
+        """The bytes that it holds, each block of memory once."""
         storages = [x.untyped_storage() for x in self._held()]
         return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
 
@@ -66,7 +66,7 @@ class Pending:
 
 
 def _used_again(calls: Iterable[tuple[DeferredCall, Tensor]]) -> Counter[int]:
-    """How often a parameter is used, of those that are used more than once."""
+    """Return how often each parameter with several uses is used."""
     uses = Counter([id(call.weight) for call, _ in calls])
     uses.update([id(call.bias) for call, _ in calls if call.bias is not None])
     return Counter({key: num for key, num in uses.items() if num > 1})
@@ -75,7 +75,7 @@ def _used_again(calls: Iterable[tuple[DeferredCall, Tensor]]) -> Counter[int]:
 def _add(
     parameter: Tensor, grad: Tensor, uses: Counter[int], sums: dict[int, Tensor]
 ) -> None:
-    """Add one of the uses of a parameter; the last of them brings the whole sum."""
+    """Add one of the uses of a parameter; the last one accumulates the sum."""
     key = id(parameter)
     uses[key] -= 1
     if key in sums:

@@ -22,7 +22,7 @@ from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 
 def product(deferral: Deferral) -> Routed:
-    """The operators `torch.matmul` and `torch.mm`, the weight's gradient put off."""
+    """Return `torch.matmul` and `torch.mm` with a deferred weight gradient."""
 
     def route(x: Tensor, weight: Tensor) -> Tensor:
         if not defers(weight) or weight.dim() != 2 or x.dim() < 2:
@@ -38,7 +38,7 @@ def product(deferral: Deferral) -> Routed:
 
 
 def sum_and_product(deferral: Deferral) -> Routed:
-    """The operator `torch.addmm`, the gradients of weight and bias put off."""
+    """Return `torch.addmm` with deferred gradients of weight and bias."""
 
     def route(
         bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1
@@ -55,9 +55,9 @@ def sum_and_product(deferral: Deferral) -> Routed:
 
 
 def _folded(shape: torch.Size, x_TI: Tensor, weight_IO: Tensor) -> Tensor:
-    """What `torch.matmul` does with a strided input, if its weight wants a gradient.
+    """Compute as `torch.matmul` does for strided inputs if its weight wants a gradient.
 
-    Without that, it would multiply sample by sample, and come to other last bits. The
+    Without that, it would multiply sample by sample, with other last bits. The
     rows, which are a copy, are what is kept, as autograd keeps them.
     """
     y_TO = torch.mm(x_TI, weight_IO)
@@ -66,7 +66,7 @@ def _folded(shape: torch.Size, x_TI: Tensor, weight_IO: Tensor) -> Tensor:
 
 
 def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
-    """dw_IO = x' dy, the way autograd multiplies them, and db_O = the sum of dy."""
+    """Compute dw_IO = x' dy, multiplied as autograd does, and db_O, the sum of dy."""
     (x,) = call.inputs
     dy_TO, x_TI = in_rows(dy), in_rows(x)
     assert call.weight is not None
