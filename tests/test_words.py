@@ -52,13 +52,10 @@ NOT_YET: Final = (
     "cli/bench",
     "core/",
     "draw/",
-    "model/stages/",
     "passes/",
     "planner/experiments/",
     "recipes/",
-    "run/device/",
     "run/engine/",
-    "run/weights/undo",
     "schedules/",
 )
 OLD_DUPLICATES: Final = frozenset({"Attention", "Layer", "Layout", "Origin", "Table"})

@@ -37,7 +37,7 @@ def cut(
     Raises:
         ModelError: the boundaries do not increase strictly, or are no layers; no path
             of flows leads to a stage that reads a value; or parameters were frozen or
-            thawed since the capture.
+            unfrozen since the capture.
     """
     if not captured.is_current:
         raise ModelError(
@@ -94,7 +94,7 @@ def shared_parameters(stages: Sequence[StageModule]) -> dict[str, tuple[int, ...
     """Parameters that several stages use: their gradients must be added up.
 
     Args:
-        stages: of one model.
+        stages: the stages of one model.
 
     Returns:
         The stages that use each, by the parameter's first name in the uncut model.
@@ -112,7 +112,7 @@ def num_frozen_stages(stages: Sequence[StageModule]) -> int:
     The last stage is never among them: without it nothing would be trained at all.
 
     Args:
-        stages: of one model.
+        stages: the stages of one model.
     """
     for number, stage in enumerate(stages):
         trains = any(parameter.requires_grad for parameter in stage.parameters())
@@ -218,7 +218,7 @@ def _in_mode(
 def _size_at(
     captured: Captured, inputs: Sequence[SentTensor], leaves: Sequence[int]
 ) -> tuple[int, int] | None:
-    """Which argument of the stage tells the number of samples."""
+    """Return which argument of the stage has the number of samples."""
     size = captured.example.num_samples
     for place, value in enumerate(inputs):
         for dim, (length, growth) in enumerate(

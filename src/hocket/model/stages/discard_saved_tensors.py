@@ -1,4 +1,4 @@
-"""Forwards that record their graph, but keep nothing for a backward."""
+"""Runs forwards that record their graph, but save nothing for a backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextmanager
 def discard_saved_tensors() -> Iterator[None]:
-    """Throw away what autograd would keep; there can be no backward then.
+    """Discard what autograd would save; there can be no backward then.
 
     Unlike in `torch.no_grad`, every operator runs as if there were one: some choose
     another kernel where no gradients are wanted, whose last bits differ.
@@ -25,5 +25,5 @@ def _drop(_tensor: Tensor) -> None:
 
 
 def refuse(_nothing: None) -> Tensor:
-    """Of a graph that keeps nothing, there is no way back."""
+    """Refuse a backward through a graph that saves nothing."""
     raise AssertionError("a backward through a forward of which nothing was kept")

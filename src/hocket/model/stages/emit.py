@@ -37,7 +37,7 @@ from hocket.model.trace.trace import Trace
 
 _PAIR: Final = (0, 1)
 _SEEDS: Final = "hocket_layer_seeds"  # among the objects of a stage's code
-_NUMBER: Final = itertools.count()  # tells sources apart in tracebacks
+_NUMBER: Final = itertools.count()  # distinguishes sources in tracebacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Constants:
 
     Args:
         function: takes the objects, the device, the number of samples and the buffers.
-        buffers: that it reads, by first name.
+        buffers: the buffers that it reads, by first name.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -180,8 +180,8 @@ def _constants(part: Part, objects: dict[str, Any], title: str) -> Constants | N
 class _Copy:
     """A new graph, and what each node of the trace has become in it.
 
-    Of the trace's objects, those that the graph uses go into `objects`: whoever kept
-    the modules of other stages would keep their weights.
+    Of the trace's objects, those that the graph uses go into `objects`: keeping the
+    modules of other stages would keep their weights.
     """
 
     def __init__(self, trace: Trace, objects: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
         name: tensors[name] if name in tensors else on_meta(old)
         for name, old in state.tensors.items()
     }
-    # Copying puts the new tensors in the place of the old ones, whoever keeps these.
+    # Copying replaces the old tensors by the new ones in all references.
     copies: dict[int, Any] = {id(old): new[name] for name, old in state.tensors.items()}
     model: nn.Module = copy.deepcopy(captured.model, copies)
     frozen = tuple(copies[id(module)] for module in captured.frozen)

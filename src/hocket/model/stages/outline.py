@@ -1,7 +1,7 @@
-"""What is known of the uncut model once it is cut: names, shapes, types; no values.
+"""The uncut model's names, shapes and types, without values.
 
-Each worker trains its own stages. Whoever went on asking the whole model for its names
-would keep the other workers' weights in memory with them.
+Each worker trains its own stages. Keeping the whole model for its names would keep the
+other workers' weights in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Outline:
         state: its parameters and buffers, on the meta device.
         names: those of its `state_dict()`, in its order.
         kind: the name of its class.
-        config: of a model of the transformers library; None for any other.
+        config: the config of a model of the transformers library; None for any other.
     """
 
     state: State

@@ -34,7 +34,7 @@ def give_homes(
 
     Args:
         stage: still empty.
-        state: of the uncut model.
+        state: the uncut model's state.
         names: the first names of what the stage keeps.
         modules: the modules that it runs as they are, by path.
 

@@ -21,7 +21,7 @@ class Part:
     """The calls of one stage in one mode.
 
     Args:
-        flow: of the whole model in this mode.
+        flow: the whole model's dependencies in this mode.
         is_last: whether the model's output is made here.
         body: the calls that run for each microbatch, in order: the stage's own, and
             those on the batch alone that it repeats for itself.
@@ -69,7 +69,7 @@ def part_of(flow: TraceFlow, start: int, end: int) -> Part:
     """The calls between two positions.
 
     Args:
-        flow: of the whole model in one mode.
+        flow: the whole model's dependencies in one mode.
         start: where the stage begins.
         end: where the next one begins.
     """

@@ -29,7 +29,7 @@ class Route:
     Args:
         function: takes the operator's own arguments.
         weight: its place among them.
-        bias: likewise, for operators that have one.
+        bias: the bias's place, for operators that have one.
     """
 
     function: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""What takes a stage's backward apart, as those who measure and run stages see it.
+"""The interface that splits a stage's backward into I and W.
 
     forward ──▶ I: gradients of what was received ──▶ Remainder ──▶ W
 
@@ -18,10 +18,10 @@ from hocket.model.stages.stage import StageModule
 
 
 class Remainder(Protocol):
-    """What I leaves for W."""
+    """W: what I leaves to be computed."""
 
     def finish(self) -> None:
-        """Add up the weight gradients, and give back what was held for them."""
+        """Add up the weight gradients, and release what was held for them."""
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether it holds on to the memory of any of them."""
@@ -39,10 +39,10 @@ Halves: TypeAlias = tuple[Sequence[Tensor | None], Remainder]
 
 
 class Splitter(Protocol):
-    """Takes the backwards of one stage apart.
+    """Splits the backwards of one stage.
 
     Attributes:
-        module: runs the forwards whose backwards will be taken apart.
+        module: runs the forwards whose backwards will be split.
     """
 
     module: StageModule
@@ -60,8 +60,8 @@ class Splitter(Protocol):
 
         Args:
             starts: where it begins.
-            grads: of each output.
-            leaves: that want a gradient; maybe none.
+            grads: the gradient of each output.
+            leaves: the leaves that want a gradient; maybe none.
         """
 
 

@@ -42,7 +42,7 @@ class StageModule(nn.Module):
         random_layers: the layers of the uncut model that draw random numbers in
             training.
         fixed_samples: the only number of samples it runs with; 0 if any will do.
-        size_at: which argument tells the number of samples, and in which dimension.
+        size_at: which argument has the number of samples, and in which dimension.
         rebuild: puts the outputs into the model's own structure, where it has one.
         frozen: modules run as they are that stay in evaluation mode in training.
         changed_buffers: the first names of the model's buffers that training may
@@ -151,7 +151,7 @@ class StageModule(nn.Module):
         return out if self._rebuild is None else self._rebuild(out)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch dropout, batch norm and the like; what was frozen stays so."""
+        """Set train or eval mode; frozen submodules stay in eval mode."""
         super().train(mode)
         for module in self._frozen:
             module.training = False
@@ -188,7 +188,7 @@ class _Run:
         code: what to call.
         state: where its parameters and buffers are kept.
         buffers: where the buffers that its constants depend on are kept.
-        size_at: which value tells the number of samples, and in which dimension.
+        size_at: which value has the number of samples, and in which dimension.
         kept: constants, by all that they depend on.
     """
 

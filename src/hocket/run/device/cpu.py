@@ -46,7 +46,7 @@ class CpuDevice(Device):
         timeout_s: after which a wait of one lane for another ends with an error.
         run_op: runs an op, given its work and its label.
         scheduler: decides which lane may run; tests give an `Interleaver`.
-        sanitizer: is told of events, to find races.
+        sanitizer: records events, to find races.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class LaneGroup:
     Args:
         timeout_s: after which a wait of one lane for another ends with an error.
         scheduler: decides which lane may run.
-        sanitizer: is told of events.
+        sanitizer: records events.
     """
 
     timeout_s: float
@@ -69,7 +69,7 @@ class CpuEvent(Event):
     """See `Event`. Made by `CpuDevice.new_event`.
 
     Args:
-        group: of the device's lanes.
+        group: the device's lanes.
         waiter: gives the lane whose thread is calling.
     """
 
@@ -162,7 +162,7 @@ class CpuLane(DeviceLane):
     """See `DeviceLane`. Made by `CpuDevice`, and run by `thread` or by the caller.
 
     Args:
-        group: of the device's lanes.
+        group: the device's lanes.
         number: position in `Device.lanes`; lane 0 runs in the calling thread.
         run_op: runs an op's work.
     """

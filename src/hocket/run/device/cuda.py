@@ -84,7 +84,7 @@ class CudaLane(DeviceLane):
     Args:
         device: the lane's device, with its index.
         number: position in `Device.lanes`.
-        sanitizer: is told of events.
+        sanitizer: records events.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class CudaDevice(Device):
         num_lanes: the number of streams.
         budget_bytes: how much memory tensors may take.
         timeout_s: how long a lane may wait for the generators.
-        sanitizer: is told of events, to find races.
+        sanitizer: records events, to find races.
     """
 
     def __init__(

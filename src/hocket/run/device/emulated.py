@@ -34,7 +34,7 @@ def emulated_device(
         num_lanes: the number of lanes; each beyond the first is a thread.
         budget_bytes: how much memory tensors may take.
         timeout_s: after which a wait of one lane for another ends with an error.
-        sanitizer: is told of events, to find races.
+        sanitizer: records events, to find races.
     """
     return CpuDevice(
         num_lanes,

@@ -93,7 +93,7 @@ class Interleaver(LaneScheduler):
     Finding Bugs", ASPLOS 2010, section 3; the Rust library Shuttle does the same.
 
     Args:
-        seed: of the choices.
+        seed: the seed of the choices.
         num_lanes: the number of the device's lanes; lane 0 begins.
         draw: how to choose.
         num_changes: with PCT, at how many points a lane's priority is lowered (d - 1).
@@ -131,7 +131,7 @@ class Interleaver(LaneScheduler):
             del self._waiting[lane]
 
     def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
-        """See `LaneScheduler.acquire`. Blocks only where nobody else could run."""
+        """See `LaneScheduler.acquire`. Blocks only if no other lane can run."""
         thread = threading.get_ident()  # another thread may ask on this one's behalf
         with self.condition:
             self.wait_for(lane, lambda: lock.is_free_for(thread), timeout_s)

@@ -46,7 +46,7 @@ def resident_bytes() -> int:
 
 
 def reset_resident_peak() -> None:
-    """Let `peak_bytes` on a CPU begin anew at what the process holds now.
+    """Let `peak_bytes` on a CPU start again at what the process holds now.
 
     Raises:
         RunError: the system refuses it.

@@ -19,7 +19,7 @@ from hocket.planner.recompute import recomputing
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import peak_bytes
 
-# torch tells of it by text only, but for the GPU's own allocator.
+# torch reports it by text only, but for the GPU's own allocator.
 _TEXTS: Final = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
@@ -27,8 +27,8 @@ class MemoryWatch:
     """Turns an allocator's complaint into one that a user can act on.
 
     Args:
-        schedule: of which ops are played.
-        costs: of its program.
+        schedule: the schedule that is played.
+        costs: the program's costs.
         world: for this worker's rank and device.
         device: whose lane this worker plays.
     """

@@ -51,7 +51,7 @@ class HostWatch:
     """For work that is done when its call returns.
 
     Args:
-        num_ops: of the lane.
+        num_ops: the number of the lane's ops.
     """
 
     def __init__(self, num_ops: int) -> None:
@@ -91,7 +91,7 @@ class StreamWatch:
     """For work that is only handed to a device's stream.
 
     Args:
-        num_ops: of the lane.
+        num_ops: the number of the lane's ops.
         make_event: makes an event that takes the time.
         clock: the host's.
     """
@@ -121,7 +121,7 @@ class StreamWatch:
         """See `Stopwatch.read`.
 
         Time is taken back from an event of this step, and not on from one of the
-        process's beginning: events tell milliseconds in 24 bits.
+        process's beginning: events give milliseconds in 24 bits.
         """
         mark, now_s = self._mark_now()
         start_s, end_s = np.zeros(len(self._starts)), np.zeros(len(self._ends))
