@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.staleness.muon import MuonAndAdamw
-from hocket.recipes.optimizer import make_optimizer
-from hocket.recipes.optimizer_settings import AdamwSettings
-from hocket.recipes.recipe import Recipe
-from hocket.recipes.resolve import resolve
+from hocket.recipes.config.optimizer_settings import AdamwSettings
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.resolve import resolve
+from hocket.recipes.training.optimizer import make_optimizer
 from hocket.run.weights.settings import OptimizerFactory
 
 # Of all: the same number of microbatches, and nobody beside the one process.

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from hocket.recipes.lars import Closure
+from hocket.recipes.training.lars import Closure
 from hocket.run.weights.settings import Parameters
 
 _INSIDE: Final = "blocks."  # embeddings and heads have matrices too, but not there

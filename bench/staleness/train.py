@@ -15,9 +15,9 @@ from torch import nn
 import hocket
 from bench.staleness.cases import Case
 from bench.staleness.variants import Variant
-from hocket.recipes.course import Course
-from hocket.recipes.optimizer import make_scheduler
-from hocket.recipes.task import Task, make_task
+from hocket.recipes.training.optimizer import make_scheduler
+from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.run.data.sample_loader import EvaluationLoader

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.recipes.resolve import resolve
+from hocket.recipes.config.resolve import resolve
 from tests.cli.shell import hocket
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores

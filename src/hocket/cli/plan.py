@@ -13,10 +13,10 @@ import typer
 from hocket.cli.train import OutsideOption, SetOption, read_recipe
 
 if TYPE_CHECKING:
-    from hocket.recipes.planning import Paper, PlanRequest, Shown
-    from hocket.recipes.resolve import Resolved
+    from hocket.recipes.training.planning import Paper, PlanRequest, Shown
+    from hocket.recipes.config.resolve import Resolved
 
-ENTRY: Final = "hocket.recipes.planning:main"
+ENTRY: Final = "hocket.recipes.training.planning:main"
 
 _MOST_COLUMNS: Final = 160
 _FILE_COLUMNS: Final = 140
@@ -116,7 +116,7 @@ def plan_command(
     plain data parallelism.
     """
     from hocket.planner.experiments.entries import NETWORKS
-    from hocket.recipes.planning import PlanRequest
+    from hocket.recipes.training.planning import PlanRequest
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
     request = PlanRequest(
@@ -178,7 +178,7 @@ def plan_and_show(resolved: Resolved, request: PlanRequest, paper: Paper) -> Sho
         PlanError: a name that is not known, or numbers that nothing fits.
         WorkerError: a worker failed.
     """
-    from hocket.recipes.planning import Shown, plan_recipe
+    from hocket.recipes.training.planning import Shown, plan_recipe
 
     is_here = request.hardware is None and request.links is None
     if is_here and _has(request.num_devices):
@@ -189,7 +189,7 @@ def plan_and_show(resolved: Resolved, request: PlanRequest, paper: Paper) -> Sho
 def _counted(name: str, request: PlanRequest, paper: Paper) -> Shown:
     """Rank one of the networks of the published experiments."""
     from hocket.planner.experiments.entries import plan_network
-    from hocket.recipes.planning import Shown
+    from hocket.recipes.training.planning import Shown
 
     gib, file = request.memory_gib, request.hardware_file
     ranking = plan_network(
@@ -221,9 +221,9 @@ def _has(num_devices: int) -> bool:
 def _measured(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
     from tempfile import TemporaryDirectory
 
-    from hocket.recipes.planning import Shown
-    from hocket.recipes.run_folder import claim_folder
-    from hocket.recipes.task import check_data
+    from hocket.recipes.training.planning import Shown
+    from hocket.recipes.training.run_folder import claim_folder
+    from hocket.recipes.training.task import check_data
     from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)
@@ -242,7 +242,7 @@ def _measured(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
 def _paper(num_rows: int, *, has_page: bool) -> Paper:
     import sys
 
-    from hocket.recipes.planning import Paper
+    from hocket.recipes.training.planning import Paper
 
     is_terminal = sys.stdout.isatty()
     width = _FILE_COLUMNS

@@ -25,7 +25,7 @@ from hocket.cli.train import (
 if TYPE_CHECKING:
     from hocket.model.profile.profile import LayerProfile, Profile
 
-ENTRY: Final = "hocket.recipes.profiling:main"
+ENTRY: Final = "hocket.recipes.training.profiling:main"
 
 
 def profile_command(
@@ -73,8 +73,8 @@ def profile_recipe(
         WorkerError: a worker failed.
     """
     resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
-    from hocket.recipes.run_folder import claim_folder
-    from hocket.recipes.task import check_data
+    from hocket.recipes.training.run_folder import claim_folder
+    from hocket.recipes.training.task import check_data
     from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)

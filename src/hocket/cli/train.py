@@ -13,9 +13,9 @@ from hocket import env
 from hocket.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hocket.recipes.resolve import Resolved
+    from hocket.recipes.config.resolve import Resolved
 
-ENTRY: Final = "hocket.recipes.train:main"
+ENTRY: Final = "hocket.recipes.training.train:main"
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A built-in recipe, or a TOML file.")
@@ -92,7 +92,7 @@ def train_command(
     if dry_run:
         show(resolved)
     elif env.RANK.is_set:
-        from hocket.recipes.train import train_in_job
+        from hocket.recipes.training.train import train_in_job
 
         refuse_restarts(max_restarts)
         train_in_job(resolved, run_dir)
@@ -108,7 +108,7 @@ def read_recipe(
     Raises:
         RecipeError: the recipe is not valid.
     """
-    from hocket.recipes.resolve import resolve
+    from hocket.recipes.config.resolve import resolve
 
     resolved = resolve(recipe, settings, allow_outside=allow_outside)
     sys.path[:0] = map(str, resolved.import_folders)
@@ -162,8 +162,8 @@ def start_workers(
         CheckpointError: another run is at work in the folder.
         WorkerError: a worker failed.
     """
-    from hocket.recipes.run_folder import enter_folder
-    from hocket.recipes.task import check_data
+    from hocket.recipes.training.run_folder import enter_folder
+    from hocket.recipes.training.task import check_data
     from hocket.run.cluster.launch import launch
 
     check_data(resolved.recipe)
@@ -185,8 +185,8 @@ def start_workers(
 
 def show(resolved: Resolved) -> None:
     """Print the recipe as resolved, and check that its data can be loaded."""
-    from hocket.recipes.course import Course
-    from hocket.recipes.task import make_task
+    from hocket.recipes.training.step_layout import Course
+    from hocket.recipes.training.task import make_task
 
     task = make_task(resolved.recipe)
     course = Course.of(resolved.recipe, task.training)

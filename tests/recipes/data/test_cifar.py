@@ -13,9 +13,9 @@ import torch
 from hocket.errors import DataError
 from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
 from hocket.run.data.samples import EpochRandom
-from tests.recipes.data import cifar_folder as folders
-from tests.recipes.data.real import real
 from tests.recipes.data.test_unpickle import Runs
+from tests.recipes.support import cifar_folder as folders
+from tests.recipes.support.real_data import real
 
 ADVICE = "get it from https://www.cs.toronto.edu/~kriz/cifar.html"
 

@@ -12,7 +12,7 @@ from scipy.io import savemat
 from hocket.errors import DataError
 from hocket.recipes.data.flowers import load_flowers
 from hocket.run.data.samples import EpochRandom
-from tests.recipes.data.flowers_folder import flowers, write_labels
+from tests.recipes.support.flowers_folder import flowers, write_labels
 
 pytest.importorskip("PIL.Image")
 

@@ -10,7 +10,7 @@ import torch
 
 from hocket.errors import DataError
 from hocket.recipes.data.glue import GlueTask, load_glue, read_glue
-from tests.recipes.data.real import real
+from tests.recipes.support.real_data import real
 
 MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"

@@ -11,7 +11,7 @@ import torch
 from hocket.errors import DataError
 from hocket.recipes.data.parallel_text import ParallelText, load_parallel_text
 from hocket.recipes.data.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
-from tests.recipes.data.real import real
+from tests.recipes.support.real_data import real
 
 TRAIN = {
     "train.en": "a man sleeps .\na man\n\nman a a a\n",

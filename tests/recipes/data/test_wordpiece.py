@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hocket.errors import DataError
 from hocket.recipes.data.bert_words import words_of
 from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
-from tests.recipes.data.real import real
+from tests.recipes.support.real_data import real
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL = WordPiece([*SPECIAL, "play", "##ful", "##ly", "##f", "a", "un", "##a"])

@@ -16,7 +16,7 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler as lr
 
 import hocket
-from hocket.recipes.lars import Lars
+from hocket.recipes.training.lars import Lars
 from hocket.run.weights.settings import OptimizerFactory, Parameters, SchedulerFactory
 from tests.run.support.comparison import difference
 from tests.run.support.optimizers import muon

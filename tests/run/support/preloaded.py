@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 MODULES: Final = (
-    "hocket.recipes.train",
+    "hocket.recipes.training.train",
     "hocket.run.cluster.launch",
     "safetensors.torch",
     "tests.run.support.transport_pair",

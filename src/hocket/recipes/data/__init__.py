@@ -1,5 +1,6 @@
-"""Readers of the files that data sets come in: each gives `Samples`.
+"""Readers of data sets' files; each returns `hocket.run.data.samples.Samples`.
 
-Nothing is downloaded. A reader checks what it is given and says what is wrong with the
-path, the line or record, what was expected, and where the files are to be had.
+May import `recipes.config`, never the other rooms of `recipes`. Nothing is downloaded:
+a reader that refuses a file names its path and line, what it expected, and where to
+get the files. Begin with `load`, which calls the reader that a recipe names.
 """

@@ -24,7 +24,7 @@ from hocket.recipes.experiments.on_mrpc import (
     ready,
     setting,
 )
-from hocket.recipes.task import Task
+from hocket.recipes.training.task import Task
 from hocket.run.cluster.world import World
 from hocket.schedules import make_schedule
 

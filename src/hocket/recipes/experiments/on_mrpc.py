@@ -16,14 +16,14 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from hocket.recipes.course import Course
+from hocket.recipes.config.data_settings import GlueSettings
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.resolve import resolve
 from hocket.recipes.data.glue import GlueTask, read_glue
-from hocket.recipes.data_settings import GlueSettings
 from hocket.recipes.experiments.in_turn import environment
-from hocket.recipes.recipe import Recipe
-from hocket.recipes.resolve import resolve
-from hocket.recipes.task import Task, make_task
-from hocket.recipes.train import make_pipeline
+from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.task import Task, make_task
+from hocket.recipes.training.train import make_pipeline
 from hocket.run.cluster.launch import launch
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.job_folder import Json

@@ -28,10 +28,10 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.layout import WorkerLayout
 from hocket.core.portions import portions
 from hocket.core.simulate import simulate
+from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.experiments.in_turn import paired_ratio, spread
 from hocket.recipes.experiments.on_mrpc import SIZES, Run, launched, ready, setting
-from hocket.recipes.recipe import Recipe
-from hocket.recipes.task import Task
+from hocket.recipes.training.task import Task
 from hocket.run.cluster.world import World
 from hocket.run.pipeline import Pipeline
 from hocket.schedules import make_schedule

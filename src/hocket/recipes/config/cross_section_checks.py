@@ -1,0 +1,131 @@
+"""What no single section of a recipe can see: values that are wrong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket.core.check import check
+from hocket.core.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.schedule import Schedule
+from hocket.errors import PlanError
+from hocket.recipes.config.data_settings import (
+    CifarSettings,
+    DataFunctionSettings,
+    FlowersSettings,
+    GlueSettings,
+    ImageFolderSettings,
+    ParallelTextSettings,
+    TextSettings,
+    side_of,
+)
+from hocket.recipes.config.model_settings import (
+    BertSettings,
+    GptSettings,
+    LstmSettings,
+    ModelFunctionSettings,
+    ResnetSettings,
+    ResnextSettings,
+    VitSettings,
+)
+from hocket.schedules import make_schedule
+
+if TYPE_CHECKING:
+    from hocket.recipes.config.pipeline_settings import PipelineSettings
+    from hocket.recipes.config.recipe import Recipe
+
+
+def contradictions(recipe: Recipe) -> Iterator[str]:
+    """A sentence each, with the numbers of both sides."""
+    yield from _strangers(recipe)
+    yield from _too_small(recipe)
+    yield from _misfits(recipe.pipeline)
+
+
+def _strangers(recipe: Recipe) -> Iterator[str]:
+    """Whether the model reads the data, and whether there is a loss for them."""
+    match recipe.model, recipe.data:
+        case VitSettings(patch_size=patch), data if side := side_of(data):
+            if side % patch:
+                yield (
+                    f"model.patch_size {patch} does not divide the images' side of "
+                    f"{side} pixels"
+                )
+        case (
+            (ModelFunctionSettings(), _)
+            | (GptSettings(), TextSettings())
+            | (BertSettings(), GlueSettings())
+            | (LstmSettings(), ParallelTextSettings())
+        ):
+            pass
+        case ResnetSettings(), data if side_of(data):
+            pass
+        case ResnextSettings(), (
+            CifarSettings() | ImageFolderSettings() | FlowersSettings()
+        ):
+            pass
+        case model, data:
+            yield f"a model of kind {model.kind!r} does not read {data.kind!r}"
+    if isinstance(recipe.data, DataFunctionSettings) and recipe.task.loss is None:
+        yield (
+            "task.loss: missing: data of kind 'function' bring no loss along; name "
+            "yours, as 'module:function'"
+        )
+
+
+def _too_small(recipe: Recipe) -> Iterator[str]:
+    """Whether each microbatch gets a sample."""
+    pipeline, batch_size = recipe.pipeline, recipe.training.batch_size
+    if batch_size < pipeline.num_replicas * pipeline.num_microbatches:
+        yield (
+            f"training.batch_size {batch_size} is less than one sample "
+            f"for each of pipeline.num_replicas {pipeline.num_replicas} x "
+            f"pipeline.num_microbatches {pipeline.num_microbatches}"
+        )
+
+
+def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
+    """What the schedule, and a cut into its stages, say to the numbers."""
+    if pipeline.schedule == "auto":
+        return
+    try:
+        schedule = _order(pipeline)
+    except PlanError as error:
+        yield f"pipeline.schedule: {error}"
+        return
+    delays = [stage.delay for stage in schedule.program.stages]
+    if pipeline.correction != "none" and not any(delays):
+        yield (
+            f"pipeline.correction {pipeline.correction!r} has no effect: no stage of "
+            f"{pipeline.schedule!r} reads old weights"
+        )
+    num_stages = schedule.program.num_stages
+    if pipeline.cut is not None and len(pipeline.cut) != num_stages - 1:
+        yield (
+            f"pipeline.cut names {len(pipeline.cut)} modules; the schedule has "
+            f"{num_stages} stages, of which all but the first begin with one"
+        )
+
+
+def _order(pipeline: PipelineSettings) -> Schedule:
+    num_devices = pipeline.num_workers // pipeline.num_replicas
+    if not is_path(pipeline.schedule):
+        return make_schedule(
+            pipeline.schedule,
+            num_devices=num_devices,
+            num_microbatches=pipeline.num_microbatches,
+            num_replicas=pipeline.num_replicas,
+            stages_per_device=pipeline.stages_per_device,
+        )
+    path, num_replicas = Path(pipeline.schedule), pipeline.num_replicas
+    order = read_schedule(path, num_replicas=num_replicas)
+    refuse_other_sizes(
+        order.program,
+        num_devices=num_devices,
+        num_microbatches=pipeline.num_microbatches,
+        num_replicas=num_replicas,
+        has_body=bool(order.body),
+    )
+    check(order)
+    return order

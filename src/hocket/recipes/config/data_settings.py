@@ -1,0 +1,200 @@
+"""The section [data]: what each kind of data takes.
+
+Every kind but `digits` reads files that are on this machine: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hocket.recipes.config.settings import (
+    Count,
+    FunctionSettings,
+    NaturalNumber,
+    Probability,
+    Settings,
+    Share,
+)
+
+
+class DigitsSettings(Settings):
+    """scikit-learn's 1797 handwritten digits (`hocket.recipes.data.digits`).
+
+    Args:
+        test_fraction: the share of each class that is kept for evaluation.
+        shift_probability: of moving a training image by up to one pixel up or down and
+            left or right, drawn anew for each image and epoch.
+    """
+
+    kind: Literal["digits"]
+    test_fraction: Share = 0.25
+    shift_probability: Probability = 0.5
+
+
+class FileSettings(Settings):
+    """What is read from files.
+
+    Args:
+        path: the folder, or the file. Relative to the recipe's folder where a recipe
+            says it, to the current folder where `--set` does.
+        max_samples: takes only so many samples, the first ones, to train on, and to
+            evaluate on; for a try.
+    """
+
+    path: str
+    max_samples: Count | None = None
+
+
+class CifarSettings(FileSettings):
+    """CIFAR's colour images (`hocket.recipes.data.cifar`).
+
+    Args:
+        shift_pixels: how far a training image is moved at most, in both directions.
+        flip: whether every second training image is mirrored.
+        side: pixels that images are scaled to then, for models of larger ones.
+    """
+
+    shift_pixels: NaturalNumber = 4
+    flip: bool = True
+    side: Count = 32
+
+
+class Cifar10Settings(CifarSettings):
+    """The ten classes of CIFAR-10, from the folder `cifar-10-batches-py`."""
+
+    kind: Literal["cifar10"]
+
+
+class Cifar100Settings(CifarSettings):
+    """The classes of CIFAR-100, from the folder `cifar-100-python`.
+
+    Args:
+        coarse: tell apart the 20 groups of classes, not the 100 classes.
+    """
+
+    kind: Literal["cifar100"]
+    coarse: bool = False
+
+
+class ImageFolderSettings(FileSettings):
+    """Images in folders, one per class (`hocket.recipes.data.image_folder`).
+
+    Args:
+        side: pixels; every image is scaled and cut to a square of this side.
+        training: the name of the folder to train on.
+        validation: the name of the folder to evaluate on.
+    """
+
+    kind: Literal["image-folder"]
+    side: Count = 224
+    training: str = "train"
+    validation: str = "val"
+
+
+class FlowersSettings(FileSettings):
+    """Oxford's 102 kinds of flowers, in their own form (`hocket.recipes.data.flowers`).
+
+    Args:
+        side: pixels; every image is scaled and cut to a square of this side.
+        with_validation: train on the images for validation, too. Evaluation is on those
+            for test either way.
+    """
+
+    kind: Literal["flowers102"]
+    side: Count = 224
+    with_validation: bool = True
+
+
+class TextSettings(FileSettings):
+    """Any text file, read as bytes (`hocket.recipes.data.text`).
+
+    Args:
+        window_bytes: how many bytes the model sees at once.
+        validation_fraction: the last part of the file, kept for evaluation.
+    """
+
+    kind: Literal["text"]
+    window_bytes: Count = 128
+    validation_fraction: Share = 0.1
+
+
+class GlueSettings(FileSettings):
+    """Sentences and pairs of them, as the GLUE benchmark's tables.
+
+    Args:
+        task: which of its tables.
+        vocabulary: the file of an uncased BERT's word pieces, one in each line; built
+            from the training texts where it is not said.
+        num_pieces: at most, of a vocabulary that is built.
+        num_tokens: of each sample; longer ones are cut, shorter ones filled up.
+    """
+
+    kind: Literal["glue"]
+    task: Literal["sst2", "mrpc", "qqp", "mnli"]
+    vocabulary: str | None = None
+    num_pieces: Count = 30_522
+    num_tokens: Annotated[int, Field(ge=8)] = 128
+
+    @model_validator(mode="after")
+    def _builds_or_reads(self) -> GlueSettings:
+        if self.vocabulary is not None and self.num_pieces != 30_522:
+            raise ValueError(
+                "num_pieces has no effect where a vocabulary is read from a file"
+            )
+        return self
+
+
+class ParallelTextSettings(FileSettings):
+    """Sentences in two languages, line by line (`hocket.recipes.data.parallel_text`).
+
+    Args:
+        source: the ending of the files that are read: `train.en` has "en".
+        target: the ending of those that they are translated into.
+        training: the name of the files to train on, before the dot.
+        validation: the name of those to evaluate on.
+        num_source_tokens: of every sentence read; longer ones are cut, shorter ones
+            filled up.
+        num_target_tokens: the same, of every sentence to be written.
+        max_entries: words known of each language.
+        min_count: how often a word must occur to be known.
+    """
+
+    kind: Literal["parallel-text"]
+    source: str = "en"
+    target: str = "de"
+    training: str = "train"
+    validation: str = "val"
+    num_source_tokens: Annotated[int, Field(ge=2)] = 40
+    num_target_tokens: Annotated[int, Field(ge=2)] = 40
+    max_entries: Count = 30_000
+    min_count: Count = 2
+
+
+class DataFunctionSettings(FunctionSettings):
+    """A function that returns data to train on and data to evaluate on."""
+
+
+DataSettings = (
+    DigitsSettings
+    | Cifar10Settings
+    | Cifar100Settings
+    | ImageFolderSettings
+    | FlowersSettings
+    | TextSettings
+    | GlueSettings
+    | ParallelTextSettings
+    | DataFunctionSettings
+)
+
+
+def side_of(data: DataSettings) -> int | None:
+    """The pixels of an image's side; None for what is no image."""
+    match data:
+        case DigitsSettings():
+            return 8
+        case CifarSettings() | ImageFolderSettings() | FlowersSettings():
+            return data.side
+        case _:
+            return None

@@ -1,0 +1,159 @@
+"""The section [model]: what each kind of model takes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator, model_validator
+
+from hocket.errors import ShapeError
+from hocket.planner.experiments.resnext import resnext_blocks
+from hocket.recipes.config.settings import (
+    Count,
+    Decay,
+    FunctionSettings,
+    NaturalNumber,
+    Settings,
+)
+
+
+class TransformerSettings(Settings):
+    """What every transformer takes.
+
+    Args:
+        width: features per token; a multiple of `num_heads`.
+        num_blocks: pairs of attention and MLP.
+        num_heads: of each attention.
+        mlp_width: features inside each MLP.
+        dropout: the probability, where each half of a block joins the residual stream.
+    """
+
+    width: Count = 64
+    num_blocks: Count = 6
+    num_heads: Count = 4
+    mlp_width: Count = 128
+    dropout: Decay = 0.0
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> TransformerSettings:
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"width {self.width} is not a multiple of num_heads {self.num_heads}"
+            )
+        return self
+
+
+class VitSettings(TransformerSettings):
+    """A small vision transformer (`hocket.recipes.models.vit`).
+
+    Args:
+        patch_size: pixels per side of a patch; divides the image's side.
+        pooling: what the head reads: a class token, or the mean over all tokens.
+    """
+
+    kind: Literal["vit"]
+    patch_size: Count = 2
+    pooling: Literal["token", "mean"] = "token"
+
+
+class GptSettings(TransformerSettings):
+    """A byte-level GPT (`hocket.recipes.models.gpt`).
+
+    Args:
+        tie_weights: whether the head reads the token embedding's weights.
+        sample_bytes: how much text to generate when training has ended.
+    """
+
+    kind: Literal["gpt"]
+    tie_weights: bool = False
+    sample_bytes: NaturalNumber = 200
+
+
+class BertSettings(TransformerSettings):
+    """BERT of the package transformers, with a head for classes.
+
+    Args:
+        pretrained: a folder in Hugging Face's form (config.json, model.safetensors), of
+            the same sizes, to begin with; random weights where it is not said.
+    """
+
+    kind: Literal["bert"]
+    pretrained: str | None = None
+
+
+class ResnetSettings(Settings):
+    """A small residual network (`hocket.recipes.models.resnet`).
+
+    Args:
+        width: channels of the first of three groups; each doubles them.
+        num_blocks: in each group.
+    """
+
+    kind: Literal["resnet"]
+    width: Count = 16
+    num_blocks: Count = 3
+
+
+class ResnextSettings(Settings):
+    """torchvision's ResNeXt by depth, with a head for as many classes as the data have.
+
+    Args:
+        depth: layers with weights: 14, 26, 50, 101, 152, or 194 and more.
+        num_groups: of the convolutions in the middle of each block.
+        group_width: channels of each of these groups; 32 groups of 4 are "32x4d".
+        pretrained: a folder with model.safetensors, of the same sizes, under
+            torchvision's names, to begin with; its head counts if it has as many
+            classes. Random weights where it is not said.
+    """
+
+    kind: Literal["resnext"]
+    depth: Count = 50
+    num_groups: Count = 32
+    group_width: Count = 4
+    pretrained: str | None = None
+
+    @field_validator("depth")
+    @classmethod
+    def _is_a_resnext(cls, depth: int) -> int:
+        try:
+            resnext_blocks(depth)
+        except ShapeError as error:  # pydantic takes only a ValueError for a fault
+            raise ValueError(str(error)) from None
+        return depth
+
+
+class LstmSettings(Settings):
+    """A translator of LSTMs with attention (`hocket.recipes.models.seq2seq`).
+
+    Args:
+        width: features per word; even.
+        num_layers: that read, and as many that write.
+        dropout: the probability, between all layers.
+    """
+
+    kind: Literal["lstm"]
+    width: Count = 256
+    num_layers: Count = 2
+    dropout: Decay = 0.0
+
+    @field_validator("width")
+    @classmethod
+    def _reads_both_ways(cls, width: int) -> int:
+        if width % 2:
+            raise ValueError(f"{width} should be even: half of it reads backwards")
+        return width
+
+
+class ModelFunctionSettings(FunctionSettings):
+    """A function that returns the user's own model, an `nn.Module`."""
+
+
+ModelSettings = (
+    VitSettings
+    | GptSettings
+    | BertSettings
+    | ResnetSettings
+    | ResnextSettings
+    | LstmSettings
+    | ModelFunctionSettings
+)

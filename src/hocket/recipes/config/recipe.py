@@ -1,0 +1,203 @@
+"""What a recipe may say: every section and key, with its default and its limits.
+
+A recipe is one TOML file. Its sections are classes, its keys their fields:
+
+    [model]       kind, and what that kind of model takes      (model_settings.py)
+    [data]        kind, and what that kind of data takes       (data_settings.py)
+    [optimizer]   kind, and what that kind of optimizer takes  (optimizer_settings.py)
+    [task]        the user's own loss and metrics
+    [training]    how long, in which batches, from which seed
+    [pipeline]    how many workers, and their order of work    (pipeline_settings.py)
+    [checkpoint]  how often to save, and where to go on from
+    [run]         where its folder goes, and how often it writes into it
+
+Here is what they mean; `hocket.recipes.config.resolve` reads them from files and
+`--set`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hocket.recipes.config.cross_section_checks import contradictions
+from hocket.recipes.config.data_settings import DataSettings
+from hocket.recipes.config.model_settings import ModelSettings
+from hocket.recipes.config.optimizer_settings import AnyOptimizer
+from hocket.recipes.config.pipeline_settings import PipelineSettings
+from hocket.recipes.config.settings import (
+    Count,
+    Decay,
+    FunctionName,
+    NaturalNumber,
+    Positive,
+    Settings,
+)
+
+
+class TaskSettings(Settings):
+    """What is wanted of the model, where the data do not say it.
+
+    Args:
+        loss: the user's `module:function`, called with the model's output and the
+            targets of a microbatch; gives the mean over its samples, as a scalar or a
+            dict of named ones. The data's own where it is not said.
+        metrics: likewise, a dict of named means.
+    """
+
+    loss: FunctionName | None = None
+    metrics: FunctionName | None = None
+
+
+class TrainingSettings(Settings):
+    """How long to train, in which batches.
+
+    Args:
+        num_epochs: passes over the training data.
+        max_steps: an earlier end, where it comes first.
+        batch_size: samples per batch, over all microbatches and replicas. What is left
+            of an epoch after its last full batch is not trained on in that epoch.
+        accumulate: batches per step, whose gradients are added up.
+        num_loaders: processes per worker that read batches ahead; 0 reads when asked.
+        precision: what the forward computes in. Weights stay as they are.
+        clip_norm: the most that all gradients together may measure.
+        ema_decay: trains an average of the weights along, which keeps so much of
+            itself at each step; evaluation then uses it.
+        evaluate_every_epochs: also in parts: 0.25 is four times per epoch. Once per
+            epoch where neither this nor the next is said. Training always ends with an
+            evaluation.
+        evaluate_every_steps: the same, in steps.
+        stop_patience: evaluations without a better value after which training ends
+            early.
+        stop_metric: which value: `loss`, or a metric's name.
+        stop_goal: which of two values is the better one.
+        seed: of the weights, the order of the data, shifts and dropout.
+    """
+
+    num_epochs: Count = 10
+    max_steps: Count | None = None
+    batch_size: Count = 64
+    accumulate: Count = 1
+    num_loaders: NaturalNumber = 0
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    clip_norm: Positive | None = None
+    ema_decay: Decay | None = None
+    evaluate_every_epochs: Positive | None = None
+    evaluate_every_steps: Count | None = None
+    stop_patience: Count | None = None
+    stop_metric: str = "loss"
+    stop_goal: Literal["lowest", "highest"] = "lowest"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @model_validator(mode="after")
+    def _says_things_once(self) -> TrainingSettings:
+        if self.evaluate_every_epochs and self.evaluate_every_steps:
+            raise ValueError(
+                f"evaluate_every_epochs {self.evaluate_every_epochs:g} and "
+                f"evaluate_every_steps {self.evaluate_every_steps}: say one of them "
+                "(--set training.evaluate_every_epochs= takes the other away)"
+            )
+        if self.stop_patience is None and (self.stop_metric, self.stop_goal) != (
+            "loss",
+            "lowest",
+        ):
+            raise ValueError(
+                f"stop_metric {self.stop_metric!r} and stop_goal {self.stop_goal!r} "
+                "have no effect without stop_patience"
+            )
+        return self
+
+
+class CheckpointSettings(Settings):
+    """How often to save, and where to go on from (`hocket.recipes.training.saving`).
+
+    Args:
+        every_steps: how often a checkpoint is written. None is where neither this nor
+            the next is said; otherwise training ends with one.
+        every_epochs: the same, also in parts of epochs.
+        keep: the newest so many stay.
+        background: whether training goes on while a checkpoint is being written.
+        resume: "auto" goes on from the newest checkpoint in the run's folder, and
+            begins anew where there is none; a path, of a checkpoint or of a run's
+            folder, must be there.
+        allow_previous: where the checkpoint is damaged, takes the one saved before it.
+    """
+
+    every_steps: Count | None = None
+    every_epochs: Positive | None = None
+    keep: Count = 3
+    background: bool = True
+    resume: str | None = None
+    allow_previous: bool = False
+
+    @model_validator(mode="after")
+    def _says_when(self) -> CheckpointSettings:
+        if self.every_steps and self.every_epochs:
+            raise ValueError(
+                f"every_steps {self.every_steps} and every_epochs "
+                f"{self.every_epochs:g}: say one of them "
+                "(--set checkpoint.every_epochs= takes the other away)"
+            )
+        if self.is_off and (self.keep, self.background) != (3, True):
+            raise ValueError(
+                "keep and background have no effect without every_steps or "
+                "every_epochs: no checkpoint is written"
+            )
+        if self.allow_previous and self.is_off and self.resume is None:
+            raise ValueError("allow_previous has no effect: no checkpoint is read")
+        return self
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no checkpoint is written."""
+        return self.every_steps is None and self.every_epochs is None
+
+
+class RunSettings(Settings):
+    """What a run leaves behind.
+
+    Args:
+        name: of the run; the recipe's where it is not said.
+        folder: where the folders of runs go, relative to the current one.
+        log_every_steps: how often a step's numbers are written down.
+        callbacks: the user's `module:function`s, each of which makes somebody whom the
+            main worker tells of all steps and evaluations
+            (`hocket.recipes.training.records.Watcher`).
+        profile_folder: where profiles of models are kept, and found again.
+    """
+
+    name: str
+    folder: str = "runs"
+    log_every_steps: Count = 1
+    callbacks: Annotated[tuple[FunctionName, ...], Field(strict=False)] = ()
+    profile_folder: str = ".profiles"
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(
+                f"{name!r} should name a folder: letters, digits, '_', '.' and '-' only"
+            )
+        return name
+
+
+class Recipe(Settings):
+    """A complete task: what to train on what, how long, and in which order of work."""
+
+    model: Annotated[ModelSettings, Field(discriminator="kind")]
+    data: Annotated[DataSettings, Field(discriminator="kind")]
+    optimizer: Annotated[AnyOptimizer, Field(discriminator="kind")]
+    task: TaskSettings
+    training: TrainingSettings
+    pipeline: PipelineSettings
+    checkpoint: CheckpointSettings
+    run: RunSettings
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Recipe:
+        if faults := tuple(contradictions(self)):
+            raise ValueError("\n".join(faults))
+        return self

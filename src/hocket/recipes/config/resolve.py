@@ -1,0 +1,196 @@
+"""Read a recipe: the file, then `--set`, then the defaults; all faults at once.
+
+    built-in name ─┐
+                   ├─▶ TOML ──▶ + --set section.key=value ──▶ Recipe, and of each
+    path of a file ┘                                          value where it is from
+
+A later source replaces single keys of an earlier one, never whole sections.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from hocket.errors import RecipeError
+from hocket.recipes.config.allowed_paths import (
+    functions_in,
+    make_absolute,
+    out_of_reach,
+)
+from hocket.recipes.config.nearest import nearest
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.toml_text import Key, dotted, lines_of_keys, to_toml
+from hocket.recipes.config.validation_errors import faults_of
+
+SUFFIX: Final = ".toml"
+DEFAULT_ORIGIN: Final = "default"
+SET_ORIGIN: Final = "--set"
+
+Sections = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A recipe with every value in place.
+
+    Args:
+        recipe: what to do.
+        origins: of each value that is not a default, where it was said.
+        import_folders: where the modules are that it names; none if it names none.
+    """
+
+    recipe: Recipe
+    origins: Mapping[Key, str]
+    import_folders: tuple[Path, ...] = ()
+
+    def to_toml(self) -> str:
+        """The whole recipe as TOML, which reads back as the same recipe."""
+        sections = {
+            section: {
+                name: values[name]
+                for name in sorted(values, key=lambda name: name != "kind")
+            }
+            for section, values in self.recipe.model_dump().items()
+        }
+        origins: dict[Key, str] = {
+            (section, name): self.origins.get((section, name), DEFAULT_ORIGIN)
+            for section, values in sections.items()
+            for name in values
+        }
+        return to_toml(sections, origins)
+
+
+def builtin_names() -> list[str]:
+    """The recipes that hocket brings along."""
+    folder = files("hocket.recipes") / "builtin"
+    return sorted(
+        entry.name.removesuffix(SUFFIX)
+        for entry in folder.iterdir()
+        if entry.name.endswith(SUFFIX)
+    )
+
+
+def resolve(
+    source: str, settings: Sequence[str] = (), *, allow_outside: bool = False
+) -> Resolved:
+    """Read the recipe of this name or path, and lay the settings over it.
+
+    Args:
+        source: a built-in recipe's name, or the path of a TOML file.
+        settings: `section.key=value` each; the value is TOML, or else a plain string.
+            Without a value, the key is taken away.
+        allow_outside: lets the file name paths and modules that are not in its folder.
+
+    Raises:
+        RecipeError: there is no such recipe, or it is not valid; names every fault,
+            its key, and where it was said.
+    """
+    label, text, folder = _read(source)
+    sections = _parse(label, text)
+    said_here = {_key_of(setting) for setting in settings}
+    strays = [] if allow_outside else [*out_of_reach(sections, folder)]
+    found = [(key, fault) for key, fault in strays if key not in said_here]
+    import_folders = [folder] if functions_in(sections) - said_here else []
+    make_absolute(sections, folder)
+    origins = {key: f"{label}, line {n}" for key, n in lines_of_keys(text).items()}
+    faults = [*_lay_over(sections, origins, settings)]
+    if functions_in(sections) & said_here or (import_folders and allow_outside):
+        import_folders.append(Path.cwd())
+    for section in Recipe.model_fields:
+        sections.setdefault(section, {})
+    if isinstance(sections["run"], dict):
+        sections["run"].setdefault("name", Path(label).name.removesuffix(SUFFIX))
+    try:
+        recipe = Recipe.model_validate(sections)
+    except ValidationError as error:
+        found += faults_of(error, sections)
+    faults += [f"{_name(key)}{fault}{_where(key, origins)}" for key, fault in found]
+    if faults:
+        raise RecipeError(_sentence(label, faults))
+    return Resolved(recipe, origins, tuple(import_folders))
+
+
+def _read(source: str) -> tuple[str, str, Path]:
+    """The recipe's label, its text, and the folder its paths start from."""
+    path = Path(source)
+    if source in builtin_names():
+        entry = files("hocket.recipes") / "builtin" / f"{source}{SUFFIX}"
+        return source, entry.read_text(encoding="utf-8"), Path.cwd()
+    if not path.is_file():
+        way_out = (
+            f"there is no such file in {path.resolve().parent}"
+            if path.suffix == SUFFIX or len(path.parts) > 1
+            else nearest(source, builtin_names()) + " (or the path of a TOML file)"
+        )
+        raise RecipeError(f"no recipe {source!r}: {way_out}")
+    try:
+        return source, path.read_text(encoding="utf-8"), path.resolve().parent
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{source} cannot be read as text: {error}") from error
+
+
+def _parse(label: str, text: str) -> Sections:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{label} is not TOML: {error}") from error
+
+
+def _lay_over(
+    sections: Sections, origins: dict[Key, str], settings: Iterable[str]
+) -> Iterable[str]:
+    """Put each `section.key=value` in its place; yields what is wrong with any."""
+    for setting in settings:
+        _, equals, value = setting.partition("=")
+        key = _key_of(setting)
+        if not equals or len(key) != 2 or not all(key):
+            yield f"--set {setting}: it must read section.key=value"
+            continue
+        section, leaf = key
+        if not isinstance(sections.setdefault(section, {}), dict):
+            continue  # the file's fault, which is reported as such
+        if not value.strip():
+            sections[section].pop(leaf, None)
+            origins.pop(key, None)
+            continue
+        given = {section: {leaf: _value(value.strip())}}
+        make_absolute(given, Path.cwd())
+        sections[section].update(given[section])
+        origins[key] = SET_ORIGIN
+
+
+def _key_of(setting: str) -> Key:
+    """The key that a setting says something about."""
+    return tuple(part.strip() for part in setting.partition("=")[0].split("."))
+
+
+def _value(text: str) -> Any:
+    """A value as TOML reads it; what TOML does not read is a string as it stands."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _name(key: Key) -> str:
+    return f"{dotted(key)}: " if key else ""
+
+
+def _where(key: Key, origins: Mapping[Key, str]) -> str:
+    """Where the key was said; of a key that was not, where its section begins."""
+    for known in (key, key[:1]):
+        if known in origins:
+            return f" ({origins[known]})"
+    return ""
+
+
+def _sentence(label: str, faults: Sequence[str]) -> str:
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return "\n".join([f"the recipe {label} has {count}:", *(f"  {f}" for f in faults)])

@@ -1,0 +1,60 @@
+"""What every section of a recipe is made of: kinds of values, and strictness."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+NaturalNumber = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+_FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _is_function(name: str) -> str:
+    if not _FUNCTION.fullmatch(name):
+        raise ValueError(f"{name!r} should name a function, as 'module:function'")
+    return name
+
+
+FunctionName = Annotated[str, AfterValidator(_is_function)]
+
+
+def _is_plain(value: Any) -> bool | int | float | str:
+    if not isinstance(value, bool | int | float | str):
+        # pydantic takes only a ValueError for a fault of the value's.
+        raise ValueError(  # noqa: TRY004
+            f"{value!r} should be a number, a truth or a string"
+        )
+    return value
+
+
+Arguments = dict[str, Annotated[Any, AfterValidator(_is_plain)]]
+
+
+class Settings(BaseModel):
+    """A section: unknown keys are refused, and values are taken as they are written."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
+
+
+class FunctionSettings(Settings):
+    """A function of the user's own (`hocket.recipes.training.functions`).
+
+    Args:
+        function: `module:function`, in a module that is in the recipe's folder.
+        arguments: that it is called with, by name.
+    """
+
+    kind: Literal["function"]
+    function: FunctionName
+    arguments: Arguments = {}

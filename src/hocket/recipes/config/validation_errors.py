@@ -1,0 +1,98 @@
+"""What pydantic found wrong with a recipe, in our words and with a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from hocket.recipes.config.nearest import nearest
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.toml_text import Key, dotted
+
+
+def faults_of(
+    error: ValidationError, sections: Mapping[str, Any]
+) -> Iterator[tuple[Key, str]]:
+    """The key and a sentence, for each fault.
+
+    Args:
+        error: from validating `sections` as a Recipe.
+        sections: what was validated.
+    """
+    for details in error.errors():
+        key = _key(details["loc"])
+        for sentence in _sentences(details, key, sections):
+            yield _named(key, details["type"]), sentence
+
+
+def _key(loc: tuple[str | int, ...]) -> Key:
+    """Where it is in the file: without the kind, which pydantic adds to the path."""
+    parts = tuple(map(str, loc))
+    field = Recipe.model_fields.get(parts[0]) if parts else None
+    if field is not None and field.discriminator is not None:
+        return parts[:1] + parts[2:]
+    return parts
+
+
+def _named(key: Key, fault: str) -> Key:
+    """The key that the sentence is about: of a wrong kind, the kind."""
+    return (*key, "kind") if fault.startswith("union_tag") else key
+
+
+def _sentences(
+    details: Mapping[str, Any], key: Key, sections: Mapping[str, Any]
+) -> Iterator[str]:
+    value, context = details["input"], details.get("ctx", {})
+    match details["type"]:
+        case "extra_forbidden":
+            noun = "key" if len(key) > 1 else "section"
+            yield f"no such {noun}; {nearest(key[-1], _names_beside(key, sections))}"
+        case "missing":
+            yield f"missing: add it to the recipe, or --set {dotted(key)}=VALUE"
+        case "union_tag_not_found" | "union_tag_invalid":
+            yield _kind_fault(context.get("tag"), _kinds(key[0]))
+        case "literal_error":
+            names = re.findall(r"'([^']+)'", context["expected"])
+            yield f"no {value!r}; {nearest(str(value), names)}"
+        case "value_error":
+            yield from str(context["error"]).splitlines()
+        case "tuple_type":
+            yield f"{value!r} should be a list, such as [{value!r}]"
+        case "model_type" | "model_attributes_type":
+            yield f"{value!r} should be a section, [{dotted(key)}] and its keys"
+        case _:
+            yield details["msg"].replace("Input", repr(value), 1)
+
+
+def _kind_fault(kind: str | None, kinds: list[str]) -> str:
+    """What to say of a section's kind that is missing or not known."""
+    if kind is None:
+        return f"missing; there are {', '.join(map(repr, kinds))}"
+    return f"no kind {kind!r}; {nearest(kind, kinds)}"
+
+
+def _names_beside(key: Key, sections: Mapping[str, Any]) -> list[str]:
+    """The names that could stand where `key` stands."""
+    if len(key) == 1:
+        return list(Recipe.model_fields)
+    kind = sections[key[0]].get("kind")
+    return list(_classes(key[0]).get(kind, Recipe).model_fields)
+
+
+def _kinds(section: str) -> list[str]:
+    return list(_classes(section))
+
+
+def _classes(section: str) -> dict[str, type[BaseModel]]:
+    """The classes of a section, by kind; under no kind where there is only one."""
+    annotation = Recipe.model_fields[section].annotation
+    members = get_args(annotation) or (annotation,)
+    return {kind: member for member in members for kind in _kinds_of(member)}
+
+
+def _kinds_of(member: Any) -> tuple[Any, ...]:
+    field = member.model_fields.get("kind")
+    return get_args(field.annotation) if field is not None else (None,)

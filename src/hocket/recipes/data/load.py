@@ -1,0 +1,119 @@
+"""A recipe's data, by the reader of their kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import assert_never
+
+from hocket.recipes.config.data_settings import (
+    Cifar10Settings,
+    Cifar100Settings,
+    DataFunctionSettings,
+    DataSettings,
+    DigitsSettings,
+    FileSettings,
+    FlowersSettings,
+    GlueSettings,
+    ImageFolderSettings,
+    ParallelTextSettings,
+    TextSettings,
+)
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
+from hocket.recipes.data.digits import load_digits
+from hocket.recipes.data.flowers import load_flowers
+from hocket.recipes.data.glue import GlueTask, load_glue
+from hocket.recipes.data.image_folder import load_image_folder
+from hocket.recipes.data.parallel_text import load_parallel_text
+from hocket.recipes.data.text import load_text
+from hocket.recipes.training.functions import own_data
+from hocket.run.data.samples import Samples, first_samples
+
+
+def load_samples(recipe: Recipe) -> tuple[Samples, Samples]:
+    """The samples for training and for evaluation.
+
+    Raises:
+        DataError: the data are missing, malformed, or too few to be split.
+        RecipeError: a function of the user's cannot be had, or returns something else.
+    """
+    training, evaluation = _load(recipe.data)
+    if isinstance(recipe.data, FileSettings):
+        most = recipe.data.max_samples
+        return first_samples(training, most), first_samples(evaluation, most)
+    return training, evaluation
+
+
+def _load(settings: DataSettings) -> tuple[Samples, Samples]:
+    match settings:
+        case DigitsSettings():
+            return load_digits(settings.test_fraction, settings.shift_probability)
+        case Cifar10Settings() | Cifar100Settings():
+            return _load_cifar(settings)
+        case ImageFolderSettings():
+            return load_image_folder(
+                Path(settings.path),
+                side=settings.side,
+                training=settings.training,
+                validation=settings.validation,
+            )
+        case FlowersSettings():
+            return load_flowers(
+                Path(settings.path),
+                side=settings.side,
+                with_validation=settings.with_validation,
+            )
+        case DataFunctionSettings():
+            return own_data(settings.function, settings.arguments)
+        case _:
+            return _load_text(settings)
+
+
+def _load_cifar(settings: Cifar10Settings | Cifar100Settings) -> tuple[Cifar, Cifar]:
+    path, shift_pixels = Path(settings.path), settings.shift_pixels
+    flip, side = settings.flip, settings.side
+    match settings:
+        case Cifar10Settings():
+            return load_cifar10(path, shift_pixels=shift_pixels, flip=flip, side=side)
+        case Cifar100Settings():
+            return load_cifar100(
+                path,
+                shift_pixels=shift_pixels,
+                flip=flip,
+                side=side,
+                coarse=settings.coarse,
+            )
+        case _:
+            assert_never(settings)
+
+
+def _load_text(
+    settings: TextSettings | GlueSettings | ParallelTextSettings,
+) -> tuple[Samples, Samples]:
+    path = Path(settings.path)
+    match settings:
+        case TextSettings():
+            return load_text(path, settings.window_bytes, settings.validation_fraction)
+        case GlueSettings():
+            words = settings.vocabulary
+            return load_glue(
+                GlueTask(settings.task),
+                path,
+                num_tokens=settings.num_tokens,
+                vocabulary=None if words is None else Path(words),
+                num_entries=settings.num_pieces,
+            )
+        case ParallelTextSettings():
+            return load_parallel_text(
+                path,
+                source=settings.source,
+                target=settings.target,
+                training=settings.training,
+                validation=settings.validation,
+                num_source_tokens=settings.num_source_tokens,
+                num_target_tokens=settings.num_target_tokens,
+                max_entries=settings.max_entries,
+                min_count=settings.min_count,
+            )
+        case _:
+            assert_never(settings)

@@ -1,0 +1,76 @@
+"""A byte-level GPT: bytes, positions, causal blocks, head; and text drawn from it.
+
+Shapes: B samples, T bytes, W width, V = 256 values of a byte.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from hocket.recipes.models.transformer import Blocks
+
+NUM_BYTE_VALUES: Final = 256
+EMBEDDING_STD: Final = 0.02
+
+
+class Gpt(nn.Module):
+    """Bytes (B, T) to scores of each next byte (B, T, V). Pre-norm, learned positions.
+
+    Args:
+        window_bytes: the longest T.
+        blocks: the sizes of what is between; W is their width.
+        tie_weights: whether the head's weights are the byte embedding's.
+
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners",
+    2019, section 2.3.
+    """
+
+    def __init__(
+        self,
+        *,
+        window_bytes: int,
+        blocks: Blocks,
+        tie_weights: bool = False,
+    ) -> None:
+        super().__init__()
+        self.window_bytes = window_bytes
+        self.embedding = nn.Embedding(NUM_BYTE_VALUES, blocks.width)
+        self.positions = nn.Parameter(
+            EMBEDDING_STD * torch.randn(window_bytes, blocks.width)
+        )
+        self.blocks = blocks.make(causal=True)
+        self.norm = nn.LayerNorm(blocks.width)
+        self.head = nn.Linear(blocks.width, NUM_BYTE_VALUES, bias=False)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
+        if tie_weights:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, byte_BT: Tensor) -> Tensor:
+        """Score each next byte."""
+        x_BTW = self.embedding(byte_BT) + self.positions[: byte_BT.shape[1]]
+        score_BTV: Tensor = self.head(self.norm(self.blocks(x_BTW)))
+        return score_BTV
+
+
+@torch.no_grad()
+def generate(
+    model: Gpt, prompt: bytes, num_bytes: int, generator: torch.Generator
+) -> bytes:
+    """Draw `num_bytes` more bytes after the prompt, each from the model's distribution.
+
+    Args:
+        model: its dropout is switched off, and stays so.
+        prompt: at least one byte.
+        num_bytes: to draw.
+        generator: of random numbers.
+    """
+    model.eval()
+    text = list(prompt)
+    for _ in range(num_bytes):
+        byte_1T = torch.tensor([text[-model.window_bytes :]])
+        probability_V = model(byte_1T)[0, -1].softmax(0)
+        text.append(int(torch.multinomial(probability_V, 1, generator=generator)))
+    return bytes(text[len(prompt) :])

@@ -1,0 +1,210 @@
+"""A recipe's model, with the weights that its seed gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_never
+
+import torch
+from torch import nn
+
+from hocket.errors import DataError, MissingPackageError, RecipeError
+from hocket.model.vision_operators import declare_vision_operators
+from hocket.recipes.config.data_settings import (
+    DigitsSettings,
+    GlueSettings,
+    TextSettings,
+    side_of,
+)
+from hocket.recipes.config.model_settings import (
+    BertSettings,
+    GptSettings,
+    LstmSettings,
+    ModelFunctionSettings,
+    ResnetSettings,
+    ResnextSettings,
+    TransformerSettings,
+    VitSettings,
+)
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.data.cifar import Cifar
+from hocket.recipes.data.digits import NUM_CHANNELS, NUM_CLASSES
+from hocket.recipes.data.glue import GlueSamples, GlueTask
+from hocket.recipes.data.image_folder import ImageFolder
+from hocket.recipes.data.parallel_text import ParallelText
+from hocket.recipes.data.vocabulary import PAD
+from hocket.recipes.models.gpt import Gpt
+from hocket.recipes.models.resnet import ResNet
+from hocket.recipes.models.resnext import make_resnext
+from hocket.recipes.models.seq2seq import Seq2Seq
+from hocket.recipes.models.transformer import Blocks
+from hocket.recipes.models.vit import Pooling, VisionTransformer
+from hocket.recipes.training.functions import load_function
+from hocket.run.data.samples import FirstSamples, Samples
+
+if TYPE_CHECKING:
+    from transformers import BertConfig
+
+
+def make_model(recipe: Recipe, training: Samples) -> nn.Module:
+    """The model, freshly initialised.
+
+    Args:
+        recipe: what it is.
+        training: what it will read; tells how many words there are.
+
+    Raises:
+        RecipeError: the user's function returns no module.
+        DataError: pretrained weights are missing, or of another model.
+        MissingPackageError: the package that has the model is not installed.
+    """
+    torch.manual_seed(recipe.training.seed)
+    whole = training.samples if isinstance(training, FirstSamples) else training
+    match recipe.model:
+        case VitSettings() | ResnetSettings() | ResnextSettings():
+            return _classifier(recipe.model, _images(recipe, whole))
+        case GptSettings() as gpt:
+            assert isinstance(recipe.data, TextSettings), "the recipe is valid"
+            return Gpt(
+                window_bytes=recipe.data.window_bytes,
+                tie_weights=gpt.tie_weights,
+                blocks=_blocks(gpt),
+            )
+        case BertSettings() as bert:
+            return _bert(bert, recipe.data, whole)
+        case LstmSettings() as lstm:
+            return _seq2seq(lstm, whole)
+        case ModelFunctionSettings() as own:
+            return _own_model(own)
+        case _:
+            assert_never(recipe.model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """What a model must know of images."""
+
+    num_channels: int
+    side: int
+    num_classes: int
+
+
+def _images(recipe: Recipe, samples: Samples) -> _Images:
+    side = side_of(recipe.data)
+    assert side is not None, "the recipe is valid"
+    match recipe.data:
+        case DigitsSettings():
+            return _Images(NUM_CHANNELS, side, NUM_CLASSES)
+        case _:
+            assert isinstance(samples, Cifar | ImageFolder), "the recipe is valid"
+            return _Images(3, side, samples.num_classes)
+
+
+def _classifier(
+    settings: VitSettings | ResnetSettings | ResnextSettings, images: _Images
+) -> nn.Module:
+    match settings:
+        case VitSettings():
+            return VisionTransformer(
+                image_side=images.side,
+                num_channels=images.num_channels,
+                num_classes=images.num_classes,
+                patch_size=settings.patch_size,
+                pooling=Pooling(settings.pooling),
+                blocks=_blocks(settings),
+            )
+        case ResnetSettings():
+            return ResNet(
+                num_channels=images.num_channels,
+                num_classes=images.num_classes,
+                width=settings.width,
+                num_blocks=settings.num_blocks,
+            )
+        case ResnextSettings():
+            return make_resnext(settings, images.num_classes)
+        case _:
+            assert_never(settings)
+
+
+def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
+    """Hugging Face's own classes, so that what is trained can go back to them."""
+    assert isinstance(glue, GlueSettings), "the recipe is valid"
+    assert isinstance(samples, GlueSamples), "the recipe is valid"
+    declare_vision_operators()  # transformers imports torchvision, if it is there
+    try:
+        from transformers import BertConfig, BertForSequenceClassification
+    except ImportError as error:
+        raise MissingPackageError(
+            "BERT comes with transformers, which is not installed or does not load "
+            f"({error}): pip install 'hocket[recipes]'"
+        ) from error
+    config = BertConfig(
+        vocab_size=len(samples.tokenizer.entries),
+        hidden_size=settings.width,
+        num_hidden_layers=settings.num_blocks,
+        num_attention_heads=settings.num_heads,
+        intermediate_size=settings.mlp_width,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        max_position_embeddings=max(512, glue.num_tokens),
+    )
+    config.num_labels = GlueTask(glue.task).num_classes
+    if settings.pretrained is None:
+        return BertForSequenceClassification(config)
+    return _pretrained(BertForSequenceClassification, config, Path(settings.pretrained))
+
+
+def _pretrained(kind: type[Any], config: BertConfig, folder: Path) -> nn.Module:
+    """The same with weights from a folder; never from a pickle, nor from the network.
+
+    Raises:
+        DataError: there are none, or of other sizes.
+    """
+    if not (folder / "model.safetensors").is_file():
+        raise DataError(
+            f"model.pretrained: {folder} has no model.safetensors: download the files "
+            "of a BERT (https://huggingface.co/google-bert/bert-base-uncased) there"
+        )
+    try:
+        model: nn.Module = kind.from_pretrained(
+            folder, config=config, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(
+            f"model.pretrained: the weights in {folder} do not fit a BERT of the "
+            f"recipe's sizes: {error}"
+        ) from error
+    return model
+
+
+def _seq2seq(settings: LstmSettings, samples: Samples) -> nn.Module:
+    assert isinstance(samples, ParallelText), "the recipe is valid"
+    return Seq2Seq(
+        num_source_words=samples.source_vocabulary.num_entries,
+        num_target_words=samples.target_vocabulary.num_entries,
+        width=settings.width,
+        num_layers=settings.num_layers,
+        padding=PAD,
+        dropout=settings.dropout,
+    )
+
+
+def _blocks(settings: TransformerSettings) -> Blocks:
+    return Blocks(
+        width=settings.width,
+        num_blocks=settings.num_blocks,
+        num_heads=settings.num_heads,
+        mlp_width=settings.mlp_width,
+        dropout=settings.dropout,
+    )
+
+
+def _own_model(settings: ModelFunctionSettings) -> nn.Module:
+    model = load_function(settings.function)(**settings.arguments)
+    if not isinstance(model, nn.Module):
+        raise RecipeError(
+            f"{settings.function} returned {type(model).__name__}: it must return a "
+            "torch.nn.Module"
+        )
+    return model

@@ -1,0 +1,243 @@
+"""The loop of a run: train, evaluate and save by turns, and tell who watches."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from hocket.core.timeline import Timeline
+from hocket.recipes.training.records import (
+    EvaluationRecord,
+    StepRecord,
+    SummaryRecord,
+    Watcher,
+)
+from hocket.recipes.training.saving import CHECKPOINTS_NAME, Totals
+from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.task import Task
+from hocket.run.early_stop import EarlyStop
+from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.step_result import StepResult
+from hocket.run.fit import fit
+from hocket.run.pipeline import Pipeline
+
+NUM_TIMED_STEPS: Final = 11  # the last ones: their middle one stands for all
+
+
+class Loop:
+    """One run's training.
+
+    Args:
+        task: what to train and evaluate on.
+        course: in which steps.
+        pipeline: by what.
+        run_dir: in which the checkpoints go.
+
+    Attributes:
+        timelines: measured, of the last few steps and of those before an evaluation; of
+            overlapping ones, where only a few follow a drain.
+        watchers: who hears of it; nobody, on all workers but the main one.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        course: Course,
+        pipeline: Pipeline,
+        run_dir: Path,
+    ) -> None:
+        training = course.recipe.training
+        self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
+        self.watchers: list[Watcher] = []
+        self._task = task
+        self._course = course
+        self._pipeline = pipeline
+        self._checkpoints = run_dir / CHECKPOINTS_NAME
+        self._loader = course.loader()
+        self._evaluation_loader = course.evaluation_loader(task.evaluation)
+        self._early_stop: EarlyStop | None = None
+        if training.stop_patience is not None:
+            self._early_stop = EarlyStop(
+                training.stop_patience, training.stop_metric, training.stop_goal
+            )
+        self._overlaps = bool(pipeline.plan.schedule.body)
+        self._num_since_drain = 0
+        self._untold: deque[StepResult] = deque()
+        self._totals = Totals()
+        self._begin_s = monotonic()
+        self._last: EvaluationRecord | None = None
+
+    def go_on(self, data: dict[str, Any]) -> None:
+        """Begin where a checkpoint was made.
+
+        Args:
+            data: what the run had put into it.
+
+        Raises:
+            DataError: the data, or their order, are not the same.
+        """
+        self._loader.load_state_dict(data["loader"])
+        if self._early_stop is not None and data["stop"] is not None:
+            self._early_stop.load_state_dict(data["stop"])
+        self._totals = Totals(**data["totals"])
+
+    def run(self) -> SummaryRecord:
+        """Train to the end of the course.
+
+        Raises:
+            DataError: training should stop by a metric that there is not.
+            CheckpointError: a checkpoint could not be written.
+            RunError: something went wrong; nothing hangs.
+        """
+        self._begin_s = monotonic() - self._totals.seconds
+        fit(
+            self._pipeline,
+            self._loader,
+            evaluate=self._evaluate,
+            evaluate_every_steps=self._course.evaluate_every_steps,
+            num_steps=self._course.num_steps,
+            drain_after=self._drains_after,
+            callbacks=[self._after_step],
+        )
+        if self._last is None:  # a run that went on where nothing was left to train
+            self._tell_evaluation(self._totals.num_steps - 1, self._evaluate())
+        return self._summary()
+
+    def _evaluate(self) -> EvaluationResult:
+        return self._pipeline.evaluate(
+            self._evaluation_loader,
+            self._task.metrics,
+            use_ema=self._course.recipe.training.ema_decay is not None,
+        )
+
+    def _after_step(
+        self, result: StepResult, evaluation: EvaluationResult | None
+    ) -> bool:
+        """Tell the watchers, save if it is time, and say whether to stop."""
+        saves = self._course.saves_after(result.step)
+        self._untold.append(result)
+        self._tell_steps(is_time=saves or evaluation is not None)
+        if evaluation is not None:
+            self._tell_evaluation(result.step, evaluation)
+        stops = False
+        if self._early_stop is not None:
+            stops = self._early_stop(result, evaluation)
+        self._measure(result.step, is_evaluated=evaluation is not None)
+        if saves or (stops and self._saves):
+            self._save()
+        return stops
+
+    def _drains_after(self, step: int) -> bool:
+        """Where something is saved, and before the last steps, which are measured."""
+        num_left = self._course.num_steps - (step + 1)
+        return self._course.saves_after(step) or num_left == NUM_TIMED_STEPS
+
+    def _measure(self, step: int, *, is_evaluated: bool) -> None:
+        """Take the times of the step; of overlapping ones, of all since a drain."""
+        self._num_since_drain += 1
+        if self._overlaps and not (is_evaluated or self._drains_after(step)):
+            return
+        num_steps, self._num_since_drain = self._num_since_drain, 0
+        is_near_end = step >= self._course.num_steps - NUM_TIMED_STEPS
+        if (is_near_end or is_evaluated) and num_steps <= NUM_TIMED_STEPS:
+            self.timelines.append(self._pipeline.measured())
+
+    @property
+    def num_done(self) -> int:
+        """Steps trained before this run began, or until now."""
+        return self._totals.num_steps
+
+    @property
+    def _saves(self) -> bool:
+        return self._course.save_every_steps is not None
+
+    def _tell_steps(self, *, is_time: bool) -> None:
+        """Keep the newest where steps overlap: its norm would have to be waited for."""
+        num_kept = 0 if is_time or not self._overlaps else 1
+        while len(self._untold) > num_kept:
+            self._tell_step(self._untold.popleft())
+
+    def _tell_step(self, result: StepResult) -> None:
+        self._totals.num_steps = result.step + 1
+        self._totals.training_s += result.seconds
+        self._totals.num_samples += result.num_samples
+        record = StepRecord(
+            step=result.step,
+            epoch=self._course.epoch(result.step),
+            loss=result.loss,
+            losses=result.losses,
+            num_samples=result.num_samples,
+            seconds=result.seconds,
+            bubble_fraction=result.bubble_fraction,
+            learning_rate=self._course.learning_rate(
+                result.step - self._totals.num_skipped
+            ),
+            grad_norm=result.grad_norm,
+            peak_bytes=result.peak_bytes,
+        )
+        self._totals.num_skipped += result.skipped
+        for watcher in self.watchers:
+            watcher.step(record)
+
+    def _tell_evaluation(self, step: int, result: EvaluationResult) -> None:
+        self._last = EvaluationRecord(
+            num_steps=step + 1,
+            epoch=self._course.epoch(step),
+            loss=result.loss,
+            metrics=result.metrics,
+            num_samples=result.num_samples,
+        )
+        for watcher in self.watchers:
+            watcher.evaluation(self._last)
+
+    def _save(self) -> None:
+        settings, stop = self._course.recipe.checkpoint, self._early_stop
+        self._totals.seconds = monotonic() - self._begin_s
+        self._pipeline.save(
+            self._checkpoints,
+            data={
+                "loader": self._loader.state_dict(),
+                "stop": None if stop is None else stop.state_dict(),
+                "totals": asdict(self._totals),
+            },
+            background=settings.background,
+            keep=settings.keep,
+        )
+
+    def _summary(self) -> SummaryRecord:
+        assert self._last is not None, "training ends with an evaluation"
+        predicted, measured = self._pipeline.predicted, self.typical
+        record = SummaryRecord(
+            num_steps=self._totals.num_steps,
+            num_samples=self._totals.num_samples,
+            seconds=monotonic() - self._begin_s,
+            training_s=self._totals.training_s,
+            evaluation=self._last,
+            predicted_step_s=predicted.step_s,
+            measured_step_s=None if measured is None else measured.step_s,
+            predicted_bubble_fraction=_bubble_fraction(predicted),
+            measured_bubble_fraction=None
+            if measured is None
+            else _bubble_fraction(measured),
+        )
+        for watcher in self.watchers:
+            watcher.summary(record)
+        return record
+
+    @property
+    def typical(self) -> Timeline | None:
+        """Of the measured timelines, the one whose steps are of median length."""
+        if not self.timelines:
+            return None
+        by_length = sorted(self.timelines, key=lambda timeline: timeline.step_s)
+        return by_length[len(by_length) // 2]
+
+
+def _bubble_fraction(timeline: Timeline) -> float:
+    """Of a step; where steps overlap, while the pipeline is full."""
+    if timeline.schedule.body:
+        return timeline.steady_bubble_fraction
+    return timeline.bubble_fraction

@@ -1,0 +1,134 @@
+"""The run's numbers as files: JSON lines to read by program, TensorBoard's to look at.
+
+    metrics.jsonl    {"kind": "step", "step": 0, ...}   one object per line
+    tensorboard/     the same numbers, under train/ and evaluation/
+
+Both are complete up to the last step at any moment. A run that goes on from a
+checkpoint first takes back what was written after it: every step is there once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Final
+
+from hocket.errors import MissingPackageError
+from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
+
+JSON_NAME: Final = "metrics.jsonl"
+TENSORBOARD_NAME: Final = "tensorboard"
+
+
+class MetricsLog:
+    """Writes every `log_every_steps`-th step, and all else, as it comes.
+
+    Args:
+        run_dir: the run's folder.
+        log_every_steps: of steps.
+        first_step: with which a run goes on in its own folder; None for a run that has
+            a new one.
+
+    Raises:
+        MissingPackageError: TensorBoard is not installed.
+    """
+
+    def __init__(
+        self, run_dir: Path, log_every_steps: int = 1, *, first_step: int | None = None
+    ) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingPackageError(
+                "runs are logged for TensorBoard, which is not installed: "
+                "pip install 'hocket[recipes]'"
+            ) from error
+        self._every = log_every_steps
+        path = run_dir / JSON_NAME
+        if first_step is not None and path.exists():
+            _take_back(path, first_step)
+        mode = "x" if first_step is None else "a"
+        self._lines = path.open(mode, encoding="utf-8")
+        self._board = SummaryWriter(run_dir / TENSORBOARD_NAME, purge_step=first_step)
+
+    def step(self, record: StepRecord) -> None:
+        """Write a step's numbers."""
+        if record.step % self._every:
+            return
+        numbers = {
+            **{name: value for name, value in record.losses.items() if name != "loss"},
+            "loss": record.loss,
+            "samples_per_s": record.samples_per_s,
+            "seconds": record.seconds,
+            "bubble_fraction": record.bubble_fraction,
+            "learning_rate": record.learning_rate,
+            "grad_norm": record.grad_norm,
+            "peak_bytes": record.peak_bytes,
+        }
+        place = {"step": record.step, "epoch": record.epoch}
+        self._write("step", place | {"num_samples": record.num_samples}, numbers)
+        self._draw("train", numbers, record.step)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Write an evaluation's numbers."""
+        numbers = {"loss": record.loss, **record.metrics}
+        place = {"num_steps": record.num_steps, "epoch": record.epoch}
+        self._write("evaluation", place | {"num_samples": record.num_samples}, numbers)
+        self._draw("evaluation", numbers, record.num_steps)
+
+    def summary(self, record: SummaryRecord) -> None:
+        """Write what the run came to."""
+        numbers = {
+            "loss": record.evaluation.loss,
+            **record.evaluation.metrics,
+            "seconds": record.seconds,
+            "training_s": record.training_s,
+            "samples_per_s": record.samples_per_s,
+            "predicted_bubble_fraction": record.predicted_bubble_fraction,
+            "measured_bubble_fraction": record.measured_bubble_fraction,
+            "predicted_step_s": record.predicted_step_s,
+            "measured_step_s": record.measured_step_s,
+        }
+        place = {"num_steps": record.num_steps, "num_samples": record.num_samples}
+        self._write("summary", place, numbers)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._lines.close()
+        self._board.close()
+
+    def _write(
+        self, kind: str, place: Mapping[str, int], numbers: Mapping[str, float | None]
+    ) -> None:
+        """One line; JSON has no NaN, so a number that is none becomes null."""
+        finite = {
+            name: x if x is not None and isfinite(x) else None
+            for name, x in numbers.items()
+        }
+        self._lines.write(json.dumps({"kind": kind, **place, **finite}) + "\n")
+        self._lines.flush()
+
+    def _draw(self, group: str, numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self._board.add_scalar(f"{group}/{name}", value, step)
+
+
+def _take_back(path: Path, first_step: int) -> None:
+    """Leave only what was written before a step, in a file that is never half there."""
+    kept = path.with_suffix(".kept")
+    kept.write_text("".join(_before(path, first_step)), encoding="utf-8")
+    kept.replace(path)
+
+
+def _before(path: Path, first_step: int) -> Iterator[str]:
+    """The lines of steps before `first_step`, and of evaluations after these."""
+    for line in path.read_text("utf-8").splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:  # the last line of a run that was killed
+            return
+        place = record["step"] + 1 if record["kind"] == "step" else record["num_steps"]
+        if record["kind"] != "summary" and place <= first_step:
+            yield line

@@ -1,0 +1,134 @@
+"""Optimizers and their learning rate over time, as a recipe says them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import cos, pi
+from typing import Any, Final, assert_never
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from hocket.recipes.config.optimizer_settings import (
+    AdafactorSettings,
+    AdamwSettings,
+    AnyOptimizer,
+    LarsSettings,
+    OptimizerSettings,
+    SgdSettings,
+)
+from hocket.recipes.training.lars import Lars
+
+MATRIX_DIMS: Final = 2  # fewer dimensions: a bias, or a norm's
+
+# fused: one kernel for a stage's update instead of one per parameter and operation.
+
+
+def make_optimizer(
+    settings: AnyOptimizer,
+) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """A factory: each stage gets an optimizer for its own parameters."""
+    return lambda parameters: _optimizer(settings, _groups(settings, parameters))
+
+
+def _optimizer(
+    settings: AnyOptimizer, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    match settings:
+        case AdamwSettings():
+            return torch.optim.AdamW(
+                groups,
+                lr=settings.learning_rate,
+                betas=(settings.beta1, settings.beta2),
+                eps=settings.epsilon,
+                weight_decay=settings.weight_decay,
+                fused=True,
+            )
+        case SgdSettings():
+            return torch.optim.SGD(
+                groups,
+                lr=settings.learning_rate,
+                momentum=settings.momentum,
+                nesterov=settings.nesterov,
+                weight_decay=settings.weight_decay,
+                fused=True,
+            )
+        case LarsSettings():
+            return Lars(
+                groups,
+                lr=settings.learning_rate,
+                momentum=settings.momentum,
+                weight_decay=settings.weight_decay,
+                trust=settings.trust,
+            )
+        case AdafactorSettings():
+            return torch.optim.Adafactor(
+                groups,
+                lr=settings.learning_rate,
+                beta2_decay=settings.beta2_decay,
+                d=settings.update_clip,
+                weight_decay=settings.weight_decay,
+            )
+        case _:
+            assert_never(settings)
+
+
+def _groups(
+    settings: OptimizerSettings, parameters: Iterable[nn.Parameter]
+) -> list[dict[str, Any]]:
+    """One group of all parameters, or two, of which the second does not decay."""
+    every = list(parameters)
+    if settings.weight_decay_on == "all":
+        return [{"params": every}]
+    matrices = [p for p in every if p.dim() >= MATRIX_DIMS]
+    others = [p for p in every if p.dim() < MATRIX_DIMS]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def learning_rate_share(
+    settings: OptimizerSettings, num_steps: int
+) -> Callable[[int], float]:
+    """The share of the highest learning rate that each step uses, from step 0.
+
+        1 ┤   /'``.
+          │  /     `.
+          │ /        `.__ final_fraction
+          └──┴────────┴─▶ step
+          warm-up  num_steps
+
+    Args:
+        settings: the heights, the end of the warm-up, and the way down.
+        num_steps: of the whole training.
+    """
+    warmup, final = settings.num_warmup_steps, settings.final_fraction
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+        return final + (1 - final) * _left(settings, done)
+
+    return share
+
+
+def _left(settings: OptimizerSettings, done: float) -> float:
+    """How much of the way down is left when a share of the time is over."""
+    match settings.fall:
+        case "cosine":
+            return (1 + cos(pi * done)) / 2
+        case "linear":
+            return 1 - done
+        case _:
+            assert_never(settings.fall)
+
+
+def make_scheduler(
+    share: Callable[[int], float],
+) -> Callable[[torch.optim.Optimizer], LRScheduler]:
+    """A factory: each stage's optimizer follows the same learning rate."""
+    return lambda optimizer: LambdaLR(optimizer, share)

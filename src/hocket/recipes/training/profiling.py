@@ -1,0 +1,53 @@
+"""Profile a recipe's model as training would: on all its workers at the same time.
+
+Workers share caches and memory, so that a layer measured alone is faster than one
+measured beside the others. What is kept is what `hocket train` then finds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hocket.model.profile.profile import path_of
+from hocket.recipes.config.resolve import resolve
+from hocket.recipes.training.run_folder import RECIPE_NAME
+from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.task import make_task
+from hocket.recipes.training.train import make_pipeline
+
+
+def main(run_dir: str, is_again: bool) -> dict[str, Any]:
+    """Profile, cut and predict the recipe that a folder holds; each worker's entry.
+
+    Args:
+        run_dir: the folder, with its `recipe.toml`.
+        is_again: measures even where a profile is kept, and keeps the new one.
+
+    Returns:
+        As JSON: the profile, where it is kept, whether it was kept before, the number
+        of each stage's first layer, and the predicted step.
+    """
+    recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
+    task = make_task(recipe)
+    course = Course.of(recipe, task.training)
+    folder = Path(recipe.run.profile_folder)
+    kept = {path.name for path in folder.glob("*.json")}
+    profile_dir = None if is_again else folder
+    with make_pipeline(
+        task, course, Path(run_dir), profile_dir=profile_dir
+    ) as pipeline:
+        plan = pipeline.plan
+        path = path_of(folder, plan.profile.conditions)
+        if is_again and pipeline.is_main:
+            plan.profile.save(path)
+        predicted = plan.predicted
+        return {
+            "recipe": recipe.run.name,
+            "profile": plan.profile.to_json(),
+            "path": str(path),
+            "was_kept": path.name in kept and not is_again,
+            "stages": [0, *plan.boundaries],
+            "step_s": predicted.step_s,
+            "bubble_fraction": predicted.bubble_fraction,
+        }

@@ -1,0 +1,233 @@
+"""What people see while a run trains: one live line on a terminal, else plain lines."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from time import monotonic
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.training.records import (
+    EvaluationRecord,
+    StepRecord,
+    SummaryRecord,
+    Watcher,
+)
+from hocket.run.engine.plan import Plan
+
+RECENT_STEPS: Final = 20  # what "now" means in the numbers shown
+PLAIN_INTERVAL_S: Final = 5.0  # between lines where nothing can be drawn over
+
+
+def make_progress(
+    num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+) -> Watcher:
+    """A live line where the console is a terminal that can draw one, or plain lines.
+
+    Args:
+        num_steps: of the whole run.
+        num_epochs: likewise.
+        console: to draw on.
+        first_step: with which the run begins, or goes on.
+    """
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveProgress(num_steps, num_epochs, console, first_step=first_step)
+    return PlainProgress(num_steps, num_epochs, console, first_step=first_step)
+
+
+class LiveProgress:
+    """A bar that is drawn over and over, and a line per evaluation above it."""
+
+    def __init__(
+        self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+    ) -> None:
+        self._recent = Recent(num_epochs)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task(
+            "training", total=num_steps, completed=first_step, numbers=""
+        )
+        self._bar.start()
+
+    def step(self, record: StepRecord) -> None:
+        """Draw the bar anew, at the next refresh."""
+        self._recent.add(record)
+        self._bar.update(
+            self._task,
+            advance=1,
+            description=self._recent.epoch,
+            numbers=self._recent.numbers,
+        )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """A line that stays."""
+        self._print(evaluation_line(record))
+
+    def summary(self, record: SummaryRecord) -> None:
+        """The last lines, where the bar was."""
+        self.close()
+        self._print(summary_lines(record))
+
+    def close(self) -> None:
+        """Let go of the terminal."""
+        self._bar.stop()
+
+    def _print(self, text: str) -> None:
+        tell(self._bar.console, text)
+
+
+class PlainProgress:
+    """A line now and then: in a file, in a pipe, in a log."""
+
+    def __init__(
+        self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+    ) -> None:
+        self._recent = Recent(num_epochs)
+        self._num_steps = num_steps
+        self._first_step = first_step
+        self._console = console
+        self._begin_s = self._told_s = monotonic()
+
+    def step(self, record: StepRecord) -> None:
+        """A line, if the last one is old enough."""
+        self._recent.add(record)
+        done = record.step + 1
+        now_s = monotonic()
+        if now_s - self._told_s < PLAIN_INTERVAL_S and done < self._num_steps:
+            return
+        self._told_s = now_s
+        step_s = (now_s - self._begin_s) / (done - self._first_step)
+        left_s = step_s * (self._num_steps - done)
+        self._print(
+            f"{self._recent.epoch}  step {done}/{self._num_steps}  "
+            f"{self._recent.numbers}  {duration(left_s)} left"
+        )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """A line."""
+        self._print(evaluation_line(record))
+
+    def summary(self, record: SummaryRecord) -> None:
+        """The last lines."""
+        self._print(summary_lines(record))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _print(self, text: str) -> None:
+        tell(self._console, text)
+
+
+class Recent:
+    """The last steps, as the numbers that people watch.
+
+    Args:
+        num_epochs: of the whole run.
+    """
+
+    def __init__(self, num_epochs: int) -> None:
+        self._num_epochs = num_epochs
+        self._records: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+
+    def add(self, record: StepRecord) -> None:
+        """One more step."""
+        self._records.append(record)
+
+    @property
+    def epoch(self) -> str:
+        """Where we are."""
+        return f"epoch {self._records[-1].epoch + 1}/{self._num_epochs}"
+
+    @property
+    def numbers(self) -> str:
+        """How it goes. Means are weighted: by samples, by seconds."""
+        samples = sum(r.num_samples for r in self._records)
+        seconds = sum(r.seconds for r in self._records)
+        loss = sum(r.loss * r.num_samples for r in self._records) / samples
+        bubble = sum(r.bubble_fraction * r.seconds for r in self._records) / seconds
+        return (
+            f"loss {loss:.4f}  {samples / seconds:,.0f} samples/s  "
+            f"bubble {bubble:.0%}  memory {megabytes(self._records[-1].peak_bytes)}"
+        )
+
+
+def tell(console: Console, text: str) -> None:
+    """Print text as it is: no colours, no markup, no line broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def plan_line(plan: Plan, recipe: Recipe) -> str:
+    """What is about to run."""
+    settings = recipe.pipeline
+    chosen = " (chosen)" if settings.schedule == "auto" else ""
+    return (
+        f"{plan.schedule_name}{chosen}, workers: {settings.num_workers}, "
+        f"replicas: {settings.num_replicas}, "
+        f"microbatches: {settings.num_microbatches}; "
+        f"stages begin with {', '.join(plan.stage_names)}; "
+        f"a step should take {plan.predicted.step_s * 1e3:.1f} ms"
+    )
+
+
+def evaluation_line(record: EvaluationRecord) -> str:
+    """How good the model is."""
+    return (
+        f"epoch {record.epoch + 1}  evaluation: loss {record.loss:.4f}  "
+        f"{named(record.metrics)}"
+    )
+
+
+def summary_lines(record: SummaryRecord) -> str:
+    """What the run came to, and how far it was foreseen."""
+    if record.measured_step_s is None or record.measured_bubble_fraction is None:
+        return f"{result_line(record)}\nno step was measured"
+    return (
+        f"{result_line(record)}\n"
+        f"step: {record.predicted_step_s * 1e3:.1f} ms predicted, "
+        f"{record.measured_step_s * 1e3:.1f} ms measured\n"
+        f"bubble: {record.predicted_bubble_fraction:.1%} predicted, "
+        f"{record.measured_bubble_fraction:.1%} measured"
+    )
+
+
+def result_line(record: SummaryRecord) -> str:
+    """How good the model is, and how fast it came to be."""
+    return (
+        f"{named(record.evaluation.metrics)}, loss {record.evaluation.loss:.4f}, after "
+        f"{record.num_steps:,} steps in {duration(record.seconds)}; "
+        f"{record.samples_per_s:,.0f} samples/s while training"
+    )
+
+
+def named(metrics: Mapping[str, float]) -> str:
+    """Metrics for people: shares in percent, all else as numbers."""
+    return ", ".join(
+        f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
+        for name, value in metrics.items()
+    )
+
+
+def megabytes(num_bytes: int) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / 2**20:,.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 9.5 s, 1 min 15 s, 2 h 05 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"

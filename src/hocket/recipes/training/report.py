@@ -1,0 +1,130 @@
+"""The page that a run leaves: timelines above each other, curves, and what was run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from hocket import __version__
+from hocket.core.simulate import simulate
+from hocket.core.timeline import Timeline
+from hocket.draw.html import Chart, Facts, Line, to_report
+from hocket.recipes.training.history import History
+from hocket.recipes.training.progress import result_line
+from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
+from hocket.recipes.training.run_folder import RECIPE_NAME, REPORT_NAME
+from hocket.run.engine.plan import Plan
+
+
+def write_report(
+    run_dir: Path,
+    plan: Plan,
+    measured: Timeline | None,
+    history: History,
+    summary: SummaryRecord,
+) -> Path:
+    """Write one self-contained HTML page into the run's folder.
+
+    Args:
+        run_dir: the folder, with the recipe in it.
+        plan: with the predicted timeline.
+        measured: the timeline of a typical step, if any was trained.
+        history: every step and evaluation.
+        summary: of the run.
+
+    Returns:
+        The page's path.
+    """
+    timelines = [("predicted", predicted_beside(plan, measured))]
+    if measured is not None:
+        timelines.append(("measured", measured))
+    page = to_report(
+        timelines,
+        run_dir.name,
+        summary=result_line(summary),
+        samples_per_step=summary.num_samples / summary.num_steps,
+        charts=charts(history.steps, history.evaluations),
+        facts=(
+            Facts("recipe", text=(run_dir / RECIPE_NAME).read_text("utf-8")),
+            Facts("schedule", text=str(plan.schedule)),
+            Facts("stages", rows=stage_rows(plan)),
+            Facts("machine", rows=machine_rows()),
+        ),
+    )
+    path = run_dir / REPORT_NAME
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
+    """Of as many steps as were measured: where steps overlap, these may be more."""
+    if measured is None or measured.schedule == plan.schedule:
+        return plan.predicted
+    return simulate(measured.schedule, plan.costs)
+
+
+def charts(
+    steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
+) -> tuple[Chart, ...]:
+    """Loss, each metric, speed and bubble over the steps."""
+    at = tuple(float(record.step) for record in steps)
+    after = tuple(float(record.num_steps) for record in evaluations)
+
+    def line(name: str, values: Sequence[float]) -> Line:
+        return Line(name, at, tuple(values))
+
+    def points(name: str, values: Sequence[float]) -> Line:
+        return Line(name, after, tuple(values), is_evaluation=True)
+
+    metrics = evaluations[-1].metrics if evaluations else ()
+    return (
+        Chart(
+            "loss",
+            (
+                line("training", [record.loss for record in steps]),
+                points("evaluation", [record.loss for record in evaluations]),
+            ),
+        ),
+        *(
+            Chart(name, (points(name, [r.metrics[name] for r in evaluations]),))
+            for name in metrics
+        ),
+        Chart(
+            "samples/s", (line("training", [record.samples_per_s for record in steps]),)
+        ),
+        Chart(
+            "bubble of worker 0, share of a step",
+            (line("training", [record.bubble_fraction for record in steps]),),
+        ),
+    )
+
+
+def stage_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Where each stage begins, who has it, and how old the weights are it reads."""
+    stages = plan.schedule.program.stages
+    return tuple(
+        (
+            f"stage {number}",
+            f"device {stage.device}, from {name}"
+            + (f", delay {stage.delay}" if stage.delay else ""),
+        )
+        for number, (stage, name) in enumerate(
+            zip(stages, plan.stage_names, strict=True)
+        )
+    )
+
+
+def machine_rows() -> tuple[tuple[str, str], ...]:
+    """What the run ran on and with."""
+    return (
+        ("hocket", __version__),
+        ("torch", torch.__version__),
+        ("Python", platform.python_version()),
+        ("machine", f"{platform.system()} {platform.machine()}"),
+        ("threads per worker", str(torch.get_num_threads())),
+        ("command", " ".join(sys.argv)),
+    )

@@ -1,0 +1,139 @@
+"""The folder of one run: made once, owned by one run, never written over.
+
+    runs/digits-vit-20260704-101500/
+        recipe.toml      the recipe as resolved; whoever creates it owns the folder
+        metrics.jsonl    (hocket.recipes.training.metrics_log)
+        tensorboard/
+        report.html      predicted and measured timeline
+        sample.txt       what a model of text writes
+        checkpoints/     (hocket.recipes.training.saving)
+        lock             held while the run is at work
+        workers/         reports of failed workers (hocket.run.diagnostics)
+
+Two runs never share one: of two that want the same, the second is told. A run that goes
+on from its own checkpoint enters its folder again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from hocket.errors import RecipeError
+from hocket.recipes.config.recipe import CheckpointSettings
+from hocket.recipes.config.resolve import Resolved
+from hocket.recipes.training.saving import NEWEST
+from hocket.run.checkpoint.format.lock import FolderLock
+
+RECIPE_NAME: Final = "recipe.toml"
+REPORT_NAME: Final = "report.html"
+SAMPLE_NAME: Final = "sample.txt"
+
+
+def enter_folder(
+    resolved: Resolved, run_dir: Path | None, *, is_restart: bool = False
+) -> tuple[Path, FolderLock]:
+    """The folder of a run that begins now, or goes on, and the lock that makes it its.
+
+    Args:
+        resolved: the recipe, which goes into the folder.
+        run_dir: the folder that the user names, if any.
+        is_restart: whether the run was begun there by workers that have failed.
+
+    Returns:
+        The folder, and a lock to be held until the run has ended.
+
+    Raises:
+        RecipeError: it cannot be used.
+        CheckpointError: another run is at work there.
+    """
+    text = resolved.to_toml()
+    run, checkpoint = resolved.recipe.run, resolved.recipe.checkpoint
+    if run_dir is None:
+        _refuse_to_guess(checkpoint, is_restart=is_restart)
+        folder = new_folder(Path(run.folder), run.name, text, datetime.now())
+        return folder, FolderLock(folder)
+    goes_on = is_restart or checkpoint.resume == NEWEST
+    if goes_on and (run_dir / RECIPE_NAME).is_file():
+        lock = FolderLock(run_dir)
+        (run_dir / RECIPE_NAME).write_text(text, encoding="utf-8")
+        return run_dir, lock
+    return claim_folder(run_dir, text), FolderLock(run_dir)
+
+
+def _refuse_to_guess(checkpoint: CheckpointSettings, *, is_restart: bool) -> None:
+    """A run that should go on must say where.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    if checkpoint.resume == NEWEST:
+        raise RecipeError(
+            "checkpoint.resume 'auto' goes on in the run's folder: name it with "
+            "--run-dir"
+        )
+    if is_restart and not checkpoint.is_off:
+        raise RecipeError(
+            "torchrun has started the workers again, and without --run-dir they do not "
+            "know which folder's checkpoints to go on from: name it from the beginning"
+        )
+
+
+def new_folder(parent: Path, name: str, recipe_text: str, now: datetime) -> Path:
+    """Make the folder `parent/name-date-time`, or the first free one after it.
+
+    Args:
+        parent: made where it is missing.
+        name: of the run.
+        recipe_text: what `recipe.toml` will hold.
+        now: the time in the folder's name.
+
+    Raises:
+        RecipeError: no folder can be made there.
+    """
+    for attempt in count(1):
+        suffix = "" if attempt == 1 else f"-{attempt}"
+        folder = parent / f"{name}-{now:%Y%m%d-%H%M%S}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        return claim_folder(folder, recipe_text)
+    raise AssertionError("count() has no end")
+
+
+def claim_folder(folder: Path, recipe_text: str) -> Path:
+    """Make this folder the run's own.
+
+    Creating `recipe.toml` is one step of the file system, which only one run can win.
+
+    Raises:
+        RecipeError: another run has it, or it holds something else.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if found := next(folder.iterdir(), None):
+            raise RecipeError(
+                f"{folder} is not empty (it holds {found.name}), and a run never "
+                "writes over what is there: name another with --run-dir, or remove it"
+            )
+        with (folder / RECIPE_NAME).open("x", encoding="utf-8") as file:
+            file.write(recipe_text)
+    except FileExistsError as error:
+        raise RecipeError(
+            f"another run has just begun in {folder}: name another with --run-dir"
+        ) from error
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    return folder
+
+
+def _unusable(folder: Path, error: OSError) -> RecipeError:
+    return RecipeError(
+        f"the run cannot write into {folder}: {error.strerror or error}; "
+        "name another with --run-dir"
+    )

@@ -1,0 +1,93 @@
+"""How a training run is laid out in steps: how many, and what follows which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.training.optimizer import learning_rate_share
+from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
+from hocket.run.data.samples import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A recipe's training in steps.
+
+    Args:
+        recipe: what says so.
+        samples: to train on.
+        batches_per_epoch: full ones in the samples.
+        num_steps: in all.
+        evaluate_every_steps: and after the last one.
+        save_every_steps: and after the last one; None where nothing is saved.
+        learning_rate_share: of each step.
+    """
+
+    recipe: Recipe
+    samples: Samples
+    batches_per_epoch: int
+    num_steps: int
+    evaluate_every_steps: int
+    save_every_steps: int | None
+    learning_rate_share: Callable[[int], float]
+
+    @classmethod
+    def of(cls, recipe: Recipe, samples: Samples) -> Course:
+        """The course that a recipe takes with these samples."""
+        training, checkpoint = recipe.training, recipe.checkpoint
+        per_epoch = samples.num_samples // training.batch_size
+        num_steps = per_epoch * training.num_epochs // training.accumulate
+        if training.max_steps is not None:
+            num_steps = min(num_steps, training.max_steps)
+
+        def steps(num_epochs: float) -> int:
+            return max(1, round(num_epochs * per_epoch / training.accumulate))
+
+        save_every = checkpoint.every_steps
+        if checkpoint.every_epochs is not None:
+            save_every = steps(checkpoint.every_epochs)
+        return cls(
+            recipe=recipe,
+            samples=samples,
+            batches_per_epoch=per_epoch,
+            num_steps=num_steps,
+            evaluate_every_steps=training.evaluate_every_steps
+            or steps(training.evaluate_every_epochs or 1.0),
+            save_every_steps=save_every,
+            learning_rate_share=learning_rate_share(recipe.optimizer, num_steps),
+        )
+
+    def loader(self) -> SampleLoader:
+        """All batches of all steps, epoch after epoch, from the first one."""
+        training = self.recipe.training
+        return SampleLoader(
+            self.samples,
+            training.batch_size,
+            seed=training.seed,
+            num_batches=self.num_steps * training.accumulate,
+            num_workers=training.num_loaders,
+        )
+
+    def evaluation_loader(self, samples: Samples) -> EvaluationLoader:
+        """Every sample once."""
+        training = self.recipe.training
+        return EvaluationLoader(
+            samples, training.batch_size, num_workers=training.num_loaders
+        )
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint follows this step."""
+        if self.save_every_steps is None:
+            return False
+        num_done = step + 1
+        return num_done % self.save_every_steps == 0 or num_done == self.num_steps
+
+    def epoch(self, step: int) -> int:
+        """The epoch that a step's first batch is part of, from 0."""
+        return step * self.recipe.training.accumulate // self.batches_per_epoch
+
+    def learning_rate(self, step: int) -> float:
+        """What a step's update uses."""
+        return self.recipe.optimizer.learning_rate * self.learning_rate_share(step)

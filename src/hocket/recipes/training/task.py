@@ -1,0 +1,132 @@
+"""A recipe's model, data, loss and metrics, made real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from hocket.errors import DataError
+from hocket.recipes.config.data_settings import (
+    DataFunctionSettings,
+    FileSettings,
+    ParallelTextSettings,
+    TextSettings,
+)
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.data.load import load_samples
+from hocket.recipes.data.vocabulary import PAD
+from hocket.recipes.models.make import make_model
+from hocket.recipes.training.functions import load_function
+from hocket.recipes.training.objectives import (
+    Loss,
+    Metrics,
+    Sentences,
+    byte_loss,
+    byte_metrics,
+    class_loss,
+    class_metrics,
+)
+from hocket.run.data.samples import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What there is to train.
+
+    Args:
+        make_model: freshly initialised from the recipe's seed, the same each time. Who
+            trains it in stages must hold no other reference to it.
+        training: samples to train on.
+        evaluation: samples to evaluate on.
+        loss: the mean over samples.
+        metrics: named means over samples; the first is what the task is about.
+    """
+
+    make_model: Callable[[], nn.Module]
+    training: Samples
+    evaluation: Samples
+    loss: Loss
+    metrics: Metrics | None
+
+
+def make_task(recipe: Recipe) -> Task:
+    """Load the data.
+
+    Raises:
+        DataError: the data are missing or too few for the recipe's batches.
+        RecipeError: a function of the user's cannot be had.
+    """
+    training, evaluation = load_samples(recipe)
+    _check_enough(training, recipe)
+    model = partial(make_model, recipe, training)
+    return Task(model, training, evaluation, *_objective(recipe))
+
+
+def check_data(recipe: Recipe) -> None:
+    """Refuse data of the user's that will not do, before any worker starts.
+
+    Reads no data that hocket's own packages bring, nor large ones: each worker checks
+    them again.
+
+    Raises:
+        DataError: as `make_task`.
+    """
+    match recipe.data:
+        case TextSettings():
+            training, _ = load_samples(recipe)
+            _check_enough(training, recipe)
+        case FileSettings(path=path) if not Path(path).exists():
+            raise DataError(f"{path} does not exist: name it with --set data.path=...")
+        case _:
+            pass
+
+
+def _objective(recipe: Recipe) -> tuple[Loss, Metrics | None]:
+    """The data's own loss and metrics, or those that the user names."""
+    loss, metrics = _usual_objective(recipe)
+    if recipe.task.loss is not None:
+        loss = load_function(recipe.task.loss)
+    if recipe.task.metrics is not None:
+        metrics = load_function(recipe.task.metrics)
+    assert loss is not None, "the recipe's validation asks for one"
+    return loss, metrics
+
+
+def _usual_objective(recipe: Recipe) -> tuple[Loss | None, Metrics | None]:
+    match recipe.data:
+        case TextSettings():
+            return byte_loss, byte_metrics
+        case ParallelTextSettings():
+            sentences = Sentences(PAD)
+            return sentences.loss, sentences.metrics
+        case DataFunctionSettings():
+            return None, None
+        case _:  # images and tables: all of them tell classes apart
+            return class_loss, class_metrics
+
+
+def _check_enough(training: Samples, recipe: Recipe) -> None:
+    """Refuse data that do not fill one step.
+
+    Raises:
+        DataError: names both numbers.
+    """
+    batch_size, accumulate = recipe.training.batch_size, recipe.training.accumulate
+    if training.num_samples < batch_size:
+        raise DataError(
+            f"{training.num_samples} samples to train on do not fill one batch of "
+            f"{batch_size}: --set training.batch_size={training.num_samples} or less, "
+            "or give more data"
+        )
+    num_batches = training.num_samples // batch_size * recipe.training.num_epochs
+    if num_batches < accumulate:
+        raise DataError(
+            f"{recipe.training.num_epochs} epochs of {training.num_samples} samples "
+            f"are {num_batches} batches of {batch_size}, fewer than the {accumulate} "
+            f"of one step: --set training.accumulate={num_batches} or less, or train "
+            "for more epochs"
+        )

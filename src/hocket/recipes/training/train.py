@@ -1,0 +1,280 @@
+"""Train a recipe: what runs in every worker, from the data to the report.
+
+    worker 0   task, pipeline, step, step, ... evaluation, checkpoint, step, ... report
+    worker 1   task, pipeline, step, step, ... evaluation, checkpoint, step, ...
+
+Both see the same batches in the same order; worker 0 alone reports and prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+
+from hocket import errors
+from hocket.errors import CheckpointError, RecipeError
+from hocket.recipes.config.model_settings import GptSettings
+from hocket.recipes.config.pipeline_settings import discounted_updates
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.models.gpt import Gpt, generate
+from hocket.recipes.training.functions import own_watcher
+from hocket.recipes.training.history import History
+from hocket.recipes.training.loop import Loop
+from hocket.recipes.training.metrics_log import JSON_NAME, MetricsLog
+from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
+from hocket.recipes.training.progress import make_progress, plan_line, tell
+from hocket.recipes.training.records import EvaluationRecord, Watcher
+from hocket.recipes.training.report import write_report
+from hocket.recipes.training.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_folder
+from hocket.recipes.training.saving import NEWEST, starting_point
+from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.task import Task, make_task
+from hocket.run.cluster.world import World, join_world
+from hocket.run.pipeline import Pipeline
+
+PROMPT: Final = b"\n"
+
+
+def main(run_dir: str) -> dict[str, float]:
+    """Train the recipe that a run's folder holds; the entry of each worker.
+
+    Args:
+        run_dir: the folder, with its `recipe.toml`.
+
+    Returns:
+        The last evaluation's loss and metrics.
+    """
+    recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
+    evaluation = train_recipe(recipe, Path(run_dir))
+    return {"loss": evaluation.loss, **evaluation.metrics}
+
+
+def train_in_job(resolved: Resolved, run_dir: Path | None) -> EvaluationRecord:
+    """Train as one of the workers that torchrun has started; rank 0 makes the folder.
+
+    Args:
+        resolved: the same recipe on every worker.
+        run_dir: an empty or new folder; one with the time in its name if not given.
+
+    Returns:
+        The last evaluation, the same on every worker.
+
+    Raises:
+        RecipeError: the folder cannot be used; every worker raises it.
+        HocketError: as `train_recipe`.
+    """
+    with (
+        closing(join_world(timeout_s=resolved.recipe.pipeline.timeout_s)) as world,
+        ExitStack() as stack,
+    ):
+
+        def enter() -> str:
+            is_restart = world.attempt > 0
+            folder, lock = enter_folder(resolved, run_dir, is_restart=is_restart)
+            stack.callback(lock.release)
+            return str(folder)
+
+        folder = _agreed(world, "folder of the run", enter)
+        return train_recipe(resolved.recipe, Path(folder), world=world)
+
+
+def train_recipe(
+    recipe: Recipe,
+    run_dir: Path,
+    *,
+    watchers: Sequence[Watcher] = (),
+    world: World | None = None,
+) -> EvaluationRecord:
+    """Train as the recipe says, and leave the run's files in its folder.
+
+    Args:
+        recipe: the same on every worker.
+        run_dir: the run's own folder, with the recipe in it.
+        watchers: who else hears of all steps and evaluations, on the main worker.
+        world: the job, where it is joined already.
+
+    Returns:
+        The last evaluation, the same on every worker.
+
+    Raises:
+        DataError: the data are missing or too few.
+        RecipeError: a function of the user's cannot be had.
+        MissingPackageError: a package that the recipe needs is not installed.
+        CheckpointError: a checkpoint is missing, damaged, or cannot be written.
+        RunError: something went wrong while training.
+    """
+    task = make_task(recipe)
+    course = Course.of(recipe, task.training)
+    with ExitStack() as stack:
+        pipeline = stack.enter_context(
+            make_pipeline(
+                task,
+                course,
+                run_dir,
+                profile_dir=Path(recipe.run.profile_folder),
+                world=world,
+            )
+        )
+        console = Console(file=sys.stdout, quiet=not pipeline.is_main)
+        tell(console, plan_line(pipeline.plan, recipe))
+        loop = Loop(task, course, pipeline, run_dir)
+        _go_on(loop, pipeline, recipe, run_dir, console)
+        history = History()
+        if pipeline.is_main:
+            usual = _watchers(
+                course,
+                run_dir,
+                console,
+                first_step=loop.num_done,
+                goes_on=_goes_on(recipe, pipeline.world),
+            )
+            for watcher in chain(usual, [history], watchers):
+                stack.callback(watcher.close)
+                loop.watchers.append(watcher)
+            if _goes_on(recipe, pipeline.world):
+                history.read(run_dir / JSON_NAME)
+        summary = loop.run()
+        if pipeline.is_main:
+            path = write_report(run_dir, pipeline.plan, loop.typical, history, summary)
+            tell(console, f"report: {path}")
+        _write_sample(recipe, task, pipeline, run_dir, console)
+    return summary.evaluation
+
+
+def _go_on(
+    loop: Loop, pipeline: Pipeline, recipe: Recipe, run_dir: Path, console: Console
+) -> None:
+    """Load the checkpoint that the run goes on from, if any, and say which."""
+    settings = recipe.checkpoint
+
+    def find() -> Any:
+        # Torchrun's own count differs between hosts.
+        is_restart = pipeline.world.attempt > 0
+        start = starting_point(run_dir, settings, is_restart=is_restart)
+        return None if start is None else [str(start.folder), start.step]
+
+    found = _agreed(pipeline.world, "where to begin", find)
+    if found is None:
+        if settings.resume == NEWEST:
+            tell(console, f"no checkpoint in {run_dir} yet: training begins anew")
+        return
+    folder, step = found
+    loop.go_on(pipeline.load(folder, step=step, allow_previous=settings.allow_previous))
+    tell(console, f"goes on from {folder} after step {loop.num_done}")
+
+
+def _goes_on(recipe: Recipe, world: World) -> bool:
+    """Whether the run may find what it has written itself, before it broke off."""
+    return recipe.checkpoint.resume == NEWEST or world.attempt > 0
+
+
+def _watchers(
+    course: Course, run_dir: Path, console: Console, *, first_step: int, goes_on: bool
+) -> Iterator[Watcher]:
+    """Who writes and prints, and whom the recipe names."""
+    settings = course.recipe.run
+    num_epochs = course.recipe.training.num_epochs
+    yield MetricsLog(
+        run_dir,
+        settings.log_every_steps,
+        first_step=first_step if goes_on else None,
+    )
+    yield make_progress(course.num_steps, num_epochs, console, first_step=first_step)
+    for name in settings.callbacks:
+        yield own_watcher(name, run_dir)
+
+
+def _agreed(world: World, what: str, decide: Callable[[], Any]) -> Any:
+    """What rank 0 decides, on every worker; or its refusal.
+
+    Raises:
+        HocketError: of the kind that rank 0 met.
+    """
+    told: dict[str, Any] = {}
+    if world.rank == 0:
+        try:
+            told = {"decided": decide()}
+        except (RecipeError, CheckpointError) as error:
+            told = {"refused": str(error), "kind": type(error).__name__}
+    told = world.exchange.broadcast(what, told)
+    if "refused" in told:
+        raise getattr(errors, told["kind"])(told["refused"])
+    return told["decided"]
+
+
+def make_pipeline(
+    task: Task,
+    course: Course,
+    run_dir: Path,
+    *,
+    profile_dir: Path | None,
+    world: World | None = None,
+) -> Pipeline:
+    """The recipe's pipeline, over the workers that there are.
+
+    Args:
+        task: with the model to train.
+        course: with the recipe and the first batch.
+        run_dir: where the reports of failures go.
+        profile_dir: where profiles are kept and found; None measures anew.
+        world: the job, where it is joined already.
+    """
+    recipe, settings = course.recipe, course.recipe.pipeline
+    training = recipe.training
+    return Pipeline(
+        task.make_model(),  # nobody else refers to it: only our stages stay in memory
+        task.loss,
+        optimizer=make_optimizer(recipe.optimizer),
+        example=course.loader().example(),
+        schedule=settings.schedule,
+        max_delay=settings.max_delay,
+        num_microbatches=settings.num_microbatches,
+        num_replicas=settings.num_replicas,
+        stages_per_device=settings.stages_per_device,
+        cut=settings.cut,
+        profile_dir=profile_dir,
+        scheduler=make_scheduler(course.learning_rate_share),
+        clip_norm=training.clip_norm,
+        accumulate=training.accumulate,
+        precision=training.precision,
+        ema_decay=training.ema_decay,
+        correction=settings.correction,
+        num_discounted_updates=discounted_updates(settings, course.num_steps),
+        recompute=settings.recompute,
+        memory_bytes=settings.memory_bytes,
+        compile=settings.compile,
+        seed=training.seed,
+        timeout_s=settings.timeout_s,
+        run_dir=run_dir,
+        world=world,
+    )
+
+
+def _write_sample(
+    recipe: Recipe, task: Task, pipeline: Pipeline, run_dir: Path, console: Console
+) -> None:
+    """Of a model of text, what it writes; every worker lends its stages' weights."""
+    if not isinstance(recipe.model, GptSettings) or not recipe.model.sample_bytes:
+        return
+    state = pipeline.state_dict(ema=recipe.training.ema_decay is not None)
+    model = task.make_model() if pipeline.is_main else None
+    if isinstance(model, Gpt):
+        model.load_state_dict(state)
+        text = sample_text(model, recipe.model.sample_bytes, recipe.training.seed)
+        (run_dir / SAMPLE_NAME).write_text(text, encoding="utf-8")
+        tell(console, f"a sample:\n{text}")
+
+
+def sample_text(model: Gpt, num_bytes: int, seed: int) -> str:
+    """Text that the model has learned to write."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = generate(model, PROMPT, num_bytes, generator)
+    return drawn.decode("utf-8", errors="replace")

@@ -1,0 +1,25 @@
+"""Whoever mistypes a name is told the one that was meant, or all that there are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.recipes.config.nearest import nearest
+
+words = st.text("abcdefgh", min_size=4, max_size=8)
+
+
+def test_near_and_far() -> None:
+    """The nearest where one is near, otherwise the list."""
+    assert nearest("gpipes", ["1f1b", "gpipe"]) == "did you mean 'gpipe'?"
+    assert nearest("fast", ["1f1b", "gpipe"]) == "there are '1f1b', 'gpipe'"
+
+
+@given(word=words, others=st.lists(words, max_size=4), at=st.integers(0, 3))
+def test_one_letter_too_many_is_always_understood(
+    word: str, others: list[str], at: int
+) -> None:
+    """Whatever else there is: the word itself is at least as near as all others."""
+    mistyped = word[:at] + "x" + word[at:]
+    assert nearest(mistyped, [*others, word]).startswith("did you mean")

@@ -1,0 +1,118 @@
+"""The section [pipeline]: layouts, and orders with old weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.errors import RecipeError
+from hocket.recipes.config.pipeline_settings import PipelineSettings, discounted_updates
+from hocket.recipes.config.resolve import resolve
+
+NO_NUMBERS = ("pipeline.num_workers=", "pipeline.num_replicas=")
+
+
+def pipeline(*settings: str) -> PipelineSettings:
+    """What the recipe says of its pipeline."""
+    return resolve("digits-vit", settings).recipe.pipeline
+
+
+def fault(*settings: str) -> str:
+    """Why it is refused."""
+    with pytest.raises(RecipeError) as caught:
+        pipeline(*settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "num_workers", "num_replicas"),
+    [("8x1", 8, 1), ("4x2", 8, 2), ("2x4", 8, 4)],
+)
+def test_a_layout_says_workers_and_replicas(
+    word: str, num_workers: int, num_replicas: int
+) -> None:
+    """In the place of both numbers; and what is written down reads back."""
+    resolved = resolve("digits-vit", [*NO_NUMBERS, f"pipeline.layout={word}"])
+    found = resolved.recipe.pipeline
+    assert (found.num_workers, found.num_replicas) == (num_workers, num_replicas)
+    text = resolved.to_toml()
+    assert f'layout = "{word}"' in text
+    assert f"num_workers = {num_workers}" in text
+
+
+def test_a_layout_may_stand_beside_the_same_numbers() -> None:
+    """As torchrun's number of workers does."""
+    found = pipeline("pipeline.layout=2x1")  # the recipe says num_workers = 2
+    assert (found.num_workers, found.num_replicas) == (2, 1)
+
+
+def test_contradictions_are_told_with_the_way_out() -> None:
+    """Both sides' numbers, and how each of them is taken away."""
+    told = fault("pipeline.layout=4x2")
+    assert "layout 4x2 is 8 workers in 2 replicas, but num_workers is 2" in told
+    assert "--layout replaces both numbers" in told
+    assert "--set pipeline.layout= takes the layout away" in told
+    told = fault("pipeline.layout=1x2", "pipeline.num_replicas=1")
+    assert "2 workers in 2 replicas, but num_workers is 2 and num_replicas 1" in told
+    assert "'4y2' is no layout" in fault("pipeline.layout=4y2")
+
+
+@pytest.mark.parametrize(
+    "name", ["wpipe", "wpipe-overlapped", "pipedream-2bw", "pipedream"]
+)
+def test_every_order_without_a_flush_can_be_asked_for(name: str) -> None:
+    """With a correction for gradients of old weights, too."""
+    num_microbatches = 1 if name == "pipedream" else 8
+    found = pipeline(
+        f"pipeline.schedule={name}",
+        f"pipeline.num_microbatches={num_microbatches}",
+        "pipeline.correction=error-feedback",
+    )
+    assert (found.schedule, found.correction) == (name, "error-feedback")
+
+
+def test_too_few_microbatches_are_told_the_number_that_works() -> None:
+    """Of WPipe, as many as devices; of its overlapped form, nearly twice as many."""
+    eight = (*NO_NUMBERS, "pipeline.layout=8x1", "pipeline.num_microbatches=4")
+    assert "needs 8 microbatches" in fault("pipeline.schedule=wpipe", *eight)
+    told = fault("pipeline.schedule=wpipe-overlapped", *eight)
+    assert "needs 14 microbatches" in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("pipeline.correction=lr-discount",), "no stage of '1f1b' reads old weights"),
+        (("pipeline.max_delay=1",), "no effect unless schedule is 'auto'"),
+        (
+            ("pipeline.schedule=auto", "pipeline.correction=lr-discount"),
+            "no effect while max_delay is 0",
+        ),
+        (("pipeline.correction=lr-discont",), "did you mean 'lr-discount'?"),
+        (
+            ("pipeline.num_discounted_updates=9", "pipeline.schedule=wpipe"),
+            "num_discounted_updates 9 has no effect unless correction is 'lr-discount'",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(settings: tuple[str, ...], words: str) -> None:
+    """Rather than believed in."""
+    assert words in fault(*settings)
+
+
+def test_a_discount_fades_over_a_quarter_of_the_training() -> None:
+    """Or as many updates as the recipe says; other corrections know no such number."""
+    wpipe = "pipeline.schedule=wpipe"
+    discount = (wpipe, "pipeline.correction=lr-discount")
+    assert discounted_updates(pipeline(*discount), 210) == 52
+    assert discounted_updates(pipeline(*discount), 3) == 1
+    said = pipeline(*discount, "pipeline.num_discounted_updates=500")
+    assert discounted_updates(said, 210) == 500
+    assert discounted_updates(pipeline(wpipe), 210) is None
+
+
+def test_auto_may_be_allowed_old_weights() -> None:
+    """Never by itself."""
+    assert pipeline("pipeline.schedule=auto").max_delay == 0
+    allowed = ("pipeline.max_delay=1", "pipeline.correction=weight-prediction")
+    found = pipeline("pipeline.schedule=auto", *allowed)
+    assert (found.max_delay, found.correction) == (1, "weight-prediction")

@@ -1,0 +1,56 @@
+"""A recipe's keys: each one is used, and each one is written about."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, get_args
+
+import pytest
+from pydantic import BaseModel
+
+import hocket
+from hocket.recipes.config.recipe import Recipe
+
+SOURCE: Final = Path(inspect.getfile(hocket)).parent
+FILES: Final = [*SOURCE.glob("recipes/*/*.py"), *SOURCE.glob("cli/*.py")]
+WRITTEN: Final = ("recipe", "model_settings", "data_settings", "optimizer_settings")
+
+
+def section_classes() -> Iterator[type[BaseModel]]:
+    """Every class that a section can be."""
+    for field in Recipe.model_fields.values():
+        yield from get_args(field.annotation) or (field.annotation,)
+
+
+def keys() -> list[tuple[str, str]]:
+    """`(class, key)` for every key of a recipe."""
+    return [
+        (cls.__name__, key) for cls in section_classes() for key in cls.model_fields
+    ]
+
+
+def attributes_read(path: Path) -> set[str]:
+    """The names of all attributes that a file reads."""
+    tree = ast.parse(path.read_text())
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_every_key_has_an_effect() -> None:
+    """A setting that nobody reads would be accepted and do nothing.
+
+    `kind` is read by the choice of its class.
+    """
+    readers = [path for path in FILES if path.stem not in WRITTEN]
+    read = set().union(*map(attributes_read, readers))
+    assert {key for _, key in keys()} - read <= {"kind"}
+
+
+@pytest.mark.parametrize(("cls", "key"), keys())
+def test_every_key_is_explained(cls: str, key: str) -> None:
+    """In the docstring of its class, or of one that it stands on."""
+    (found,) = (c for c in section_classes() if c.__name__ == cls)
+    texts = " ".join(c.__doc__ or "" for c in found.__mro__)
+    assert f"{key}:" in texts or key == "kind"

@@ -1,0 +1,54 @@
+"""Records of steps and evaluations, for tests of whoever reads them."""
+
+from __future__ import annotations
+
+from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
+
+
+def step_record(
+    step: int = 0,
+    *,
+    loss: float = 1.0,
+    num_samples: int = 8,
+    seconds: float = 0.5,
+    bubble_fraction: float = 0.25,
+) -> StepRecord:
+    """A step; two steps are an epoch."""
+    return StepRecord(
+        step=step,
+        epoch=step // 2,
+        loss=loss,
+        losses={"loss": loss, "extra": 3.0},
+        num_samples=num_samples,
+        seconds=seconds,
+        bubble_fraction=bubble_fraction,
+        learning_rate=0.1,
+        grad_norm=2.0,
+        peak_bytes=3 * 2**20,
+    )
+
+
+def evaluation_record(num_steps: int = 2, *, accuracy: float = 0.5) -> EvaluationRecord:
+    """An evaluation at the end of an epoch."""
+    return EvaluationRecord(
+        num_steps=num_steps,
+        epoch=num_steps // 2 - 1,
+        loss=0.75,
+        metrics={"accuracy": accuracy, "bits_per_byte": 2.5},
+        num_samples=10,
+    )
+
+
+def summary_record() -> SummaryRecord:
+    """A run of four steps."""
+    return SummaryRecord(
+        num_steps=4,
+        num_samples=32,
+        seconds=75.0,
+        training_s=2.0,
+        evaluation=evaluation_record(4, accuracy=0.975),
+        predicted_bubble_fraction=0.125,
+        measured_bubble_fraction=0.25,
+        predicted_step_s=0.010,
+        measured_step_s=0.012,
+    )

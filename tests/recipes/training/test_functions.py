@@ -1,0 +1,281 @@
+"""The user's own functions, named by a recipe; whatever is wrong with them is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.errors import DataError, ModelError, RecipeError
+from hocket.recipes.config.resolve import resolve
+from hocket.recipes.data.dataset_samples import DatasetSamples
+from hocket.recipes.training.records import EvaluationRecord
+from hocket.recipes.training.run_folder import claim_folder
+from hocket.recipes.training.task import make_task
+from hocket.recipes.training.train import train_recipe
+from hocket.run.data.samples import EpochRandom
+from tests.recipes.support.user_functions import write_own
+
+
+def train(
+    source: str, monkeypatch: pytest.MonkeyPatch, *settings: str
+) -> EvaluationRecord:
+    """Train a recipe in this process."""
+    resolved = resolve(source, settings)
+    for folder in resolved.import_folders:
+        monkeypatch.syspath_prepend(folder)
+    run_dir = claim_folder(Path(source).parent / "run", resolved.to_toml())
+    return train_recipe(resolved.recipe, run_dir)
+
+
+def test_the_users_functions_are_what_is_trained(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model, arguments, data, loss and metrics, all of them."""
+    source = write_own(free_dir, "own_all")
+    evaluation = train(source, monkeypatch, "training.num_epochs=20")
+
+    assert evaluation.num_samples == 32
+    assert set(evaluation.metrics) == {"accuracy"}
+    assert evaluation.metrics["accuracy"] > 0.5
+    model = make_task(resolve(source).recipe).make_model()
+    assert isinstance(model, nn.Sequential)
+    assert model[0].weight.shape == (16, 4)
+
+
+def test_own_models_may_take_hockets_data(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the loss and the metrics that these bring along."""
+    source = write_own(
+        free_dir,
+        "own_model_only",
+        ("nn.Linear(4, width)", "nn.Flatten(), nn.Linear(64, width)"),
+        ("nn.Linear(width, 3)", "nn.Linear(width, 10)"),
+    )
+    text = Path(source).read_text()
+    before, _, rest = text.partition("[data]")
+    optimizer = rest[rest.index("[optimizer]") :]
+    Path(source).write_text(f'{before}[data]\nkind = "digits"\n\n{optimizer}')
+    evaluation = train(source, monkeypatch, "training.max_steps=2")
+
+    assert evaluation.num_samples == 450
+    assert set(evaluation.metrics) == {"accuracy"}
+
+
+def test_own_data_need_a_loss(free_dir: Path) -> None:
+    """Nobody else can know what is wanted of them."""
+    source = write_own(free_dir, "own_no_loss")
+    text = Path(source).read_text()
+    Path(source).write_text(text.replace('loss = "own_no_loss:loss"\n', ""))
+    with pytest.raises(RecipeError, match=r"task\.loss: missing.*bring no loss"):
+        resolve(source)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "message"),
+    [
+        ("import torch\n", "import absent_module\n", RecipeError, "absent_module"),
+        ("def make_model(", "def other(", RecipeError, "has no function 'make_model'"),
+        ("return nn.Sequential(", "return (", RecipeError, "must return a torch.nn"),
+        (
+            "return samples[:64], samples[64:]",
+            "return samples",
+            RecipeError,
+            "must return a pair",
+        ),
+        (
+            "return samples[:64], samples[64:]",
+            "return 1, 2",
+            RecipeError,
+            "returned a pair with int in it",
+        ),
+        (
+            "return samples[:64], samples[64:]",
+            "return samples[:8], samples[64:]",
+            DataError,
+            "8 samples to train on do not fill one batch of 16",
+        ),
+        (
+            "return samples[:64], samples[64:]",
+            "return inputs, inputs",
+            DataError,
+            r"sample 0 of the data set is a Tensor: it must be a pair",
+        ),
+        (
+            "samples = list(zip(inputs, ",
+            "samples = list(zip([torch.zeros(i % 3 + 2) for i in range(96)], ",
+            DataError,
+            "cannot be put together",
+        ),
+        (
+            "return functional.cross_entropy(output, labels)",
+            "return functional.cross_entropy(output, labels, reduction='none')",
+            ModelError,
+            "mean over the microbatch's samples",
+        ),
+        (
+            "return functional.cross_entropy(output, labels)",
+            "return None",
+            ModelError,
+            "must return a scalar tensor or a dict",
+        ),
+    ],
+)
+def test_what_is_wrong_with_them_is_said(
+    free_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    old: str,
+    new: str,
+    kind: type[Exception],
+    message: str,
+) -> None:
+    """An error of ours with what was expected, not one from somewhere inside."""
+    number = abs(hash(request.node.name))
+    source = write_own(free_dir, f"own_wrong_{number}", (old, new))
+    with pytest.raises(kind, match=message):
+        train(source, monkeypatch)
+
+
+def test_callbacks_are_told_everything(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, evaluations, the end; what cannot be told is refused by name."""
+    source = write_own(free_dir, "own_callback")
+    with (free_dir / "own_callback.py").open("a") as file:
+        file.write(CALLBACK)
+    train(source, monkeypatch, 'run.callbacks=["own_callback:Teller"]')
+
+    told = (free_dir / "run" / "told.txt").read_text().split()
+    assert told == [*["step"] * 4, "evaluation"] * 3 + ["summary", "close"]
+    (free_dir / "run").rename(free_dir / "first")
+    with pytest.raises(RecipeError, match="int without step, evaluation, summary"):
+        train(source, monkeypatch, 'run.callbacks=["own_callback:make_nothing"]')
+
+
+CALLBACK = """
+
+
+class Teller:
+    def __init__(self, run_dir):
+        self.file = (run_dir / "told.txt").open("w")
+
+    def step(self, record):
+        print("step", file=self.file)
+
+    def evaluation(self, record):
+        print("evaluation", file=self.file)
+
+    def summary(self, record):
+        print("summary", file=self.file)
+
+    def close(self):
+        print("close", file=self.file)
+        self.file.close()
+
+
+def make_nothing(run_dir):
+    return 1
+"""
+
+NONE_MODEL = """
+class Nothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.linear(x)
+
+
+def make_model(width):
+    return Nothing()
+"""
+
+
+def test_a_forward_that_returns_none(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forgotten `return`."""
+    source = write_own(free_dir, "own_none")
+    with (free_dir / "own_none.py").open("a") as file:
+        file.write(NONE_MODEL)
+    with pytest.raises(ModelError, match=r"forward returned None"):
+        train(source, monkeypatch)
+
+
+def test_labels_out_of_range(free_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that the model has no score for, with the loss that knows classes."""
+    source = write_own(
+        free_dir, "own_labels", ("[:, :3].argmax(1)", "[:, :3].argmax(1) + 3")
+    )
+    with pytest.raises(DataError, match=r"label \d \(sample \d .* not from 0 to 2"):
+        train(
+            source,
+            monkeypatch,
+            "task.loss=hocket.recipes.training.objectives:class_loss",
+        )
+
+
+GROWING = """
+class Growing:
+    num_samples = 64
+    fingerprint = 1
+
+    def inputs(self, rows, draw):
+        return torch.zeros(len(rows), 4 if draw is None else 5)
+
+    def targets(self, rows, draw):
+        return torch.zeros(len(rows), dtype=torch.int64)
+
+
+def make_data():
+    return Growing(), Growing()
+"""
+
+
+def test_shapes_that_change_between_batches(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both shapes are named, before anything is computed with the second."""
+    source = write_own(free_dir, "own_growing")
+    with (free_dir / "own_growing.py").open("a") as file:
+        file.write(GROWING)
+    with pytest.raises(ModelError, match=r"(?s)\(\w+, 5\)|5"):
+        train(source, monkeypatch)
+
+
+def test_batches_smaller_than_microbatches(free_dir: Path) -> None:
+    """Told with all three numbers, before anything starts."""
+    source = write_own(free_dir, "own_few")
+    with pytest.raises(RecipeError, match=r"batch_size 16 is less .* 1 x .* 20"):
+        resolve(source, ["pipeline.num_microbatches=20"])
+
+
+def test_datasets_are_put_together_as_torch_does_it() -> None:
+    """Tensors are stacked; tuples and dicts of inputs stay what they are."""
+    data: Sequence[tuple[object, int]] = [
+        ((torch.tensor(i), {"x": torch.ones(2) * i}), i % 2) for i in range(5)
+    ]
+    samples = DatasetSamples(data)
+    rows = torch.tensor([4, 1])
+    first, second = samples.inputs(rows, EpochRandom(0, 0))
+
+    assert samples.num_samples == 5
+    assert first.tolist() == [4, 1]
+    assert second["x"].tolist() == [[4.0, 4.0], [1.0, 1.0]]
+    assert samples.targets(rows, None).tolist() == [0, 1]
+
+
+def test_other_data_have_another_fingerprint() -> None:
+    """So that workers notice when theirs differ."""
+    data = [(torch.tensor([float(i)]), i) for i in range(5)]
+    fingerprints = {
+        DatasetSamples(part).fingerprint for part in (data, data[:4], data[1:], [])
+    }
+    assert len(fingerprints) == 4
+    assert DatasetSamples(list(data)).fingerprint in fingerprints

@@ -1,0 +1,38 @@
+"""What the page of a run compares: as many predicted steps as were measured."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hocket.core.costs import Costs
+from hocket.core.simulate import simulate
+from hocket.recipes.training.report import predicted_beside, stage_rows
+from hocket.schedules import make_schedule
+
+
+def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> None:
+    """A plan's few steps beside a segment of more would tell nothing."""
+    order = make_schedule("wpipe", num_devices=2, num_microbatches=2, num_steps=6)
+    costs = Costs.uniform()
+    plan: Any = SimpleNamespace(  # of a plan, only what is read
+        schedule=order, costs=costs, predicted=simulate(order, costs)
+    )
+    assert predicted_beside(plan, None) is plan.predicted
+    assert predicted_beside(plan, simulate(order, costs)) is plan.predicted
+    measured = simulate(order.with_num_steps(9), costs)
+    beside = predicted_beside(plan, measured)
+    assert beside.schedule == measured.schedule
+    assert beside.makespan_s == measured.makespan_s
+
+
+def test_a_delayed_stage_is_told_to_be_so() -> None:
+    """Who reads the page sees which layers read old weights."""
+    order = make_schedule("wpipe", num_devices=2, num_microbatches=2)
+    plan: Any = SimpleNamespace(schedule=order, stage_names=("a", "b", "c", "d"))
+    assert [told for _, told in stage_rows(plan)] == [
+        "device 0, from a, delay 1",
+        "device 1, from b, delay 1",
+        "device 0, from c",
+        "device 1, from d",
+    ]

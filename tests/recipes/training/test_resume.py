@@ -1,0 +1,289 @@
+"""A run that was interrupted ends as one that was not; none begins anew unasked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from hocket.errors import CheckpointError, DataError, RecipeError
+from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.training.history import History
+from hocket.recipes.training.metrics_log import JSON_NAME
+from hocket.recipes.training.records import StepRecord
+from hocket.recipes.training.run_folder import enter_folder
+from hocket.recipes.training.saving import CHECKPOINTS_NAME, Start, starting_point
+from hocket.recipes.training.train import train_recipe
+from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.format.folder import saved
+
+SMALL: Final = (
+    "model.width=16",
+    "model.num_heads=2",
+    "model.num_blocks=1",
+    "model.mlp_width=16",
+    "model.dropout=0.1",
+    "training.batch_size=200",  # of 1347: six batches per epoch
+    "training.accumulate=4",  # so that most steps end in the middle of one
+    "training.num_epochs=4",
+    "training.clip_norm=1.0",
+    "training.ema_decay=0.5",
+    "training.evaluate_every_epochs=",  # takes away what the recipe says
+    "training.evaluate_every_steps=3",
+    "optimizer.num_warmup_steps=2",
+    "checkpoint.every_steps=2",
+    "pipeline.num_workers=1",
+    "pipeline.num_microbatches=2",
+    "pipeline.cut=[]",
+    "run.profile_folder=profiles",
+)
+
+
+class InterruptedRunError(Exception):
+    """What ends a run."""
+
+
+@dataclass
+class Interrupter(History):
+    """Ends a run after a step, as a person or a failure would."""
+
+    last_step: int
+
+    def __post_init__(self) -> None:
+        """Nothing has happened yet."""
+        super().__init__()
+
+    def step(self, record: StepRecord) -> None:
+        """Go on, or not."""
+        super().step(record)
+        if record.step == self.last_step:
+            raise InterruptedRunError
+
+
+def resolved(*settings: str) -> Resolved:
+    """A small recipe."""
+    return resolve("digits-vit", [*SMALL, *settings])
+
+
+def train(run_dir: Path, recipe: Resolved, last_step: int | None = None) -> None:
+    """Train in this process, to the end or until a step after which all breaks off."""
+    folder, lock = enter_folder(recipe, run_dir)
+    try:
+        if last_step is None:
+            train_recipe(recipe.recipe, folder)
+        else:
+            with pytest.raises(InterruptedRunError):
+                train_recipe(recipe.recipe, folder, watchers=[Interrupter(last_step)])
+    finally:
+        lock.release()
+
+
+def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """What a run has written down of one kind, without what the clock has a part in."""
+    lines = map(json.loads, (run_dir / JSON_NAME).read_text().splitlines())
+    timed = ("seconds", "samples_per_s", "bubble_fraction", "peak_bytes")
+    return [
+        {key: value for key, value in line.items() if key not in timed}
+        for line in lines
+        if line["kind"] == kind
+    ]
+
+
+def last_weights(run_dir: Path) -> dict[str, Tensor]:
+    """What the newest checkpoint holds, by file and name."""
+    from safetensors.torch import load_file
+
+    newest = saved(run_dir / CHECKPOINTS_NAME)[-1]
+    return {
+        f"{path.name}/{name}": tensor
+        for path in sorted(newest.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("last_step", [1, 2, 4])
+def test_an_interrupted_run_ends_as_if_it_had_not_been(
+    free_dir: Path, last_step: int
+) -> None:
+    """Losses, evaluations, weights, optimizer and averages: all the same, bit for bit.
+
+    In the middle of an epoch too, with dropout, shifts, clipping and accumulation.
+    """
+    whole, parts = free_dir / "whole", free_dir / "parts"
+    train(whole, resolved())
+    train(parts, resolved(), last_step)
+    train(parts, resolved("checkpoint.resume=auto"))
+
+    steps = records(parts, "step")
+    assert [step["step"] for step in steps] == list(range(6))
+    assert steps == records(whole, "step")
+    assert records(parts, "evaluation") == records(whole, "evaluation")
+    (summary,) = records(parts, "summary")
+    assert summary["num_samples"] == 6 * 4 * 200
+    assert same(last_weights(whole), last_weights(parts))
+    page = (parts / "report.html").read_text()
+    assert all(json.dumps(step["loss"]) in page for step in steps)
+
+
+FLUSH_FREE: Final = (
+    "pipeline.schedule=wpipe",
+    "pipeline.cut=",
+    "pipeline.correction=error-feedback",
+    "training.accumulate=1",
+    "training.max_steps=11",
+    "training.evaluate_every_steps=4",
+    "checkpoint.every_steps=4",
+)
+
+
+def test_an_interrupted_run_without_flushes(free_dir: Path) -> None:
+    """Several steps are under way when it breaks off; none is repeated or left out."""
+    whole, parts = free_dir / "whole", free_dir / "parts"
+    train(whole, resolved(*FLUSH_FREE))
+    train(parts, resolved(*FLUSH_FREE), last_step=5)
+    names = [path.name for path in saved(parts / CHECKPOINTS_NAME)]
+    assert names == ["step-00000004"]
+    train(parts, resolved(*FLUSH_FREE, "checkpoint.resume=auto"))
+
+    steps = records(parts, "step")
+    assert [step["step"] for step in steps] == list(range(11))
+    assert steps == records(whole, "step")
+    evaluations = records(parts, "evaluation")
+    assert [each["num_steps"] for each in evaluations] == [4, 8, 11]
+    assert evaluations == records(whole, "evaluation")
+    assert same(last_weights(whole), last_weights(parts))
+
+
+def test_stops_exactly_at_an_evaluation_without_flushes(free_dir: Path) -> None:
+    """No step behind it is begun, and the place in the data is the one saved."""
+    settings = ("training.stop_patience=1", "optimizer.learning_rate=1e-30")
+    train(free_dir / "run", resolved(*FLUSH_FREE, *settings))
+    assert len(records(free_dir / "run", "step")) == 8
+    (newest,) = saved(free_dir / "run" / CHECKPOINTS_NAME)[-1:]
+    run = open_one(newest).manifest.run
+    assert run.step == 8
+    assert run.data["loader"]["num_batches"] == 8
+
+
+def test_another_run_may_begin_at_a_checkpoint(free_dir: Path) -> None:
+    """In a folder of its own; named by the run's folder, or by the checkpoint's."""
+    train(free_dir / "first", resolved(), 3)
+    (newest,) = saved(free_dir / "first" / CHECKPOINTS_NAME)[-1:]
+    train(free_dir / "second", resolved("checkpoint.resume=first"))
+    train(free_dir / "third", resolved(f"checkpoint.resume={newest}"))
+
+    for name in ("second", "third"):
+        steps = [step["step"] for step in records(free_dir / name, "step")]
+        assert steps == [2, 3, 4, 5]
+
+
+def test_nothing_is_left_to_train(free_dir: Path) -> None:
+    """A run that goes on at its end says how good it is, and trains no step more."""
+    train(free_dir / "run", resolved())
+    before = records(free_dir / "run", "evaluation")
+    train(free_dir / "run", resolved("checkpoint.resume=auto"))
+
+    assert len(records(free_dir / "run", "step")) == 6
+    after = records(free_dir / "run", "evaluation")
+    assert after[-1]["loss"] == before[-1]["loss"]
+    assert (free_dir / "run" / "report.html").exists()
+
+
+def test_auto_begins_anew_where_nothing_was_saved(
+    free_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says so; a folder that is not there yet is made."""
+    train(free_dir / "run", resolved("checkpoint.resume=auto", "training.max_steps=1"))
+    assert "no checkpoint in" in capsys.readouterr().out
+    assert len(records(free_dir / "run", "step")) == 1
+
+
+def test_what_was_asked_for_must_be_there(free_dir: Path) -> None:
+    """A missing checkpoint is an error, never a fresh start."""
+    recipe = resolved("checkpoint.resume=absent")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*absent"):
+        starting_point(free_dir, recipe.recipe.checkpoint, is_restart=False)
+    with pytest.raises(RecipeError, match=r"name it with --run-dir"):
+        enter_folder(resolved("checkpoint.resume=auto"), None)
+    with pytest.raises(RecipeError, match=r"--run-dir"):
+        enter_folder(resolved(), None, is_restart=True)
+
+
+def test_a_restarted_run_prefers_its_own_checkpoints(free_dir: Path) -> None:
+    """To the one that it began with, which is older."""
+    train(free_dir / "first", resolved(), 3)
+    recipe = resolved("checkpoint.resume=first")
+    first = Start(free_dir / "first" / CHECKPOINTS_NAME)
+    run_dir = free_dir / "second"
+
+    def start(*, is_restart: bool) -> Start | None:
+        return starting_point(run_dir, recipe.recipe.checkpoint, is_restart=is_restart)
+
+    assert start(is_restart=True) == start(is_restart=False) == first
+    train(run_dir, recipe)
+    assert start(is_restart=False) == first
+    assert start(is_restart=True) == Start(run_dir / CHECKPOINTS_NAME)
+
+
+def test_two_runs_never_share_a_folder(free_dir: Path) -> None:
+    """Not even when the second wants to go on: the first is still at work."""
+    train(free_dir / "run", resolved(), 2)
+    kept = (free_dir / "run" / "recipe.toml").read_text()
+    recipe = resolved("checkpoint.resume=auto")
+    _, lock = enter_folder(recipe, free_dir / "run")
+    changed = (free_dir / "run" / "recipe.toml").read_text()
+    other = resolved("checkpoint.resume=auto", "training.max_steps=1")
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        enter_folder(other, free_dir / "run")
+    assert (free_dir / "run" / "recipe.toml").read_text() == changed != kept
+    lock.release()
+    with pytest.raises(RecipeError, match="is not empty"):
+        enter_folder(resolved(), free_dir / "run")
+
+
+def test_going_on_in_another_order_is_refused(free_dir: Path) -> None:
+    """Another seed would repeat some samples and leave out others."""
+    train(free_dir / "run", resolved(), 2)
+    with pytest.raises(DataError, match="seed 0, and now it is 1"):
+        train(free_dir / "run", resolved("checkpoint.resume=auto", "training.seed=1"))
+
+
+def test_the_newest_are_kept(free_dir: Path) -> None:
+    """As many as asked for."""
+    train(free_dir / "run", resolved("checkpoint.every_steps=1", "checkpoint.keep=2"))
+    names = [path.name for path in saved(free_dir / "run" / CHECKPOINTS_NAME)]
+    assert names == ["step-00000005", "step-00000006"]
+
+
+def test_training_stops_when_nothing_gets_better(free_dir: Path) -> None:
+    """A learning rate that ruins the model: the first evaluation stays the best."""
+    settings = (
+        "training.evaluate_every_steps=1",
+        "training.stop_patience=2",
+        "optimizer.learning_rate=1e-30",
+        "optimizer.num_warmup_steps=0",
+        "checkpoint.every_steps=100",
+    )
+    train(free_dir / "run", resolved(*settings))
+    assert len(records(free_dir / "run", "step")) == 3
+    (newest,) = saved(free_dir / "run" / CHECKPOINTS_NAME)
+    assert newest.name == "step-00000003"
+
+
+def test_a_metric_that_nobody_measures(free_dir: Path) -> None:
+    """The ones that there are, at the first evaluation."""
+    settings = ("training.stop_patience=2", "training.stop_metric=f1")
+    with pytest.raises(DataError, match=r"stop by 'f1'.*'loss', 'accuracy'"):
+        train(free_dir / "run", resolved(*settings))
