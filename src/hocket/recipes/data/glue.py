@@ -28,8 +28,12 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
+from hocket.recipes.data.bert_tokenizer import (
+    BertTokenizer,
+    batch_of,
+    build_vocabulary,
+)
 from hocket.recipes.data.origin import Origin
-from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
 from hocket.run.data.samples import EpochRandom
 
 _URL: Final = "https://gluebenchmark.com/tasks"
@@ -150,7 +154,7 @@ class GlueSamples:
     """
 
     sentences: Sentences
-    tokenizer: WordPiece
+    tokenizer: BertTokenizer
     num_tokens: int
 
     @property
@@ -213,7 +217,7 @@ def load_glue(
     tokenizer = (
         build_vocabulary(training.words(), num_entries)
         if vocabulary is None
-        else WordPiece.read(vocabulary)
+        else BertTokenizer.read(vocabulary)
     )
     return (
         GlueSamples(training, tokenizer, num_tokens),

@@ -23,9 +23,12 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
-from hocket.recipes.data.bert_words import located_words
+from hocket.recipes.data.bert_tokenizer import (
+    BertTokenizer,
+    batch_of,
+    build_vocabulary,
+)
 from hocket.recipes.data.squad_json import SQUAD, Paragraph, SquadFile, read_squad
-from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
 from hocket.run.data.samples import EpochRandom
 
 _NUM_AROUND: Final = 3  # [CLS] question [SEP] window [SEP]
@@ -63,7 +66,7 @@ class Squad:
 
     asked: Sequence[Asked]
     windows: Tensor
-    tokenizer: WordPiece
+    tokenizer: BertTokenizer
     num_tokens: int
     fingerprint: int
 
@@ -135,7 +138,7 @@ def load_squad(
     tokenizer = (
         build_vocabulary(training.texts(), num_entries)
         if vocabulary is None
-        else WordPiece.read(vocabulary)
+        else BertTokenizer.read(vocabulary)
     )
     first, second = (
         _samples(file, tokenizer, num_tokens, num_question_tokens, stride)
@@ -146,7 +149,7 @@ def load_squad(
 
 def _samples(
     file: SquadFile,
-    tokenizer: WordPiece,
+    tokenizer: BertTokenizer,
     num_tokens: int,
     num_question_tokens: int,
     stride: int,
@@ -168,21 +171,18 @@ def _samples(
 
 
 def _in_pieces(
-    paragraph: Paragraph, tokenizer: WordPiece, num_question_tokens: int
+    paragraph: Paragraph, tokenizer: BertTokenizer, num_question_tokens: int
 ) -> list[Asked]:
     """A paragraph's questions; all share the pieces of its context."""
-    context: list[int] = []
-    begins: list[int] = []  # of each word, its first character
-    ends: list[int] = []
-    firsts = [0]  # of each word, its first piece; and behind the last
-    for word in located_words(paragraph.context, lower_case=tokenizer.lower_case):
-        context += tokenizer.pieces_of_word(word.text)
-        begins.append(word.begin)
-        ends.append(word.end)
-        firsts.append(len(context))
+    encoding = tokenizer.pieces(paragraph.context)
+    context = encoding.ids
+    words = range(max((w for w in encoding.word_ids if w is not None), default=-1) + 1)
+    characters = [encoding.word_to_chars(word) or (0, 0) for word in words]
+    begins, ends = ([place[side] for place in characters] for side in (0, 1))
+    pieces_of = [encoding.word_to_tokens(word) or (0, 0) for word in words]
     asked = []
     for question in paragraph.questions:
-        pieces = tokenizer.pieces(question.text)[:num_question_tokens]
+        pieces = tokenizer.pieces(question.text).ids[:num_question_tokens]
         # The first word that ends behind the answer's begin, the last that begins
         # before its end; none of both where there is no answer.
         word_first = bisect_right(ends, question.begin)
@@ -190,7 +190,6 @@ def _in_pieces(
         if not question.end or word_last < word_first:
             asked.append(Asked(pieces, context, 0, -1))
             continue
-        asked.append(
-            Asked(pieces, context, firsts[word_first], firsts[word_last + 1] - 1)
-        )
+        first, behind = pieces_of[word_first][0], pieces_of[word_last][1]
+        asked.append(Asked(pieces, context, first, behind - 1))
     return asked

@@ -140,7 +140,7 @@ def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
             f"({error}): pip install 'hocket[recipes]'"
         ) from error
     config = BertConfig(
-        vocab_size=len(samples.tokenizer.entries),
+        vocab_size=samples.tokenizer.num_entries,
         hidden_size=settings.width,
         num_hidden_layers=settings.num_blocks,
         num_attention_heads=settings.num_heads,

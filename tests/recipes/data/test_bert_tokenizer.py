@@ -1,7 +1,8 @@
-"""WordPiece: what BERT's own tokenizer makes of a text, and vocabularies of our own."""
+"""BERT's tokenizer: its words, pieces and pairs, and vocabularies built from texts."""
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DataError
-from hocket.recipes.data.bert_words import words_of
-from hocket.recipes.data.wordpiece import WordPiece, batch_of, build_vocabulary
+from hocket.recipes.data.bert_tokenizer import (
+    BertTokenizer,
+    batch_of,
+    build_vocabulary,
+)
+from hocket.recipes.data.glue import GlueTask, load_glue
 from tests.recipes.support.real_data import real
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-SMALL = WordPiece([*SPECIAL, "play", "##ful", "##ly", "##f", "a", "un", "##a"])
+SMALL = BertTokenizer([*SPECIAL, "play", "##ful", "##ly", "##f", "a", "un", "##a"])
 
 words = st.text(st.characters(categories=["Ll", "Lu", "Nd", "Po", "Zs"]), max_size=12)
 
 
-def written(tokenizer: WordPiece, text: str) -> list[str]:
+def words_of(text: str, *, lower_case: bool) -> list[str]:
+    """The words that a vocabulary of just this text has."""
+    try:
+        tokenizer = build_vocabulary([text], 1000, lower_case=lower_case)
+    except DataError:  # there is none
+        return []
+    encoding = tokenizer.pieces(text)
+    found: dict[int, str] = {}
+    for word, piece in zip(encoding.word_ids, encoding.tokens, strict=True):
+        assert word is not None
+        found[word] = found.get(word, "") + piece.removeprefix("##")
+    return list(found.values())
+
+
+def written(tokenizer: BertTokenizer, text: str) -> list[str]:
     """The pieces as text."""
-    return [tokenizer.entries[i] for i in tokenizer.pieces(text)]
+    return [tokenizer.entries[i] for i in tokenizer.pieces(text).ids]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The cat's mat.", ["the", "cat", "'", "s", "mat", "."]),
+        ("Café\u0301  DÉJÀ", ["cafe", "deja"]),
+        ("a\tb\u2028c\u3000d", ["a", "b", "c", "d"]),
+        ("so\u00adft\u200b", ["soft"]),
+        ("$5^2~", ["$", "5", "^", "2", "~"]),
+        ("\u4f60\u597d ok", ["\u4f60", "\u597d", "ok"]),
+        ("“quoted”—dash", ["“", "quoted", "”", "—", "dash"]),
+        ("\u0301", []),
+        ("", []),
+    ],
+)
+def test_words_and_signs_are_told_apart(text: str, words: list[str]) -> None:
+    """Lower case without accents, each sign alone, each Chinese character too."""
+    assert words_of(text, lower_case=True) == words
+
+
+def test_case_and_accents_can_stay() -> None:
+    """For vocabularies that know them."""
+    assert words_of("Élan VITAL", lower_case=False) == ["Élan", "VITAL"]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +133,8 @@ def test_a_built_vocabulary_knows_its_texts(texts: list[str], num_entries: int) 
     for text in texts:
         pieces = written(tokenizer, text)
         assert "[UNK]" not in pieces
-        from_words = "".join(words_of(text, lower_case=True))
-        assert "".join(piece.removeprefix("##") for piece in pieces) == from_words
+        said = "".join(piece.removeprefix("##") for piece in pieces)
+        assert said == "".join(words_of(text, lower_case=True))
 
 
 def test_frequent_words_come_first() -> None:
@@ -128,7 +171,7 @@ def test_a_malformed_vocabulary_is_refused(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
-        WordPiece.read(path)
+        BertTokenizer.read(path)
     way_out = "huggingface.co/google-bert/bert-base-uncased", "convert the file"
     assert any(each in str(caught.value) for each in way_out)
 
@@ -139,10 +182,24 @@ def test_real_text_is_written_as_by_transformers() -> None:
     folder = real("mrpc")
     vocabulary = folder / "bert-base-uncased-vocab.txt"
     oracle = transformers.BertTokenizer(str(vocabulary))
-    own = WordPiece.read(vocabulary)
+    own = BertTokenizer.read(vocabulary)
     lines = (folder / "train.tsv").read_text(encoding="utf-8-sig").splitlines()[1:]
     for line in lines[:1500]:
         *_, first, second = line.split("\t")
         expected = oracle(first, second)["input_ids"]
         encoded = own.encode(first, second, 256)
         assert encoded.ids[: encoded.num_used] == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "ids"),
+    [
+        (GlueTask.MRPC, "mrpc", 0xE79A78D5),
+        (GlueTask.SST2, "sst2", 0xEA895643),
+    ],
+)
+def test_ids_of_real_texts_stay(task: GlueTask, folder: str, ids: int) -> None:
+    """Checkpoints of models trained on a built vocabulary read the same ids again."""
+    training, _ = load_glue(task, real(folder), num_tokens=64, num_entries=8000)
+    found = training.inputs(torch.arange(training.num_samples), None)["input_ids"]
+    assert zlib.crc32(found.numpy().tobytes()) == ids

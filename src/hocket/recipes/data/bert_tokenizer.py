@@ -1,10 +1,13 @@
-"""WordPiece: words as pieces of a fixed vocabulary, the longest first.
+"""BERT's WordPiece tokenizer, from the library `tokenizers`, with BERT's own joining.
 
-    "playfully" ──▶ "play" "##ful" "##ly"        ## goes on with a word
+    "playfully" ──▶ "play" "##ful" "##ly"        ## marks a piece inside of a word
 
     [CLS] first sentence [SEP] second sentence [SEP] [PAD] [PAD]
       0     0  ...         0      1   ...        1     0     0      token_type_ids
       1     1  ...         1      1   ...        1     0     0      attention_mask
+
+Pairs are joined here, because `tokenizers` truncates pairs of equal length elsewhere
+than `_truncate_seq_pair` of github.com/google-research/bert does.
 
 Source: Devlin et al., arXiv:1810.04805, section 3; Wu et al., arXiv:1609.08144,
 section 4.1.
@@ -17,14 +20,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from hocket.errors import DataError
-from hocket.recipes.data.bert_words import words_of
+from hocket.errors import DataError, MissingPackageError
 from hocket.recipes.data.origin import Origin
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
 
 PAD: Final = "[PAD]"
 UNKNOWN: Final = "[UNK]"
@@ -32,7 +37,6 @@ FIRST: Final = "[CLS]"
 BETWEEN: Final = "[SEP]"
 MASK: Final = "[MASK]"
 _SPECIAL: Final = (PAD, UNKNOWN, FIRST, BETWEEN, MASK)
-_LONGEST_WORD: Final = 100  # characters; a longer one is unknown
 
 VOCABULARY: Final = Origin(
     "a WordPiece vocabulary",
@@ -43,7 +47,7 @@ VOCABULARY: Final = Origin(
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One sentence or pair, as long as all others.
+    """The ids of one sentence or pair, padded to the length of its batch.
 
     Args:
         ids: of the pieces.
@@ -56,11 +60,11 @@ class Encoded:
     num_used: int
 
 
-class WordPiece:
-    """A vocabulary, and how text is written with it.
+class BertTokenizer:
+    """A WordPiece vocabulary, and the ids that it gives to a text.
 
     Args:
-        entries: by id; the special ones among them.
+        entries: the vocabulary in the order of ids, with the special entries.
         lower_case: whether letters lose their case and accents first, as the
             vocabularies called "uncased" expect.
 
@@ -68,28 +72,28 @@ class WordPiece:
         fingerprint: 32 bits of the entries.
 
     Raises:
-        DataError: a special entry is missing, or one occurs twice.
+        DataError: a special entry is missing.
+        MissingPackageError: `tokenizers` is not installed.
     """
 
     def __init__(self, entries: Sequence[str], *, lower_case: bool = True) -> None:
         self.entries = tuple(entries)
-        self.lower_case = lower_case
-        self._ids = {entry: i for i, entry in enumerate(self.entries)}
+        ids = {entry: i for i, entry in enumerate(self.entries)}
         self.fingerprint = zlib.crc32("\n".join(self.entries).encode())
-        self._known: dict[str, tuple[int, ...]] = {}
-        missing = [entry for entry in _SPECIAL[:4] if entry not in self._ids]
+        missing = [entry for entry in _SPECIAL[:4] if entry not in ids]
         if missing:
             raise DataError(
                 f"the vocabulary of {len(self.entries)} entries has no "
                 f"{', '.join(missing)}: {VOCABULARY.advice}"
             )
         self.pad, self.unknown, self.first, self.between = (
-            self._ids[entry] for entry in _SPECIAL[:4]
+            ids[entry] for entry in _SPECIAL[:4]
         )
+        self._tokenizer = _tokenizer(ids, lower_case=lower_case)
 
     @classmethod
-    def read(cls, path: Path, *, lower_case: bool = True) -> WordPiece:
-        """A `vocab.txt`: one entry per line, whose number from 0 is its id.
+    def read(cls, path: Path, *, lower_case: bool = True) -> BertTokenizer:
+        """Read a `vocab.txt`: one entry per line, whose number from 0 is its id.
 
         Raises:
             DataError: the file is missing or malformed; names the line.
@@ -112,66 +116,39 @@ class WordPiece:
 
     @property
     def num_entries(self) -> int:
-        """How many rows an embedding of it has."""
+        """How many rows an embedding of the vocabulary has."""
         return len(self.entries)
 
-    def pieces(self, text: str) -> list[int]:
-        """The ids of a text's pieces; words that it cannot write are unknown."""
-        ids: list[int] = []
-        for word in words_of(text, lower_case=self.lower_case):
-            ids += self.pieces_of_word(word)
-        return ids
-
-    def pieces_of_word(self, word: str) -> tuple[int, ...]:
-        """The longest entry that begins the word, then the longest that goes on."""
-        known = self._known.get(word)
-        if known is None:
-            known = self._known[word] = self._take_apart(word)
-        return known
+    def pieces(self, text: str) -> Encoding:
+        """Split a text into pieces, with their ids and places; nothing around them."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode(self, first: str, second: str | None, num_tokens: int) -> Encoded:
-        """A sentence, or a pair of them, in exactly `num_tokens` pieces.
+        """Encode a sentence, or a pair of them, as exactly `num_tokens` pieces.
 
-        What is too long loses its last pieces, of a pair always the longer one.
+        What is too long loses its last pieces, a pair those of the longer sentence.
         """
-        a = self.pieces(first)
-        b = None if second is None else self.pieces(second)
+        a = self.pieces(first).ids
+        b = None if second is None else self.pieces(second).ids
         return self.join(a, b, num_tokens)
 
     def join(
         self, a: Sequence[int], b: Sequence[int] | None, num_tokens: int
     ) -> Encoded:
-        """Pieces of a sentence, or of a pair, with what stands around them."""
-        num_a, num_b = _fitting(
-            len(a), 0 if b is None else len(b), num_tokens - (2 if b is None else 3)
-        )
-        ids = [self.first, *a[:num_a], self.between]
+        """Put the special pieces around a sentence or a pair, and pad to the length."""
+        num_free = num_tokens - (2 if b is None else 3)
+        keep_b = min(len(b or ()), max(num_free // 2, num_free - len(a)))
+        ids = [self.first, *a[: num_free - keep_b], self.between]
         types = [0] * len(ids)
         if b is not None:
-            ids += [*b[:num_b], self.between]
-            types += [1] * (num_b + 1)
-        num_free = num_tokens - len(ids)
-        return Encoded(ids + [self.pad] * num_free, types + [0] * num_free, len(ids))
-
-    def _take_apart(self, word: str) -> tuple[int, ...]:
-        if len(word) > _LONGEST_WORD:
-            return (self.unknown,)
-        ids: list[int] = []
-        begin = 0
-        while begin < len(word):
-            for end in range(len(word), begin, -1):
-                piece = word[begin:end] if begin == 0 else f"##{word[begin:end]}"
-                if piece in self._ids:
-                    ids.append(self._ids[piece])
-                    begin = end
-                    break
-            else:
-                return (self.unknown,)
-        return tuple(ids)
+            ids += [*b[:keep_b], self.between]
+            types += [1] * (keep_b + 1)
+        padding = num_tokens - len(ids)
+        return Encoded(ids + [self.pad] * padding, types + [0] * padding, len(ids))
 
 
 def batch_of(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
-    """Several of the same length, as BERT's forward takes them: each (B, T), int64."""
+    """Stack samples of one length as BERT's inputs: each (B, T), int64."""
     num_tokens = len(encoded[0].ids)
     used_B1 = torch.tensor([[each.num_used] for each in encoded])
     return {
@@ -183,8 +160,8 @@ def batch_of(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
 
 def build_vocabulary(
     texts: Iterable[str], num_entries: int, *, lower_case: bool = True
-) -> WordPiece:
-    """A vocabulary of some texts: their characters, then their most frequent words.
+) -> BertTokenizer:
+    """Build a vocabulary of the texts' characters and their most frequent words.
 
     Nothing in these texts is unknown to it. (Vocabularies trained on much more text
     know frequent parts of words too; give one of these where there is one.)
@@ -192,14 +169,19 @@ def build_vocabulary(
     Args:
         texts: all of them.
         num_entries: at most.
-        lower_case: as for the WordPiece.
+        lower_case: as for the tokenizer.
 
     Raises:
         DataError: there is no word, or the characters alone are too many.
+        MissingPackageError: `tokenizers` is not installed.
     """
+    tokenizer = _tokenizer({UNKNOWN: 0}, lower_case=lower_case)
     words: Counter[str] = Counter()
     for text in texts:
-        words.update(words_of(text, lower_case=lower_case))
+        plain = tokenizer.normalizer.normalize_str(text)
+        words.update(
+            word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(plain)
+        )
     if not words:
         raise DataError("the texts hold no word to build a vocabulary from")
     begins = sorted({word[0] for word in words})
@@ -215,18 +197,18 @@ def build_vocabulary(
     known = set(entries)
     frequent = sorted(words.items(), key=lambda item: (-item[1], item[0]))
     entries += [word for word, _ in frequent if word not in known]
-    return WordPiece(entries[:num_entries], lower_case=lower_case)
+    return BertTokenizer(entries[:num_entries], lower_case=lower_case)
 
 
-def _fitting(num_a: int, num_b: int, num_free: int) -> tuple[int, int]:
-    """How many pieces of each are kept, so that both together fit."""
-    num_over = num_a + num_b - num_free
-    if num_over <= 0:
-        return num_a, num_b
-    # The longer one is cut down to the other's length, then both by turns.
-    longer = max(num_a, num_b)
-    from_longer = min(num_over, longer - min(num_a, num_b))
-    longer -= from_longer
-    num_a, num_b = min(num_a, longer), min(num_b, longer)
-    num_over -= from_longer
-    return num_a - num_over // 2, num_b - (num_over - num_over // 2)
+def _tokenizer(ids: dict[str, int], *, lower_case: bool) -> Tokenizer:
+    try:
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    except ImportError as error:
+        raise MissingPackageError(
+            "WordPiece comes with tokenizers, which is not installed: "
+            "pip install 'hocket[recipes]'"
+        ) from error
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
