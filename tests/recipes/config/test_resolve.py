@@ -52,7 +52,6 @@ def test_built_in_recipes_are_found_by_name() -> None:
         "flowers102-resnext",
         "mnli-bert",
         "mrpc-bert",
-        "multi30k-lstm",
         "qqp-bert",
         "text-gpt",
     ]

@@ -62,14 +62,6 @@ def mnli(folder: Path) -> None:
     )
 
 
-def parallel(folder: Path) -> None:
-    """Two languages."""
-    for part in ("train", "val"):
-        for ending in ("en", "fr"):
-            lines = [WORDS[i % 4] for i in range(NUM_SAMPLES)]
-            (folder / f"{part}.{ending}").write_text("\n".join(lines) + "\n")
-
-
 CASES: Final = {
     "vit on an image folder": (
         "cifar10-vit",
@@ -85,12 +77,6 @@ CASES: Final = {
     ),
     "bert on sst2": ("mrpc-bert", (*BERT, "data.task=sst2"), sst2, (NUM_SAMPLES, 2)),
     "bert on mnli": ("mrpc-bert", (*BERT, "data.task=mnli"), mnli, (NUM_SAMPLES, 3)),
-    "lstm on other languages": (
-        "multi30k-lstm",
-        ("data.target=fr", "data.num_target_tokens=6", "model.width=8"),
-        parallel,
-        (NUM_SAMPLES, 6, 4 + 12),
-    ),
 }
 
 

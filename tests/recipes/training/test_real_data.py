@@ -91,23 +91,6 @@ SMALL: Final[Mapping[str, Small]] = {
         192,
         log(2),
     ),
-    "multi30k-lstm": Small(
-        "multi30k",
-        (
-            "model.width=32",
-            "data.num_source_tokens=16",
-            "data.num_target_tokens=16",
-            "data.max_entries=1000",
-            "data.max_samples=512",
-            "optimizer.learning_rate=1e-2",
-            "optimizer.num_warmup_steps=4",
-            "training.num_epochs=2",
-            "training.batch_size=32",
-            "pipeline.num_microbatches=2",
-        ),
-        512,
-        16 * log(1000),
-    ),
 }
 
 

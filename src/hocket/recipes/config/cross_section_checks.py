@@ -16,14 +16,12 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     GlueSettings,
     ImageFolderSettings,
-    ParallelTextSettings,
     TextSettings,
     side_of,
 )
 from hocket.recipes.config.model_settings import (
     BertSettings,
     GptSettings,
-    LstmSettings,
     ModelFunctionSettings,
     ResnetSettings,
     ResnextSettings,
@@ -56,7 +54,6 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
             (ModelFunctionSettings(), _)
             | (GptSettings(), TextSettings())
             | (BertSettings(), GlueSettings())
-            | (LstmSettings(), ParallelTextSettings())
         ):
             pass
         case ResnetSettings(), data if side_of(data):

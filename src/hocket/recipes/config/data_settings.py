@@ -146,32 +146,6 @@ class GlueSettings(FileSettings):
         return self
 
 
-class ParallelTextSettings(FileSettings):
-    """Sentences in two languages, line by line (`hocket.recipes.data.parallel_text`).
-
-    Args:
-        source: the ending of the files that are read: `train.en` has "en".
-        target: the ending of those that they are translated into.
-        training: the name of the files to train on, before the dot.
-        validation: the name of those to evaluate on.
-        num_source_tokens: of every sentence read; longer ones are cut, shorter ones
-            filled up.
-        num_target_tokens: the same, of every sentence to be written.
-        max_entries: words known of each language.
-        min_count: how often a word must occur to be known.
-    """
-
-    kind: Literal["parallel-text"]
-    source: str = "en"
-    target: str = "de"
-    training: str = "train"
-    validation: str = "val"
-    num_source_tokens: Annotated[int, Field(ge=2)] = 40
-    num_target_tokens: Annotated[int, Field(ge=2)] = 40
-    max_entries: Count = 30_000
-    min_count: Count = 2
-
-
 class DataFunctionSettings(FunctionSettings):
     """A function that returns data to train on and data to evaluate on."""
 
@@ -184,7 +158,6 @@ DataSettings = (
     | FlowersSettings
     | TextSettings
     | GlueSettings
-    | ParallelTextSettings
     | DataFunctionSettings
 )
 

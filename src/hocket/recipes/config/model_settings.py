@@ -122,28 +122,6 @@ class ResnextSettings(Settings):
         return depth
 
 
-class LstmSettings(Settings):
-    """A translator of LSTMs with attention (`hocket.recipes.models.seq2seq`).
-
-    Args:
-        width: features per word; even.
-        num_layers: that read, and as many that write.
-        dropout: the probability, between all layers.
-    """
-
-    kind: Literal["lstm"]
-    width: Count = 256
-    num_layers: Count = 2
-    dropout: Decay = 0.0
-
-    @field_validator("width")
-    @classmethod
-    def _reads_both_ways(cls, width: int) -> int:
-        if width % 2:
-            raise ValueError(f"{width} should be even: half of it reads backwards")
-        return width
-
-
 class ModelFunctionSettings(FunctionSettings):
     """A function that returns the user's own model, an `nn.Module`."""
 
@@ -154,6 +132,5 @@ ModelSettings = (
     | BertSettings
     | ResnetSettings
     | ResnextSettings
-    | LstmSettings
     | ModelFunctionSettings
 )

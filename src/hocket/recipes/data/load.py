@@ -15,7 +15,6 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     GlueSettings,
     ImageFolderSettings,
-    ParallelTextSettings,
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
@@ -24,7 +23,6 @@ from hocket.recipes.data.digits import load_digits
 from hocket.recipes.data.flowers import load_flowers
 from hocket.recipes.data.glue import GlueTask, load_glue
 from hocket.recipes.data.image_folder import load_image_folder
-from hocket.recipes.data.parallel_text import load_parallel_text
 from hocket.recipes.data.text import load_text
 from hocket.recipes.training.functions import own_data
 from hocket.run.data.samples import Samples, first_samples
@@ -88,7 +86,7 @@ def _load_cifar(settings: Cifar10Settings | Cifar100Settings) -> tuple[Cifar, Ci
 
 
 def _load_text(
-    settings: TextSettings | GlueSettings | ParallelTextSettings,
+    settings: TextSettings | GlueSettings,
 ) -> tuple[Samples, Samples]:
     path = Path(settings.path)
     match settings:
@@ -102,18 +100,6 @@ def _load_text(
                 num_tokens=settings.num_tokens,
                 vocabulary=None if words is None else Path(words),
                 num_entries=settings.num_pieces,
-            )
-        case ParallelTextSettings():
-            return load_parallel_text(
-                path,
-                source=settings.source,
-                target=settings.target,
-                training=settings.training,
-                validation=settings.validation,
-                num_source_tokens=settings.num_source_tokens,
-                num_target_tokens=settings.num_target_tokens,
-                max_entries=settings.max_entries,
-                min_count=settings.min_count,
             )
         case _:
             assert_never(settings)

@@ -20,7 +20,6 @@ from hocket.recipes.config.data_settings import (
 from hocket.recipes.config.model_settings import (
     BertSettings,
     GptSettings,
-    LstmSettings,
     ModelFunctionSettings,
     ResnetSettings,
     ResnextSettings,
@@ -32,12 +31,9 @@ from hocket.recipes.data.cifar import Cifar
 from hocket.recipes.data.digits import NUM_CHANNELS, NUM_CLASSES
 from hocket.recipes.data.glue import GlueSamples, GlueTask
 from hocket.recipes.data.image_folder import ImageFolder
-from hocket.recipes.data.parallel_text import ParallelText
-from hocket.recipes.data.vocabulary import PAD
 from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext
-from hocket.recipes.models.seq2seq import Seq2Seq
 from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer
 from hocket.recipes.training.functions import load_function
@@ -73,8 +69,6 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
             )
         case BertSettings() as bert:
             return _bert(bert, recipe.data, whole)
-        case LstmSettings() as lstm:
-            return _seq2seq(lstm, whole)
         case ModelFunctionSettings() as own:
             return _own_model(own)
         case _:
@@ -176,18 +170,6 @@ def _pretrained(kind: type[Any], config: BertConfig, folder: Path) -> nn.Module:
             f"recipe's sizes: {error}"
         ) from error
     return model
-
-
-def _seq2seq(settings: LstmSettings, samples: Samples) -> nn.Module:
-    assert isinstance(samples, ParallelText), "the recipe is valid"
-    return Seq2Seq(
-        num_source_words=samples.source_vocabulary.num_entries,
-        num_target_words=samples.target_vocabulary.num_entries,
-        width=settings.width,
-        num_layers=settings.num_layers,
-        padding=PAD,
-        dropout=settings.dropout,
-    )
 
 
 def _blocks(settings: TransformerSettings) -> Blocks:

@@ -13,18 +13,15 @@ from hocket.errors import DataError
 from hocket.recipes.config.data_settings import (
     DataFunctionSettings,
     FileSettings,
-    ParallelTextSettings,
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.data.load import load_samples
-from hocket.recipes.data.vocabulary import PAD
 from hocket.recipes.models.make import make_model
 from hocket.recipes.training.functions import load_function
 from hocket.recipes.training.objectives import (
     Loss,
     Metrics,
-    Sentences,
     byte_loss,
     byte_metrics,
     class_loss,
@@ -100,9 +97,6 @@ def _usual_objective(recipe: Recipe) -> tuple[Loss | None, Metrics | None]:
     match recipe.data:
         case TextSettings():
             return byte_loss, byte_metrics
-        case ParallelTextSettings():
-            sentences = Sentences(PAD)
-            return sentences.loss, sentences.metrics
         case DataFunctionSettings():
             return None, None
         case _:  # images and tables: all of them tell classes apart

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "examples"
-EXAMPLES = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.toml")])
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.toml")])
 PROFILES = ["--set", "run.profile_folder=profiles"]
 PIPELINES: Final = ("train_your_model.py", "train_and_save.py")
 END: Final = "=== end\n"
