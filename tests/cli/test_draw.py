@@ -117,7 +117,7 @@ def test_a_theme_colours_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["1f1c", *SIZES], 3, "did you mean 1f1b?"),
+        (["1f1c", *SIZES], 3, "did you mean '1f1b'?"),
         (["1f1b"], 2, "1f1b needs --devices N"),
         (["1f1b", "-d", "4"], 2, "1f1b needs --microbatches N"),
         (["1f1b", *SIZES, "-o", "a.pdf"], 2, "the suffix names no format"),

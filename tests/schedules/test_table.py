@@ -119,7 +119,7 @@ def test_names_the_options_that_there_are() -> None:
     """An option is never ignored."""
     with pytest.raises(PlanError, match=r"no option 'device'; did you mean 'devices'"):
         make_schedule("forward-only", num_devices=1, num_microbatches=1, device=[0])
-    with pytest.raises(PlanError, match="takes no option 'devices'; it takes none"):
+    with pytest.raises(PlanError, match="takes no option 'devices'; there are none"):
         make_schedule("1f1b", num_devices=1, num_microbatches=1, devices=[0])
 
 

@@ -201,10 +201,6 @@ def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
 
 
 def _unknown(source: str, names: list[str]) -> str:
-    from difflib import get_close_matches
+    from hocket.nearest import nearest
 
-    near = get_close_matches(source, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    return (
-        f"{source!r} is no schedule and no file{hint} Schedules are {', '.join(names)}"
-    )
+    return f"{source!r} is no schedule and no file; {nearest(source, names)}"

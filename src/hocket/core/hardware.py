@@ -13,7 +13,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from hocket.core.costs import Link
 from hocket.errors import ParseError, PlanError
+from hocket.nearest import nearest
 
 PRECISIONS: Final = ("float32", "tf32", "bfloat16", "float16")
 BUILT_IN: Final = "hocket's own hardware.toml"
@@ -143,7 +143,7 @@ class Catalogue:
             PlanError: there is none; tells the nearest.
         """
         if key.lower() not in self.devices:
-            raise PlanError(f"no device is named {key!r}; {_near(key, self.devices)}")
+            raise PlanError(f"no device is named {key!r}; {nearest(key, self.devices)}")
         return self.devices[key.lower()]
 
     def link(self, key: str, device: Hardware | None = None) -> LinkKind:
@@ -155,7 +155,7 @@ class Catalogue:
         own = () if device is None else device.links
         found = next((name for name in own if name.startswith(key.lower())), key)
         if found.lower() not in self.links:
-            raise PlanError(f"no link is named {key!r}; {_near(key, self.links)}")
+            raise PlanError(f"no link is named {key!r}; {nearest(key, self.links)}")
         return self.links[found.lower()]
 
 
@@ -216,7 +216,7 @@ def _catalogue(document: Mapping[str, Any], path: str) -> Catalogue:
             if link not in links:
                 raise ParseError(
                     f"{path}: [devices.{device.key}] links: {link!r} is no link; "
-                    f"{_near(link, links)}"
+                    f"{nearest(link, links)}"
                 )
     return Catalogue(devices, links, assumed)
 
@@ -297,7 +297,7 @@ def _key_faults(
         return
     for name in entry:
         if name not in known:
-            yield f"no key is named {name!r}, {_near(name, known)}"
+            yield f"no key is named {name!r}, {nearest(name, known)}"
     missing = [name for name in needed if name not in entry]
     if missing:
         yield f"{', '.join(missing)} must be given"
@@ -308,10 +308,3 @@ def _number(entry: Mapping[str, Any], name: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ParseError(f"{where} {name}: must be a number above 0, got {value!r}")
     return float(value)
-
-
-def _near(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    """The known word that was most likely meant, and all of them."""
-    close = get_close_matches(word.lower(), known, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}There are {', '.join(known)}"

@@ -9,7 +9,6 @@ A package offers a schedule as an entry point, whose name is the schedule's:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from typing import Final
 
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
+from hocket.nearest import nearest
 from hocket.schedules import (
     chimera,
     dualpipe_v,
@@ -139,13 +139,13 @@ def make_schedule(
     """
     schedules = all_schedules()
     if name not in schedules:
-        raise PlanError(f"no schedule is named {name!r}; {_nearest(name, schedules)}")
+        raise PlanError(f"no schedule is named {name!r}; {nearest(name, schedules)}")
     entry = schedules[name]
     for option in options:
         if option not in entry.options:
             raise PlanError(
                 f"schedule {name!r} takes no option {option!r}; "
-                f"{_nearest(option, entry.options)}"
+                f"{nearest(option, entry.options)}"
             )
     if stages_per_device is None:
         stages_per_device = entry.stages_per_device
@@ -159,14 +159,3 @@ def options_of(name: str) -> tuple[str, ...]:
     """What a schedule takes beside its shape; nothing if none has this name."""
     entry = all_schedules().get(name)
     return () if entry is None else entry.options
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was most likely meant, and all of them."""
-    names = sorted(known)
-    if not names:
-        return "it takes none"
-    near = get_close_matches(word, names, n=1)
-    return (
-        f"did you mean {near[0]!r}? " if near else ""
-    ) + f"There are {', '.join(names)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from hocket.model.stages.part import Part, part_of
 from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
 from hocket.model.trace.value import SentTensor
+from hocket.nearest import nearest
 
 
 def cut(
@@ -128,8 +128,7 @@ def _unknown(
         return f"the model begins with {name}, so it cannot be cut before it"
     modules = [path for path, _ in captured.model.named_modules() if path]
     what = "is no place to cut at" if name in modules else "is no module of the model"
-    near = get_close_matches(name, cuts, n=5, cutoff=0.3) or cuts[:5]
-    return f"{name} {what}; the nearest that are: {', '.join(near) or 'none'}"
+    return f"{name} {what}; {nearest(name, cuts)}"
 
 
 def _stage(

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from hocket.core.given import is_path
 from hocket.core.layout import WorkerLayout
 from hocket.errors import PlanError
-from hocket.recipes.config.nearest import nearest
+from hocket.nearest import nearest
 from hocket.recipes.config.settings import Count, NaturalNumber, Positive, Settings
 from hocket.schedules import SCHEDULES
 

@@ -19,12 +19,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from hocket.errors import RecipeError
+from hocket.nearest import nearest
 from hocket.recipes.config.allowed_paths import (
     functions_in,
     make_absolute,
     out_of_reach,
 )
-from hocket.recipes.config.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.toml_text import Key, dotted, lines_of_keys, to_toml
 from hocket.recipes.config.validation_errors import faults_of

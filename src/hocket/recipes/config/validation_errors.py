@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from hocket.recipes.config.nearest import nearest
+from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.toml_text import Key, dotted
 

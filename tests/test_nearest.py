@@ -1,11 +1,11 @@
-"""Whoever mistypes a name is told the one that was meant, or all that there are."""
+"""An error about an unknown name suggests the one that was meant."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.recipes.config.nearest import nearest
+from hocket.nearest import nearest
 
 words = st.text("abcdefgh", min_size=4, max_size=8)
 
@@ -23,3 +23,12 @@ def test_one_letter_too_many_is_always_understood(
     """Whatever else there is: the word itself is at least as near as all others."""
     mistyped = word[:at] + "x" + word[at:]
     assert nearest(mistyped, [*others, word]).startswith("did you mean")
+
+
+def test_of_many_names_the_nearest_are_listed() -> None:
+    """A model has hundreds of modules: five of them are enough to find one's way."""
+    names = [f"blocks.{i}.mlp" for i in range(100)]
+    text = nearest("block.attention", names)
+    assert text.startswith("the nearest are 'blocks.")
+    assert text.count("blocks.") == 5
+    assert nearest("x", []) == "there are none"
