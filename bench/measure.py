@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.recipes.experiments.in_turn import (
+from bench.in_turn import (
     alternate,
     environment,
     paired_ratio,

@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.figures import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, name_rows, svg_of
+from bench.wpipe.experiments import FLUSHED, OVERLAPPED, TWO_BW, WPIPE
 from bench.wpipe.simulate import SIMULATED
 from hocket.planner.candidate import DDP
-from hocket.planner.experiments.measured import WPIPE as KEPT
-from hocket.planner.experiments.wpipe import FLUSHED, OVERLAPPED, TWO_BW, WPIPE
 
+KEPT: Final = Path(__file__).parent / "results" / "cpu.json"
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "wpipe.svg"
 
 Row = dict[str, Any]

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Final
 
 from bench.measure import write_result
-from hocket.cli.bench_wpipe import report
-from hocket.planner.experiments.measured import WPIPE
-from hocket.planner.experiments.wpipe import results
-from hocket.recipes.experiments.wpipe import measure
+from bench.wpipe.experiments import results
+from bench.wpipe.measure import measure
+from bench.wpipe.picture import KEPT
+from bench.wpipe.report import publish
 
 MRPC: Final = Path(__file__).parents[3] / "shared" / "data" / "mrpc"
 
 
 def main() -> None:
-    """Measure, keep it as JSON, and print the table."""
+    """Measure, keep it as JSON, and publish it for `hocket bench`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=MRPC, help="MRPC's folder")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=WPIPE)
+    parser.add_argument("--output", type=Path, default=KEPT)
     arguments = parser.parse_args()
     measured = measure(arguments.data, num_rounds=arguments.rounds)
     write_result(arguments.output, measured)
-    print("\n".join(report([*results()], measured)), flush=True)
+    publish([*results()], measured)
 
 
 if __name__ == "__main__":

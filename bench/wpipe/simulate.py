@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.measure import write_result
-from hocket.planner.experiments.wpipe import (
+from bench.wpipe.experiments import (
     PUBLISHED_MEMORY,
     PUBLISHED_TIMES,
     TWO_BW,

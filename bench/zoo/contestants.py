@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 import hocket
+from bench.in_turn import Order
 from bench.live_bytes import alive, step_bytes
 from bench.zoo.architecture import Architecture
 from hocket.model.profile.allocations import allocations
-from hocket.recipes.experiments.in_turn import Order
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.data.loss import TOTAL, losses_of

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any, Final
 
+from bench.in_turn import Order
 from bench.zoo.architecture import Architecture
 from bench.zoo.contestants import adamw, model_of
 from hocket.errors import HocketError
 from hocket.planner.candidate import DDP
 from hocket.planner.rank import Search
 from hocket.planner.ranking import Ranking
-from hocket.recipes.experiments.in_turn import Order
 from hocket.run.cluster.world import World
 from hocket.run.tune.planning import plan
 

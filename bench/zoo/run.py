@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 
 import hocket
+from bench.in_turn import Order
 from bench.measure import alternate, environment, write_result
 from bench.zoo.architecture import NAMES, Architecture, architecture
 from bench.zoo.contestants import (
@@ -33,7 +34,6 @@ from bench.zoo.planned import fastest, planned
 from bench.zoo.row import Forecast, Sample, print_row, summary
 from hocket.core.peak import peak_parts
 from hocket.errors import HocketError
-from hocket.recipes.experiments.in_turn import Order
 from hocket.run.cluster.world import World, join_world
 
 RESULTS: Final = Path(__file__).parent / "results"

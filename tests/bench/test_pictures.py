@@ -16,9 +16,9 @@ from bench.emulated import picture as emulated
 from bench.figures import for_both_themes
 from bench.flush_free import picture as flush_free
 from bench.wpipe import picture as wpipe
+from bench.wpipe.experiments import EXPERIMENTS, results
+from bench.wpipe.picture import KEPT
 from bench.wpipe.simulate import SIMULATED, row_of
-from hocket.planner.experiments.measured import WPIPE as KEPT
-from hocket.planner.experiments.wpipe import EXPERIMENTS, results
 
 ROOT: Final = Path(__file__).parents[2]
 IMAGES: Final = sorted((ROOT / "docs" / "images").glob("*.svg"))

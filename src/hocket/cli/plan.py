@@ -115,7 +115,7 @@ def plan_command(
     of stages and replicas, microbatch count, with and without recomputation; and of
     plain data parallelism.
     """
-    from hocket.planner.experiments.entries import NETWORKS
+    from hocket.planner.published.catalogue import NETWORKS
     from hocket.recipes.training.planning import PlanRequest
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
@@ -188,7 +188,7 @@ def plan_and_show(resolved: Resolved, request: PlanRequest, paper: Paper) -> Sho
 
 def _counted(name: str, request: PlanRequest, paper: Paper) -> Shown:
     """Rank one of the networks of the published experiments."""
-    from hocket.planner.experiments.entries import plan_network
+    from hocket.planner.published.catalogue import plan_network
     from hocket.recipes.training.planning import Shown
 
     gib, file = request.memory_gib, request.hardware_file

@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.errors import DataError
 from hocket.model.vision_operators import declare_vision_operators
-from hocket.planner.experiments.resnext import resnext, resnext_blocks
+from hocket.planner.published.resnext import resnext, resnext_blocks
 from hocket.recipes.config.model_settings import ResnextSettings
 from hocket.recipes.models.resnext import make_resnext
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hocket.errors import DataError, MissingPackageError
 from hocket.model.vision_operators import declare_vision_operators
-from hocket.planner.experiments.resnext import resnext_blocks
+from hocket.planner.published.resnext import resnext_blocks
 from hocket.recipes.config.model_settings import ResnextSettings
 
 _FILE: Final = "model.safetensors"

@@ -8,17 +8,19 @@ They are counted by hand, so there is no model to run: a kind of device must be 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
+from hocket.nearest import nearest
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
-from hocket.planner.experiments.networks import (
+from hocket.planner.published.networks import (
     Layer,
     bert,
     deep_bert,
@@ -26,11 +28,18 @@ from hocket.planner.experiments.networks import (
     gpt3_medium,
     recurrent,
 )
-from hocket.planner.experiments.resnext import resnext
+from hocket.planner.published.resnext import resnext
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking
 
-_SCORED: Final = 20  # masked words of a sentence
+_LAYERS: Final[Mapping[str, Callable[..., tuple[Layer, ...]]]] = {
+    "bert": bert,
+    "deep-bert": deep_bert,
+    "dense": dense,
+    "gpt3-medium": gpt3_medium,
+    "recurrent": recurrent,
+    "resnext": resnext,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +47,28 @@ class Network:
     """What can be planned by its name.
 
     Args:
-        make: its layers.
+        layers: the function that counts its layers.
+        sizes: the function's arguments.
         batch_size: samples per step, as in its experiment.
         summary: what it is.
     """
 
-    make: Callable[[], tuple[Layer, ...]]
+    layers: str
+    sizes: Mapping[str, int]
     batch_size: int
     summary: str
 
-
-def _berts() -> dict[str, Network]:
-    batch_sizes = {12: 480, 24: 320, 36: 380, 48: 320}
-    fine_tuned = {
-        f"bert-{n}": Network(
-            partial(bert, n, num_scored=0), 96, f"BERT, {n} blocks, two classes"
-        )
-        for n in batch_sizes
-    }
-    pre_trained = {
-        f"bert-{n}-pretraining": Network(
-            partial(bert, n, num_scored=_SCORED),
-            batch_size,
-            f"BERT, {n} blocks, {_SCORED} masked words",
-        )
-        for n, batch_size in batch_sizes.items()
-    }
-    return fine_tuned | pre_trained
+    def make(self) -> tuple[Layer, ...]:
+        """Count its layers."""
+        return _LAYERS[self.layers](**self.sizes)
 
 
-def _of_wpipe() -> dict[str, Network]:
-    """By depth, with 32 samples per device."""
-    berts = {
-        f"deep-bert-{n}": Network(
-            partial(deep_bert, n), 32 * devices, f"BERT-base with {n} blocks"
-        )
-        for n, devices in ((96, 8), (192, 8), (384, 64), (768, 64))
-    }
-    images = {
-        f"resnext-{n}": Network(
-            partial(resnext, n, group_width=width),
-            32 * devices,
-            f"ResNeXt-{n} 32x{width}d, 224 x 224 pixels",
-        )
-        for n, width, devices in (
-            *((50, 4, 8), (101, 8, 8), (200, 4, 8)),
-            *((302, 4, 8), (500, 4, 64), (800, 4, 64)),
-        )
-    }
-    return berts | images
+def _read() -> dict[str, Network]:
+    text = (files(__package__) / "networks.toml").read_text(encoding="utf-8")
+    return {name: Network(**entry) for name, entry in tomllib.loads(text).items()}
 
 
-NETWORKS: Final[Mapping[str, Network]] = {
-    **_berts(),
-    **_of_wpipe(),
-    "gpt3-medium": Network(
-        partial(gpt3_medium, 512), 32, "GPT-3 Medium, 24 blocks, 512 tokens"
-    ),
-    "rnn-16": Network(
-        partial(recurrent, 16, 1024, 64), 256, "LSTM, 16 layers, 64 tokens"
-    ),
-    "ffnn-16": Network(partial(dense, 16, 4096), 4096, "16 layers of width 4096"),
-}
+NETWORKS: Final[Mapping[str, Network]] = _read()
 
 
 def plan_network(
@@ -135,9 +104,7 @@ def plan_network(
         PlanError: a name that is not known, or no kind of device.
     """
     if name not in NETWORKS:
-        raise PlanError(
-            f"no network is named {name!r}; there are {', '.join(NETWORKS)}"
-        )
+        raise PlanError(f"no network is named {name!r}; {nearest(name, NETWORKS)}")
     entry = NETWORKS[name]
     if hardware is None:
         raise PlanError(

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from bench.in_turn import environment
 from hocket.recipes.config.data_settings import GlueSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.data.glue import GlueTask, read_glue
-from hocket.recipes.experiments.in_turn import environment
 from hocket.recipes.training.step_layout import Course
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.planner.experiments.networks import dense
-from hocket.planner.experiments.ooo_pipeline import (
+from bench.ooo_pipeline.experiments import (
     EXPERIMENTS,
     PUBLISHED,
     Experiment,
     results,
 )
+from hocket.planner.published.networks import dense
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS[:3], ids=lambda x: x.name)

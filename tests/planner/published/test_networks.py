@@ -6,7 +6,7 @@ import pytest
 
 from hocket.core.hardware import load_catalogue
 from hocket.planner.counted import CountedCosts
-from hocket.planner.experiments.networks import (
+from hocket.planner.published.networks import (
     Layer,
     bert,
     dense,

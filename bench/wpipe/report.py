@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from hocket.cli.bench_text import (
+from bench.published import (
     MEASURED_HEAD,
     Measured,
     Row,
-    as_document,
+    Table,
     measured_cells,
     measured_table,
-    page,
+    simulated_table,
+    write_published,
 )
-from hocket.draw.quantity import byte_size, seconds
-from hocket.planner.candidate import DDP
-from hocket.planner.experiments.wpipe import (
+from bench.wpipe.experiments import (
     FLUSHED,
     OVERLAPPED,
     PUBLISHED_MEMORY,
@@ -27,6 +26,8 @@ from hocket.planner.experiments.wpipe import (
     Best,
     Result,
 )
+from hocket.draw.quantity import byte_size, seconds
+from hocket.planner.candidate import DDP
 
 _FIRST: Final = "2BW"
 _HEAD: Final = (
@@ -46,16 +47,11 @@ _LEGEND: Final = (
 )
 
 
-def document(simulated: Sequence[Result], measured: Measured | None) -> dict[str, Any]:
-    """Plain values with keys that stay; see `as_document`."""
-    return as_document(map(_experiment, simulated), measured)
-
-
-def report(simulated: Sequence[Result], measured: Measured | None) -> Iterator[str]:
-    """The same as lines of text; see `page`."""
+def publish(simulated: Sequence[Result], measured: Measured) -> dict[str, Any]:
+    """Write what `hocket bench` shows of these results; see `write_published`."""
     rows = [_HEAD, *map(_row, simulated)]
-    lines = None if measured is None else _measured_lines(measured)
-    return page(_FIRST, rows, _LEGEND, lines)
+    tables = [simulated_table(_FIRST, rows, _LEGEND), _measured_table(measured)]
+    return write_published("wpipe", map(_experiment, simulated), measured, tables)
 
 
 def _experiment(result: Result) -> dict[str, Any]:
@@ -110,7 +106,7 @@ def _number(value: float | None) -> str:
     return _NOTHING if value is None else f"{value:.2f}"
 
 
-def _measured_lines(measured: Measured) -> Iterator[str]:
+def _measured_table(measured: Measured) -> Table:
     more = ("filling and draining", "old weights", "last loss", "accuracy")
     head = ("schedule", "layout", *MEASURED_HEAD, *more)
     return measured_table(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.ooo_pipeline.experiments import EXPERIMENTS
 from hocket.errors import PlanError
-from hocket.planner.experiments.entries import NETWORKS, plan_network
-from hocket.planner.experiments.ooo_pipeline import EXPERIMENTS
+from hocket.planner.published.catalogue import NETWORKS, plan_network
 from hocket.planner.rank import Search
 
 PIPELINE_NETWORKS = (

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hocket.errors import ShapeError
-from hocket.planner.experiments.resnext import resnext, resnext_blocks
+from hocket.planner.published.resnext import resnext, resnext_blocks
 
 # torchvision's: millions of weights, and 10^9 multiplications of one image.
 KNOWN = {(50, 4): (25.029, 4.23), (101, 8): (88.791, 16.41)}

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-from hocket.cli.bench_text import (
+from bench.ooo_pipeline.experiments import PUBLISHED, Result
+from bench.published import (
     MEASURED_HEAD,
     Measured,
     Row,
-    as_document,
+    Table,
     measured_cells,
     measured_table,
-    page,
+    simulated_table,
+    write_published,
 )
 from hocket.draw.quantity import seconds
-from hocket.planner.experiments.ooo_pipeline import PUBLISHED, Result
 
 _FIRST: Final = "GPipe"
 _HEAD: Final = (
@@ -33,18 +34,13 @@ _LEGEND: Final = (
 )
 
 
-def document(simulated: Sequence[Result], measured: Measured | None) -> dict[str, Any]:
-    """Plain values with keys that stay; see `as_document`."""
-    return as_document(map(_experiment, simulated), measured)
-
-
-def report(simulated: Sequence[Result], measured: Measured | None) -> Iterator[str]:
-    """The same as lines of text; see `page`."""
-    rows = [_HEAD, *map(_row, simulated)]
-    if measured is None:
-        return page(_FIRST, rows, _LEGEND, None)
-    rows.append(_small_row(measured))
-    return page(_FIRST, rows, _LEGEND, _measured_lines(measured))
+def publish(simulated: Sequence[Result], measured: Measured) -> dict[str, Any]:
+    """Write what `hocket bench` shows of these results; see `write_published`."""
+    rows = [_HEAD, *map(_row, simulated), _small_row(measured)]
+    tables = [simulated_table(_FIRST, rows, _LEGEND), _measured_table(measured)]
+    return write_published(
+        "ooo-pipeline", map(_experiment, simulated), measured, tables
+    )
 
 
 def _experiment(result: Result) -> dict[str, Any]:
@@ -116,7 +112,7 @@ def _small_row(measured: Measured) -> Row:
     )
 
 
-def _measured_lines(measured: Measured) -> Iterator[str]:
+def _measured_table(measured: Measured) -> Table:
     return measured_table(
         measured,
         _FIRST,

@@ -24,14 +24,14 @@ from hocket.errors import ShapeError
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
-from hocket.planner.experiments.networks import (
+from hocket.planner.predict import Predictor
+from hocket.planner.published.networks import (
     Layer,
     bert,
     dense,
     gpt3_medium,
     recurrent,
 )
-from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.schedules import SCHEDULES, make_schedule
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hocket.errors import ShapeError
-from hocket.planner.experiments.networks import Layer, Product
+from hocket.planner.published.networks import Layer, Product
 
 Blocks = tuple[int, int, int, int]  # in each of the four parts
 

@@ -27,9 +27,9 @@ from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.data_parallel import data_parallel_outcome
-from hocket.planner.experiments.networks import Layer, bert, deep_bert
-from hocket.planner.experiments.resnext import resnext
 from hocket.planner.predict import Predictor
+from hocket.planner.published.networks import Layer, bert, deep_bert
+from hocket.planner.published.resnext import resnext
 
 PUBLISHED_TIMES: Final = 1.4  # of 2BW's speed
 PUBLISHED_MEMORY: Final = 0.64  # of 2BW's

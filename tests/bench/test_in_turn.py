@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hocket.recipes.experiments.in_turn import (
+from bench.in_turn import (
     alternate,
     environment,
     paired_ratio,

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from hocket.core.costs import Costs, StageCost
-from hocket.core.simulate import simulate
-from hocket.recipes.experiments.in_turn import Order, alternate, paired_ratio, spread
-from hocket.recipes.experiments.on_mrpc import (
+from bench.in_turn import Order, alternate, paired_ratio, spread
+from bench.on_mrpc import (
     NUM_WORKERS,
     SIZES,
     Run,
@@ -24,11 +22,13 @@ from hocket.recipes.experiments.on_mrpc import (
     ready,
     setting,
 )
+from hocket.core.costs import Costs, StageCost
+from hocket.core.simulate import simulate
 from hocket.recipes.training.task import Task
 from hocket.run.cluster.world import World
 from hocket.schedules import make_schedule
 
-ENTRY: Final = "hocket.recipes.experiments.mrpc:worker"
+ENTRY: Final = "bench.ooo_pipeline.measure:worker"
 NUM_WARM: Final = 2  # rounds, after which optimizers have their state
 
 PLAIN: Final = Order("gpipe")  # what all others are compared with

@@ -23,20 +23,20 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from bench.in_turn import paired_ratio, spread
+from bench.on_mrpc import SIZES, Run, launched, ready, setting
 from hocket.core.check import check
 from hocket.core.costs import Costs, StageCost
 from hocket.core.layout import WorkerLayout
 from hocket.core.portions import portions
 from hocket.core.simulate import simulate
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.experiments.in_turn import paired_ratio, spread
-from hocket.recipes.experiments.on_mrpc import SIZES, Run, launched, ready, setting
 from hocket.recipes.training.task import Task
 from hocket.run.cluster.world import World
 from hocket.run.pipeline import Pipeline
 from hocket.schedules import make_schedule
 
-ENTRY: Final = "hocket.recipes.experiments.wpipe:worker"
+ENTRY: Final = "bench.wpipe.measure:worker"
 NUM_WARM: Final = 1  # rounds, after which optimizers have their state
 STEPS_PER_ROUND: Final = 8
 _FULL_STEPS: Final = 3  # and as many as there are devices: then a pipeline is full

@@ -6,10 +6,7 @@ from functools import partial
 
 import pytest
 
-from hocket.planner.candidate import DDP
-from hocket.planner.experiments.networks import deep_bert
-from hocket.planner.experiments.resnext import resnext
-from hocket.planner.experiments.wpipe import (
+from bench.wpipe.experiments import (
     EXPERIMENTS,
     FLUSHED,
     OVERLAPPED,
@@ -19,6 +16,9 @@ from hocket.planner.experiments.wpipe import (
     Result,
     results,
 )
+from hocket.planner.candidate import DDP
+from hocket.planner.published.networks import deep_bert
+from hocket.planner.published.resnext import resnext
 
 
 def simulated(layout: str, *samples: int, num_blocks: int = 48) -> Result:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.wpipe.measure import CONTESTANTS, ENTRY, TWO_BW, measure
 from hocket.errors import DataError
-from hocket.recipes.experiments.wpipe import CONTESTANTS, ENTRY, TWO_BW, measure
 from hocket.schedules import SCHEDULES
-from tests.recipes.experiments.test_mrpc import TINY, mrpc
+from tests.bench.test_ooo_pipeline_measure import TINY, mrpc
 from tests.run.support.forked import answers_of
 
 STEPS = 5  # of a round: when it drains, two results come at once

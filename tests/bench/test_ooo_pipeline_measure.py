@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
+from bench.in_turn import Order
+from bench.ooo_pipeline.measure import ENTRY, ORDERS, PLAIN, measure
 from hocket.errors import DataError
-from hocket.recipes.experiments.in_turn import Order
-from hocket.recipes.experiments.mrpc import ENTRY, ORDERS, PLAIN, measure
 from hocket.schedules import SCHEDULES
 from tests.run.support.forked import answers_of
 

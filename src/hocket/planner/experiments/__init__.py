@@ -1,1 +1,0 @@
-"""Published experiments, as work for the planner: nothing here is measured."""

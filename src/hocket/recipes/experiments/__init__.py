@@ -1,1 +1,0 @@
-"""Published experiments, measured here: what workers of this machine make of them."""
