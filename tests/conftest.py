@@ -24,20 +24,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let transformers be imported: it imports torchvision, where that is installed.
-
-    Not in the process that only hands out tests (pytest-xdist): those that run them
-    would wait for it to import torch.
-    """
-    is_worker = hasattr(config, "workerinput")
-    if config.getoption("numprocesses", None) and not is_worker:
-        return
-    from hocket.model.vision_operators import declare_vision_operators
-
-    declare_vision_operators()
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that `make golden` gives."""
     parser.addoption(

@@ -7,7 +7,6 @@ from typing import Final
 from torch import Tensor, nn
 
 from bench.models import Case
-from hocket.model.vision_operators import declare_vision_operators
 
 NUM_LAYERS: Final = 4
 NUM_WORDS: Final = 30522
@@ -36,7 +35,6 @@ class Answer(nn.Module):
 
 def bert() -> nn.Sequential:
     """With random weights, and without dropout, so that gradients can be compared."""
-    declare_vision_operators()  # transformers imports torchvision, if it is there
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(  # type: ignore[call-arg]

@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.run.data.loss import LossFunction
 
 Draw = Callable[[int, torch.Generator], tuple[Any, Any]]
@@ -74,7 +73,6 @@ class Architecture:
 
 def architecture(name: str) -> Architecture:
     """Of a name in `NAMES`."""
-    declare_vision_operators()  # before anything imports torchvision
     family = next(module for module, names in FAMILIES.items() if name in names)
     found: Architecture = import_module(family).ARCHITECTURES[name]
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final
 
-from hocket.model.vision_operators import declare_vision_operators
 from tests.run.support.small_models import Specimen
 
 HAS_TORCHVISION: Final = find_spec("torchvision") is not None
@@ -22,7 +21,6 @@ NEED_TORCHVISION: Final = (
 
 
 def _specimens() -> dict[str, Specimen]:
-    declare_vision_operators()
     from tests.zoo.odd import ODD
     from tests.zoo.text import TEXT
     from tests.zoo.unet import UNET

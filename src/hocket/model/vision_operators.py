@@ -8,10 +8,15 @@ and then stops at the first line that describes one of them:
 
 Two of them have to exist by name. Then every model can be made and trained; only what
 really calls them (the choice among overlapping detections, in evaluation) cannot run.
+
+`import torch` calls this itself, as the entry point "torch.backends" of hocket's
+package asks it to: so `import torchvision` works where hocket is installed, imported or
+not. TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches that off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +30,13 @@ _SIGNATURE: Final = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor
 
 @cache
 def declare_vision_operators() -> torch.library.Library | None:
-    """Call this before torchvision, or whatever imports it, is imported.
+    """Declare torchvision's operators, where its own library cannot be loaded.
 
     Returns:
-        What holds the declarations, where any were needed.
+        What holds the declarations; None if none were needed.
     """
-    if find_spec("torchvision") is None or _are_there():
+    spec = None if torch.version.cuda else find_spec("torchvision")
+    if spec is None or _is_loadable(spec.submodule_search_locations or ()):
         return None
     library = torch.library.Library("torchvision", "DEF")
     for name in _OPERATORS:
@@ -38,15 +44,12 @@ def declare_vision_operators() -> torch.library.Library | None:
     return library
 
 
-def _are_there() -> bool:
-    """Whether torchvision's own library is loaded, or can be."""
-    spec = find_spec("torchvision")
-    assert spec is not None
-    folders = spec.submodule_search_locations or ()
-    files = [file for folder in folders for file in Path(folder).glob("_C*.so")]
+def _is_loadable(folders: Iterable[str]) -> bool:
+    """Load torchvision's own library, and return whether its operators are there."""
     try:
-        for file in files:
-            torch.ops.load_library(file)
+        for folder in folders:
+            for file in Path(folder).glob("_C*.so"):
+                torch.ops.load_library(file)
     except OSError:
         return False
     return hasattr(torch.ops.torchvision, _OPERATORS[0])

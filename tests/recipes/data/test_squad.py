@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.data.squad import Squad, load_squad
 from hocket.run.data.sample_loader import SampleLoader
 from hocket.run.pipeline import Pipeline
@@ -198,7 +197,6 @@ def test_a_bert_learns_the_answers(tmp_path: Path) -> None:
 
     Four questions in turn, each about another word of one paragraph.
     """
-    declare_vision_operators()
     from transformers import BertConfig, BertForQuestionAnswering
 
     asked = ("which year", "whose firm", "what was built", "which town")

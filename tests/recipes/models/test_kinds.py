@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from hocket.errors import DataError
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL, named_losses
@@ -134,7 +133,6 @@ def test_bert_begins_with_weights_from_a_folder(tmp_path: Path) -> None:
     sst2(tmp_path)
     settings = (*BERT, "data.task=sst2")
     saved = model_of(tmp_path, *settings, "training.seed=5")
-    declare_vision_operators()
     saved.save_pretrained(tmp_path / "saved")
     pretrained = f"model.pretrained={tmp_path / 'saved'}"
     model = model_of(tmp_path, *settings, pretrained)

@@ -11,12 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hocket.errors import DataError
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.planner.published.resnext import resnext, resnext_blocks
 from hocket.recipes.config.model_settings import ResnextSettings
 from hocket.recipes.models.resnext import make_resnext
 
-declare_vision_operators()
 pytest.importorskip("torchvision", reason="extra `vision`")
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hocket.cli.train import ENTRY
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.config.model_settings import BertSettings, ResnextSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
@@ -25,7 +24,6 @@ from tests.recipes.support.cifar_folder import cifar10, cifar100
 from tests.recipes.support.flowers_folder import flowers
 from tests.run.support.forked import answers_of
 
-declare_vision_operators()
 pytest.importorskip("torchvision", reason="extra `vision`")
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import CheckpointError, DamagedError
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.run.checkpoint.exchange.dcp import read_dcp
 from hocket.run.checkpoint.exchange.export import open_one
 from tests.run.checkpoint.jobs import data_of, make_pipeline
@@ -124,7 +123,6 @@ def test_nothing_is_written_over_and_damage_is_not_passed_on(
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:
     """A model made from its config goes through a pipeline and `from_pretrained`."""
-    declare_vision_operators()
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=2, n_embd=16, n_head=2, vocab_size=40, n_positions=16

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from hocket.errors import DataError, MissingPackageError, RecipeError
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.recipes.config.data_settings import (
     DigitsSettings,
     GlueSettings,
@@ -125,7 +124,6 @@ def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
     """Hugging Face's own classes, so that what is trained can go back to them."""
     assert isinstance(glue, GlueSettings), "the recipe is valid"
     assert isinstance(samples, GlueSamples), "the recipe is valid"
-    declare_vision_operators()  # transformers imports torchvision, if it is there
     try:
         from transformers import BertConfig, BertForSequenceClassification
     except ImportError as error:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hocket.errors import DataError, MissingPackageError
-from hocket.model.vision_operators import declare_vision_operators
 from hocket.planner.published.resnext import resnext_blocks
 from hocket.recipes.config.model_settings import ResnextSettings
 
@@ -35,7 +34,6 @@ def make_resnext(settings: ResnextSettings, num_classes: int) -> nn.Module:
         DataError: pretrained weights are missing, or of another model.
         MissingPackageError: torchvision is not installed.
     """
-    declare_vision_operators()
     try:
         from torchvision.models.resnet import Bottleneck, ResNet
     except ImportError as error:
