@@ -13,8 +13,8 @@ import torch
 from hocket.errors import DataError
 from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
 from hocket.run.data.samples import EpochRandom
-from tests.recipes.data.test_unpickle import Runs
 from tests.recipes.support import cifar_folder as folders
+from tests.recipes.support.pickles_that_run import Runs
 from tests.recipes.support.real_data import real
 
 ADVICE = "get it from https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from hocket.errors import DataError
 from hocket.recipes.data.colours import Colours
 from hocket.recipes.data.origin import Origin
-from hocket.recipes.data.unpickle import PickledArray, PickleError, unpickle
+from hocket.recipes.data.pickled_arrays import PickledArray, unpickle
+from hocket.restricted_pickle import PickleError
 
 SIDE: Final = 32  # pixels
 NUM_CHANNELS: Final = 3

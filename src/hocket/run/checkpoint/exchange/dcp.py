@@ -1,14 +1,12 @@
 """Reads weights that torch.distributed.checkpoint wrote, without running their code.
 
-Its metadata is a pickle, and a pickle may name any function to be called. Here each
-name it uses is looked up in a short table, and becomes a plain record that does
-nothing; any other ends the reading. Tensors are read with `weights_only`.
+Its metadata is a pickle. Each name in it stands for a plain record that does nothing
+(`hocket.restricted_pickle`). Tensors are read with `weights_only`.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import CheckpointError
+from hocket.restricted_pickle import PickleError, read_pickle
 
 METADATA: Final = ".metadata"
 _FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -71,41 +70,8 @@ def _table() -> dict[str, Any]:
         "pathlib._local.PosixPath": _path,
         "pathlib._local.WindowsPath": _path,
     }
-    return table
-
-
-class _Unpickler(pickle.Unpickler):
-    """An unpickler for the names in DCP's metadata, and no others."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self._table = _table()
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Return the record class for a name in the pickle.
-
-        Raises:
-            CheckpointError: the name is none of those.
-        """
-        if module_name == "torch" and global_name.isidentifier():
-            dtype = getattr(torch, global_name, None)
-            if isinstance(dtype, torch.dtype):
-                return dtype
-        name = f"{module_name}.{global_name}"
-        if name not in self._table:
-            raise CheckpointError(
-                f"the metadata name {name}, which DCP does not need: they may run code "
-                "when torch reads them, and are not read here"
-            )
-        return self._table[name]
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Refuse references, which DCP does not use.
-
-        Raises:
-            CheckpointError: always.
-        """
-        raise CheckpointError(f"the metadata refer to {pid!r} outside of themselves")
+    dtypes = (value for value in vars(torch).values() if isinstance(value, torch.dtype))
+    return table | {str(dtype): dtype for dtype in dtypes}
 
 
 def read_dcp(folder: Path) -> dict[str, Tensor]:
@@ -116,9 +82,9 @@ def read_dcp(folder: Path) -> dict[str, Tensor]:
     """
     try:
         content = (folder / METADATA).read_bytes()
-        metadata = _Unpickler(io.BytesIO(content)).load()
+        metadata: Any = read_pickle(content, _table())
         return dict(_tensors(folder, metadata))
-    except CheckpointError as error:
+    except (CheckpointError, PickleError) as error:
         raise CheckpointError(f"{folder / METADATA}: {error}") from None
     except Exception as error:  # a pickle may fail in any way
         raise CheckpointError(

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.recipes.data.unpickle import PickledArray, PickleError, unpickle
+from hocket.recipes.data.pickled_arrays import PickledArray, unpickle
+from hocket.restricted_pickle import PickleError
+from tests.recipes.support.pickles_that_run import Runs
 
 plain = st.recursive(
     st.none()
@@ -47,17 +49,6 @@ def test_strings_of_python_2_are_bytes() -> None:
     assert unpickle(b"\x80\x02}q\x00U\x04dataq\x01U\x02\xff\x00q\x02s.") == {
         b"data": b"\xff\x00"
     }
-
-
-class Runs:
-    """Pickled, it has a command run when it is read."""
-
-    def __init__(self, call: Any, *args: Any) -> None:
-        self.call = call
-        self.args = args
-
-    def __reduce__(self) -> Any:
-        return self.call, self.args
 
 
 @pytest.mark.parametrize("protocol", range(6))

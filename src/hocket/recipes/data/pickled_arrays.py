@@ -1,8 +1,6 @@
 """Read a pickle of arrays, bytes, numbers, lists and dicts without running anything.
 
-A pickle is a program: it names functions, and has them called. Here every name that a
-pickled array needs stands for something harmless of our own, and no other name is
-admitted:
+Every name that a pickled array needs has a stand-in (`hocket.restricted_pickle`):
 
     name in the file                     what it gets
     numpy...multiarray._reconstruct      _MakeArray: an empty PickledArray
@@ -15,31 +13,13 @@ admitted:
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-# What a mutilated file makes the unpickler raise.
-_MUTILATED: Final = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-)
-
-
-class PickleError(ValueError):
-    """A pickle that is mutilated, or that holds more than data."""
+from hocket.restricted_pickle import PickleError, read_pickle
 
 
 class PickledType:
@@ -137,38 +117,20 @@ class _Empty(_Fixed):
         return b""
 
 
-_ADMITTED: Final[dict[tuple[str, str], object]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _MakeArray(),
-    ("numpy._core.multiarray", "_reconstruct"): _MakeArray(),
-    ("numpy", "ndarray"): _Ndarray(),
-    ("numpy", "dtype"): _MakeType(),
-    ("_codecs", "encode"): _Encode(),
-    ("__builtin__", "bytes"): _Empty(),
+_STAND_INS: Final[dict[str, object]] = {
+    "numpy.core.multiarray._reconstruct": _MakeArray(),
+    "numpy._core.multiarray._reconstruct": _MakeArray(),
+    "numpy.ndarray": _Ndarray(),
+    "numpy.dtype": _MakeType(),
+    "_codecs.encode": _Encode(),
+    "__builtin__.bytes": _Empty(),
 }
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ADMITTED[module, name]
-        except KeyError:
-            raise PickleError(
-                f"it names {module}.{name}, which could run code"
-            ) from None
-
-    def persistent_load(self, pid: object) -> Any:
-        raise PickleError(f"it refers to {pid!r} outside of itself")
-
-
 def unpickle(data: bytes) -> Any:
-    """What a pickle holds; strings of Python 2 as bytes, arrays as PickledArray.
+    """Read a pickle; strings of Python 2 as bytes, arrays as PickledArray.
 
     Raises:
         PickleError: it is mutilated, or names anything beside what arrays need.
     """
-    try:
-        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except PickleError:
-        raise
-    except _MUTILATED as error:
-        raise PickleError(f"it is mutilated ({error})") from error
+    return read_pickle(data, _STAND_INS, encoding="bytes")
