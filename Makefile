@@ -70,7 +70,7 @@ format: setup ## mend what ruff can mend
 types: setup ## mypy --strict over the package and the tests
 	$(BIN)/mypy
 
-sizes: setup ## no file over 500 lines, none named utils.py
+sizes: setup ## no long file, no full folder; count the lines of code
 	$(BIN)/python scripts/check_sizes.py
 
 docs: $(DOCS_SET_UP) ## build docs/_build/html; a warning is an error

@@ -21,7 +21,7 @@ from hocket.recipes.config.data_settings import GlueSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.data.glue import GlueTask, read_glue
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline
 from hocket.run.cluster.launch import launch
@@ -95,25 +95,25 @@ class Run:
 
     Args:
         pipeline: that trains.
-        course: how its recipe lays training out.
+        layout: how its recipe lays training out.
         batches: that are left.
         losses: of the steps done.
     """
 
     pipeline: Pipeline
-    course: Course
+    layout: StepLayout
     batches: Iterator[Any]
     losses: list[float]
 
     @classmethod
     def of(cls, recipe: Recipe, task: Task, world: World, place: Path) -> Run:
         """Ready to train: batches are read and written in word pieces before."""
-        course = Course.of(recipe, task.training)
+        layout = StepLayout.of(recipe, task.training)
         pipeline = make_pipeline(
-            task, course, place, profile_dir=place / "profiles", world=world
+            task, layout, place, profile_dir=place / "profiles", world=world
         )
-        batches = [*islice(course.loader(), course.num_steps)]
-        return cls(pipeline, course, iter(batches), [])
+        batches = [*islice(layout.loader(), layout.num_steps)]
+        return cls(pipeline, layout, iter(batches), [])
 
     def step(self) -> None:
         """Train on the next batch."""
@@ -148,7 +148,7 @@ def ready(
 
 def setting(run: Run, task: Task, world: World) -> dict[str, Any]:
     """What all contestants had in common, with keys that stay; `run` is any of them."""
-    recipe = run.course.recipe
+    recipe = run.layout.recipe
     assert isinstance(recipe.data, GlueSettings), "it is MRPC's recipe"
     return {
         "environment": environment(),

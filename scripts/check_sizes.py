@@ -1,24 +1,47 @@
-"""Refuse Python files that are too long, or named for nothing in particular.
+"""Refuse files that are too long or named for nothing, and folders that are too full.
 
-Run from anywhere: `python scripts/check_sizes.py`. Prints the files at fault and ends
-with 1, or ends with 0 and one line that says how many files it read.
+Run from anywhere: `python scripts/check_sizes.py`. Prints what is at fault and ends
+with 1; or counts files and the library's lines of code, and ends with 0.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = ("src", "tests", "bench", "examples", "docs", "scripts")
+LIBRARY: Final = ROOT / "src" / "hocket"
 MAX_LINES: Final = 500
+MAX_FILES: Final = 16  # Python files in a folder of the library
+ONE_FILE_EACH: Final = frozenset({"schedules", "passes"})  # one schedule, one pass
+# Folders that are still too full, with the files they had: they may only shrink.
+TOO_FULL: Final = {
+    "core": 28,
+    "planner": 20,
+    "run/engine": 21,
+    "run/stage/compiled": 17,
+}
 EMPTY_NAMES: Final = frozenset({"common", "helpers", "misc", "tools", "util", "utils"})
+_NO_CODE: Final = frozenset(
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+)
 
 
 def faults_of(path: Path, num_lines: int) -> Iterator[str]:
-    """What is wrong with one file, a sentence each.
+    """Say what is wrong with one file, a sentence each.
 
     Args:
         path: the file; only its name is looked at.
@@ -30,6 +53,37 @@ def faults_of(path: Path, num_lines: int) -> Iterator[str]:
         yield "the name says nothing of what is in it: name the noun it is about"
 
 
+def folder_faults(folder: str, num_files: int) -> Iterator[str]:
+    """Say whether a folder of the library has too many Python files.
+
+    Args:
+        folder: its path inside of src/hocket.
+        num_files: Python files that it has itself.
+    """
+    allowed = TOO_FULL.get(folder, MAX_FILES)
+    if num_files > allowed and folder not in ONE_FILE_EACH:
+        yield f"{num_files} Python files, where {allowed} are allowed: make rooms"
+    if folder in TOO_FULL and num_files <= MAX_FILES:
+        yield f"{num_files} Python files are not too many: take it out of TOO_FULL"
+
+
+def lines_of_code(source: str) -> int:
+    """Count the lines of a Python file without docstrings, comments and blank lines."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - set(_docstring_lines(source)))
+
+
+def _docstring_lines(source: str) -> Iterator[int]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            yield from range(text.lineno, (text.end_lineno or text.lineno) + 1)
+
+
 def main() -> int:
     """Check every Python file of the repository, and return the exit code."""
     files = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py"))]
@@ -38,10 +92,19 @@ def main() -> int:
         for path in files
         for fault in faults_of(path, len(path.read_text().splitlines()))
     ]
+    own = [path for path in files if path.is_relative_to(LIBRARY)]
+    rooms = [path.parent.relative_to(LIBRARY).as_posix() for path in own]
+    faults += [
+        f"src/hocket/{room}: {fault}"
+        for room in sorted({*rooms, *TOO_FULL})
+        for fault in folder_faults(room, rooms.count(room))
+    ]
     for fault in faults:
         print(fault, file=sys.stderr)
     if not faults:
+        num_code = sum(lines_of_code(path.read_text()) for path in own)
         print(f"{len(files)} Python files, none over {MAX_LINES} lines")
+        print(f"{num_code:,} lines of code in src/hocket")
     return 1 if faults else 0
 
 

@@ -16,7 +16,7 @@ import hocket
 from bench.staleness.cases import Case
 from bench.staleness.variants import Variant
 from hocket.recipes.training.optimizer import make_scheduler
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, losses_of
@@ -37,7 +37,7 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
     """
     recipe = case.resolved(seed, folder)
     task = make_task(recipe)
-    course = Course.of(recipe, task.training)
+    layout = StepLayout.of(recipe, task.training)
     model = task.make_model()
     assert recipe.pipeline.cut is not None, "each case says where its halves meet"
     begin_s = process_time()
@@ -50,15 +50,15 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
         model,
         task.loss,
         case.optimizer(recipe),
-        course.loader(),
+        layout.loader(),
         cut_at=recipe.pipeline.cut,
-        schedulers=make_scheduler(course.learning_rate_share),
+        schedulers=make_scheduler(layout.learning_rate_share),
         clip_norm=recipe.training.clip_norm,
         seed=seed,
         correction=variant.correction,
     )
     cpu_s = process_time() - begin_s
-    means = evaluated(model, task, course.evaluation_loader(task.evaluation))
+    means = evaluated(model, task, layout.evaluation_loader(task.evaluation))
     return {
         "num_steps": len(history),
         "num_samples": len(history) * recipe.training.batch_size,

@@ -13,8 +13,8 @@ import typer
 from hocket.cli.train import OutsideOption, SetOption, read_recipe
 
 if TYPE_CHECKING:
-    from hocket.recipes.training.planning import Paper, PlanRequest, Shown
     from hocket.recipes.config.resolve import Resolved
+    from hocket.recipes.training.planning import Paper, PlanRequest, Shown
 
 ENTRY: Final = "hocket.recipes.training.planning:main"
 

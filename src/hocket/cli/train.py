@@ -185,16 +185,16 @@ def start_workers(
 
 def show(resolved: Resolved) -> None:
     """Print the recipe as resolved, and check that its data can be loaded."""
-    from hocket.recipes.training.step_layout import Course
+    from hocket.recipes.training.step_layout import StepLayout
     from hocket.recipes.training.task import make_task
 
     task = make_task(resolved.recipe)
-    course = Course.of(resolved.recipe, task.training)
+    steps = StepLayout.of(resolved.recipe, task.training)
     num_parameters = sum(x.numel() for x in task.make_model().parameters())
     print(resolved.to_toml())
     print(
         f"{num_parameters:,} parameters; "
         f"{task.training.num_samples:,} samples to train on, "
         f"{task.evaluation.num_samples:,} to evaluate on; "
-        f"{course.num_steps:,} steps; {course.batches_per_epoch:,} batches per epoch"
+        f"{steps.num_steps:,} steps; {steps.batches_per_epoch:,} batches per epoch"
     )

@@ -174,7 +174,7 @@ def test_what_no_section_sees_alone(
         "pipeline.num_replicas=2",
         "pipeline.cut=['blocks.1', 'blocks.2']",
     )
-    golden("recipes/contradictions.txt", message)
+    golden("recipes/cross_section_faults.txt", message)
     message = faults("mine.toml", "pipeline.stages_per_device=2")
     golden("recipes/schedule_refuses.txt", message)
 

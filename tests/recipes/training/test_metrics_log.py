@@ -11,8 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
-from hocket.recipes.training.history import History
-from hocket.recipes.training.metrics_log import JSON_NAME, TENSORBOARD_NAME, MetricsLog
+from hocket.recipes.training.metrics_log import (
+    JSON_NAME,
+    TENSORBOARD_NAME,
+    History,
+    MetricsLog,
+)
 from tests.recipes.support.run_records import (
     evaluation_record,
     step_record,

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.resolve import Resolved, resolve
-from hocket.recipes.training.history import History
-from hocket.recipes.training.metrics_log import JSON_NAME
+from hocket.recipes.training.metrics_log import JSON_NAME, History
 from hocket.recipes.training.records import StepRecord
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import CHECKPOINTS_NAME, Start, starting_point

@@ -22,7 +22,7 @@ from hocket.recipes.training.objectives import (
     class_loss,
     class_metrics,
 )
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import sample_text
 from hocket.run.data.sample_loader import SampleLoader
@@ -166,13 +166,13 @@ def test_a_course_is_as_long_as_the_recipe_says(
     fixed = ["batch_size=64", "evaluate_every_epochs=1.0"]
     items = [f"training.{item}" for item in (*fixed, *settings)]
     recipe = resolve("digits-vit", items).recipe
-    course = Course.of(recipe, make_task(recipe).training)
+    layout = StepLayout.of(recipe, make_task(recipe).training)
 
-    assert course.batches_per_epoch == 1347 // 64 == 21
-    assert course.num_steps == num_steps == len(course.loader())
-    every = course.evaluate_every_steps
+    assert layout.batches_per_epoch == 1347 // 64 == 21
+    assert layout.num_steps == num_steps == len(layout.loader())
+    every = layout.evaluate_every_steps
     due = [s for s in range(num_steps) if (s + 1) % every == 0 or s == num_steps - 1]
     assert due == evaluated
-    assert course.epoch(20) == 0
-    assert course.epoch(21) == 1
-    assert isclose(course.learning_rate(42), 2e-3) or num_steps <= 42
+    assert layout.epoch(20) == 0
+    assert layout.epoch(21) == 1
+    assert isclose(layout.learning_rate(42), 2e-3) or num_steps <= 42

@@ -17,7 +17,7 @@ from hocket.recipes.training.metrics_log import JSON_NAME
 from hocket.recipes.training.objectives import class_metrics
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.run_folder import claim_folder
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import main, train_recipe
 from hocket.run.data.loss import TOTAL, named_losses
@@ -53,11 +53,11 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
     """The losses of each step, and the accuracy at the end, without a pipeline."""
     task = make_task(recipe)
     model = task.make_model()
-    course = Course.of(recipe, task.training)
+    layout = StepLayout.of(recipe, task.training)
     optimizer = make_optimizer(recipe.optimizer)(model.parameters())
-    scheduler = make_scheduler(course.learning_rate_share)(optimizer)
+    scheduler = make_scheduler(layout.learning_rate_share)(optimizer)
     losses = []
-    for inputs, targets in course.loader():
+    for inputs, targets in layout.loader():
         loss = named_losses(task.loss(model(inputs), targets))[TOTAL]
         losses.append(loss.item())
         optimizer.zero_grad()

@@ -50,7 +50,7 @@ def make_absolute(sections: Mapping[str, Any], folder: Path) -> None:
             sections[section][name] = str(full)
 
 
-def out_of_reach(
+def outside_paths(
     sections: Mapping[str, Any], folder: Path
 ) -> Iterator[tuple[Key, str]]:
     """What a recipe's file names elsewhere: its key, and a sentence about it.

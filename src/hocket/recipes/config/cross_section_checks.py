@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hocket.recipes.config.recipe import Recipe
 
 
-def contradictions(recipe: Recipe) -> Iterator[str]:
+def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     """A sentence each, with the numbers of both sides."""
     yield from _strangers(recipe)
     yield from _too_small(recipe)

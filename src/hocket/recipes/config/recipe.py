@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hocket.recipes.config.cross_section_checks import contradictions
+from hocket.recipes.config.cross_section_checks import cross_section_faults
 from hocket.recipes.config.data_settings import DataSettings
 from hocket.recipes.config.model_settings import ModelSettings
 from hocket.recipes.config.optimizer_settings import AnyOptimizer
@@ -198,6 +198,6 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
-        if faults := tuple(contradictions(self)):
+        if faults := tuple(cross_section_faults(self)):
             raise ValueError("\n".join(faults))
         return self

@@ -23,7 +23,7 @@ from hocket.nearest import nearest
 from hocket.recipes.config.allowed_paths import (
     functions_in,
     make_absolute,
-    out_of_reach,
+    outside_paths,
 )
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.toml_text import Key, dotted, lines_of_keys, to_toml
@@ -95,7 +95,7 @@ def resolve(
     label, text, folder = _read(source)
     sections = _parse(label, text)
     said_here = {_key_of(setting) for setting in settings}
-    strays = [] if allow_outside else [*out_of_reach(sections, folder)]
+    strays = [] if allow_outside else [*outside_paths(sections, folder)]
     found = [(key, fault) for key, fault in strays if key not in said_here]
     import_folders = [folder] if functions_in(sections) - said_here else []
     make_absolute(sections, folder)

@@ -48,7 +48,7 @@ class Settings(BaseModel):
 
 
 class FunctionSettings(Settings):
-    """A function of the user's own (`hocket.recipes.training.functions`).
+    """A function of the user's own (`hocket.recipes.config.user_functions`).
 
     Args:
         function: `module:function`, in a module that is in the recipe's folder.

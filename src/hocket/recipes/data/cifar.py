@@ -34,7 +34,7 @@ from hocket.recipes.data.cifar_files import (
     read_images,
     read_labels,
 )
-from hocket.recipes.data.vary_images import vary_images
+from hocket.recipes.data.image_tensors import vary_images
 from hocket.run.data.samples import EpochRandom
 
 

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import DataError
-from hocket.recipes.data.colours import Colours
+from hocket.recipes.data.image_tensors import Colours
 from hocket.recipes.data.origin import Origin
-from hocket.recipes.data.pickled_arrays import PickledArray, unpickle
-from hocket.restricted_pickle import PickleError
+from hocket.restricted_pickle import PickledArray, PickleError, read_arrays
 
 SIDE: Final = 32  # pixels
 NUM_CHANNELS: Final = 3
@@ -93,7 +92,7 @@ def read(path: Path, layout: Layout) -> tuple[Mapping[str, Any], int]:
     """What a file holds, by key, and its CRC-32."""
     data = layout.origin.read(path)
     try:
-        content = unpickle(data)
+        content = read_arrays(data)
     except PickleError as error:
         raise DataError(
             f"{path} is no pickle of plain data: {error}. {layout.origin.advice}"

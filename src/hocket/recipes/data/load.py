@@ -24,7 +24,7 @@ from hocket.recipes.data.flowers import load_flowers
 from hocket.recipes.data.glue import GlueTask, load_glue
 from hocket.recipes.data.image_folder import load_image_folder
 from hocket.recipes.data.text import load_text
-from hocket.recipes.training.functions import own_data
+from hocket.recipes.data.user_data import own_data
 from hocket.run.data.samples import Samples, first_samples
 
 

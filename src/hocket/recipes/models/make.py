@@ -26,6 +26,7 @@ from hocket.recipes.config.model_settings import (
     VitSettings,
 )
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.user_functions import load_function
 from hocket.recipes.data.cifar import Cifar
 from hocket.recipes.data.digits import NUM_CHANNELS, NUM_CLASSES
 from hocket.recipes.data.glue import GlueSamples, GlueTask
@@ -35,7 +36,6 @@ from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext
 from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer
-from hocket.recipes.training.functions import load_function
 from hocket.run.data.samples import FirstSamples, Samples
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hocket.recipes.training.records import (
     Watcher,
 )
 from hocket.recipes.training.saving import CHECKPOINTS_NAME, Totals
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.early_stop import EarlyStop
 from hocket.run.engine.evaluate import EvaluationResult
@@ -32,7 +32,7 @@ class Loop:
 
     Args:
         task: what to train and evaluate on.
-        course: in which steps.
+        layout: in which steps.
         pipeline: by what.
         run_dir: in which the checkpoints go.
 
@@ -45,19 +45,19 @@ class Loop:
     def __init__(
         self,
         task: Task,
-        course: Course,
+        layout: StepLayout,
         pipeline: Pipeline,
         run_dir: Path,
     ) -> None:
-        training = course.recipe.training
+        training = layout.recipe.training
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
         self.watchers: list[Watcher] = []
         self._task = task
-        self._course = course
+        self._layout = layout
         self._pipeline = pipeline
         self._checkpoints = run_dir / CHECKPOINTS_NAME
-        self._loader = course.loader()
-        self._evaluation_loader = course.evaluation_loader(task.evaluation)
+        self._loader = layout.loader()
+        self._evaluation_loader = layout.evaluation_loader(task.evaluation)
         self._early_stop: EarlyStop | None = None
         if training.stop_patience is not None:
             self._early_stop = EarlyStop(
@@ -85,7 +85,7 @@ class Loop:
         self._totals = Totals(**data["totals"])
 
     def run(self) -> SummaryRecord:
-        """Train to the end of the course.
+        """Train to the end of the layout.
 
         Raises:
             DataError: training should stop by a metric that there is not.
@@ -97,8 +97,8 @@ class Loop:
             self._pipeline,
             self._loader,
             evaluate=self._evaluate,
-            evaluate_every_steps=self._course.evaluate_every_steps,
-            num_steps=self._course.num_steps,
+            evaluate_every_steps=self._layout.evaluate_every_steps,
+            num_steps=self._layout.num_steps,
             drain_after=self._drains_after,
             callbacks=[self._after_step],
         )
@@ -110,14 +110,14 @@ class Loop:
         return self._pipeline.evaluate(
             self._evaluation_loader,
             self._task.metrics,
-            use_ema=self._course.recipe.training.ema_decay is not None,
+            use_ema=self._layout.recipe.training.ema_decay is not None,
         )
 
     def _after_step(
         self, result: StepResult, evaluation: EvaluationResult | None
     ) -> bool:
         """Tell the watchers, save if it is time, and say whether to stop."""
-        saves = self._course.saves_after(result.step)
+        saves = self._layout.saves_after(result.step)
         self._untold.append(result)
         self._tell_steps(is_time=saves or evaluation is not None)
         if evaluation is not None:
@@ -132,8 +132,8 @@ class Loop:
 
     def _drains_after(self, step: int) -> bool:
         """Where something is saved, and before the last steps, which are measured."""
-        num_left = self._course.num_steps - (step + 1)
-        return self._course.saves_after(step) or num_left == NUM_TIMED_STEPS
+        num_left = self._layout.num_steps - (step + 1)
+        return self._layout.saves_after(step) or num_left == NUM_TIMED_STEPS
 
     def _measure(self, step: int, *, is_evaluated: bool) -> None:
         """Take the times of the step; of overlapping ones, of all since a drain."""
@@ -141,7 +141,7 @@ class Loop:
         if self._overlaps and not (is_evaluated or self._drains_after(step)):
             return
         num_steps, self._num_since_drain = self._num_since_drain, 0
-        is_near_end = step >= self._course.num_steps - NUM_TIMED_STEPS
+        is_near_end = step >= self._layout.num_steps - NUM_TIMED_STEPS
         if (is_near_end or is_evaluated) and num_steps <= NUM_TIMED_STEPS:
             self.timelines.append(self._pipeline.measured())
 
@@ -152,7 +152,7 @@ class Loop:
 
     @property
     def _saves(self) -> bool:
-        return self._course.save_every_steps is not None
+        return self._layout.save_every_steps is not None
 
     def _tell_steps(self, *, is_time: bool) -> None:
         """Keep the newest where steps overlap: its norm would have to be waited for."""
@@ -166,13 +166,13 @@ class Loop:
         self._totals.num_samples += result.num_samples
         record = StepRecord(
             step=result.step,
-            epoch=self._course.epoch(result.step),
+            epoch=self._layout.epoch(result.step),
             loss=result.loss,
             losses=result.losses,
             num_samples=result.num_samples,
             seconds=result.seconds,
             bubble_fraction=result.bubble_fraction,
-            learning_rate=self._course.learning_rate(
+            learning_rate=self._layout.learning_rate(
                 result.step - self._totals.num_skipped
             ),
             grad_norm=result.grad_norm,
@@ -185,7 +185,7 @@ class Loop:
     def _tell_evaluation(self, step: int, result: EvaluationResult) -> None:
         self._last = EvaluationRecord(
             num_steps=step + 1,
-            epoch=self._course.epoch(step),
+            epoch=self._layout.epoch(step),
             loss=result.loss,
             metrics=result.metrics,
             num_samples=result.num_samples,
@@ -194,7 +194,7 @@ class Loop:
             watcher.evaluation(self._last)
 
     def _save(self) -> None:
-        settings, stop = self._course.recipe.checkpoint, self._early_stop
+        settings, stop = self._layout.recipe.checkpoint, self._early_stop
         self._totals.seconds = monotonic() - self._begin_s
         self._pipeline.save(
             self._checkpoints,

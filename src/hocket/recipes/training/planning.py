@@ -18,7 +18,7 @@ from hocket.planner.table import show
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.recipes.training.run_folder import RECIPE_NAME
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.run.cluster.world import World, join_world
 from hocket.run.tune.planning import plan
@@ -145,12 +145,12 @@ def plan_recipe(
         PlanError: a name that is not known, or numbers that nothing fits.
     """
     task = make_task(resolved.recipe)
-    course = Course.of(resolved.recipe, task.training)
+    layout = StepLayout.of(resolved.recipe, task.training)
     training = resolved.recipe.training
     gib, file = request.memory_gib, request.hardware_file
     return plan(
         task.make_model(),
-        next(iter(course.loader())),
+        next(iter(layout.loader())),
         task.loss,
         num_devices=request.num_devices,
         hardware=request.hardware,

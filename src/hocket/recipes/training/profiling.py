@@ -12,7 +12,7 @@ from typing import Any
 from hocket.model.profile.profile import path_of
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.run_folder import RECIPE_NAME
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import make_pipeline
 
@@ -30,12 +30,12 @@ def main(run_dir: str, is_again: bool) -> dict[str, Any]:
     """
     recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
     task = make_task(recipe)
-    course = Course.of(recipe, task.training)
+    layout = StepLayout.of(recipe, task.training)
     folder = Path(recipe.run.profile_folder)
     kept = {path.name for path in folder.glob("*.json")}
     profile_dir = None if is_again else folder
     with make_pipeline(
-        task, course, Path(run_dir), profile_dir=profile_dir
+        task, layout, Path(run_dir), profile_dir=profile_dir
     ) as pipeline:
         plan = pipeline.plan
         path = path_of(folder, plan.profile.conditions)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+from hocket.errors import RecipeError
+from hocket.recipes.config.user_functions import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +112,27 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """Nothing more will come, whether the run ended well or not."""
+
+
+def own_watcher(name: str, run_dir: Path) -> Watcher:
+    """Call a function of the user's that returns a watcher.
+
+    Args:
+        name: `module:function`, called with the run's folder.
+        run_dir: that folder.
+
+    Raises:
+        RecipeError: what it returns lacks a method of `Watcher`.
+    """
+    watcher: Watcher = load_function(name)(run_dir)
+    missing = [
+        method
+        for method in ("step", "evaluation", "summary", "close")
+        if not callable(getattr(watcher, method, None))
+    ]
+    if missing:
+        raise RecipeError(
+            f"{name} returned {type(watcher).__name__} without {', '.join(missing)}: a "
+            "callback needs the methods of hocket.recipes.training.records.Watcher"
+        )
+    return watcher

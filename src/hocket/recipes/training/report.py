@@ -13,7 +13,7 @@ from hocket import __version__
 from hocket.core.simulate import simulate
 from hocket.core.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_report
-from hocket.recipes.training.history import History
+from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
 from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
 from hocket.recipes.training.run_folder import RECIPE_NAME, REPORT_NAME

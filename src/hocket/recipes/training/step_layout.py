@@ -12,7 +12,7 @@ from hocket.run.data.samples import Samples
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class StepLayout:
     """A recipe's training in steps.
 
     Args:
@@ -34,8 +34,8 @@ class Course:
     learning_rate_share: Callable[[int], float]
 
     @classmethod
-    def of(cls, recipe: Recipe, samples: Samples) -> Course:
-        """The course that a recipe takes with these samples."""
+    def of(cls, recipe: Recipe, samples: Samples) -> StepLayout:
+        """The layout that a recipe takes with these samples."""
         training, checkpoint = recipe.training, recipe.checkpoint
         per_epoch = samples.num_samples // training.batch_size
         num_steps = per_epoch * training.num_epochs // training.accumulate

@@ -16,9 +16,9 @@ from hocket.recipes.config.data_settings import (
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.user_functions import load_function
 from hocket.recipes.data.load import load_samples
 from hocket.recipes.models.make import make_model
-from hocket.recipes.training.functions import load_function
 from hocket.recipes.training.objectives import (
     Loss,
     Metrics,

@@ -25,17 +25,15 @@ from hocket.recipes.config.pipeline_settings import discounted_updates
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.gpt import Gpt, generate
-from hocket.recipes.training.functions import own_watcher
-from hocket.recipes.training.history import History
 from hocket.recipes.training.loop import Loop
-from hocket.recipes.training.metrics_log import JSON_NAME, MetricsLog
+from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.progress import make_progress, plan_line, tell
-from hocket.recipes.training.records import EvaluationRecord, Watcher
+from hocket.recipes.training.records import EvaluationRecord, Watcher, own_watcher
 from hocket.recipes.training.report import write_report
 from hocket.recipes.training.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_folder
 from hocket.recipes.training.saving import NEWEST, starting_point
-from hocket.recipes.training.step_layout import Course
+from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.cluster.world import World, join_world
 from hocket.run.pipeline import Pipeline
@@ -112,12 +110,12 @@ def train_recipe(
         RunError: something went wrong while training.
     """
     task = make_task(recipe)
-    course = Course.of(recipe, task.training)
+    layout = StepLayout.of(recipe, task.training)
     with ExitStack() as stack:
         pipeline = stack.enter_context(
             make_pipeline(
                 task,
-                course,
+                layout,
                 run_dir,
                 profile_dir=Path(recipe.run.profile_folder),
                 world=world,
@@ -125,12 +123,12 @@ def train_recipe(
         )
         console = Console(file=sys.stdout, quiet=not pipeline.is_main)
         tell(console, plan_line(pipeline.plan, recipe))
-        loop = Loop(task, course, pipeline, run_dir)
+        loop = Loop(task, layout, pipeline, run_dir)
         _go_on(loop, pipeline, recipe, run_dir, console)
         history = History()
         if pipeline.is_main:
             usual = _watchers(
-                course,
+                layout,
                 run_dir,
                 console,
                 first_step=loop.num_done,
@@ -177,17 +175,22 @@ def _goes_on(recipe: Recipe, world: World) -> bool:
 
 
 def _watchers(
-    course: Course, run_dir: Path, console: Console, *, first_step: int, goes_on: bool
+    layout: StepLayout,
+    run_dir: Path,
+    console: Console,
+    *,
+    first_step: int,
+    goes_on: bool,
 ) -> Iterator[Watcher]:
     """Who writes and prints, and whom the recipe names."""
-    settings = course.recipe.run
-    num_epochs = course.recipe.training.num_epochs
+    settings = layout.recipe.run
+    num_epochs = layout.recipe.training.num_epochs
     yield MetricsLog(
         run_dir,
         settings.log_every_steps,
         first_step=first_step if goes_on else None,
     )
-    yield make_progress(course.num_steps, num_epochs, console, first_step=first_step)
+    yield make_progress(layout.num_steps, num_epochs, console, first_step=first_step)
     for name in settings.callbacks:
         yield own_watcher(name, run_dir)
 
@@ -212,7 +215,7 @@ def _agreed(world: World, what: str, decide: Callable[[], Any]) -> Any:
 
 def make_pipeline(
     task: Task,
-    course: Course,
+    layout: StepLayout,
     run_dir: Path,
     *,
     profile_dir: Path | None,
@@ -222,18 +225,18 @@ def make_pipeline(
 
     Args:
         task: with the model to train.
-        course: with the recipe and the first batch.
+        layout: with the recipe and the first batch.
         run_dir: where the reports of failures go.
         profile_dir: where profiles are kept and found; None measures anew.
         world: the job, where it is joined already.
     """
-    recipe, settings = course.recipe, course.recipe.pipeline
+    recipe, settings = layout.recipe, layout.recipe.pipeline
     training = recipe.training
     return Pipeline(
         task.make_model(),  # nobody else refers to it: only our stages stay in memory
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
-        example=course.loader().example(),
+        example=layout.loader().example(),
         schedule=settings.schedule,
         max_delay=settings.max_delay,
         num_microbatches=settings.num_microbatches,
@@ -241,13 +244,13 @@ def make_pipeline(
         stages_per_device=settings.stages_per_device,
         cut=settings.cut,
         profile_dir=profile_dir,
-        scheduler=make_scheduler(course.learning_rate_share),
+        scheduler=make_scheduler(layout.learning_rate_share),
         clip_norm=training.clip_norm,
         accumulate=training.accumulate,
         precision=training.precision,
         ema_decay=training.ema_decay,
         correction=settings.correction,
-        num_discounted_updates=discounted_updates(settings, course.num_steps),
+        num_discounted_updates=discounted_updates(settings, layout.num_steps),
         recompute=settings.recompute,
         memory_bytes=settings.memory_bytes,
         compile=settings.compile,

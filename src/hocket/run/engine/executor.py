@@ -13,7 +13,8 @@ from hocket.errors import ConfigError
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.engine.play_plan import PlayPlan, Portion
-from hocket.run.engine.player import Player, Record
+from hocket.run.engine.player import Player
+from hocket.run.engine.record import Record
 from hocket.run.engine.results import Results
 from hocket.run.engine.step_sync import StepSync
 from hocket.run.stage.precision import LossScale

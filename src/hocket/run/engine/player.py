@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,11 +30,12 @@ from hocket.core.op import ASYNCHRONOUS, Kind, Op
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.device.device import Device, Event, IssueOrder
-from hocket.run.device.stopwatch import Seconds, Stopwatch, make_stopwatch
+from hocket.run.device.stopwatch import Stopwatch, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.ports import InputMaker
+from hocket.run.engine.record import Record
 from hocket.run.engine.stage_ops import StageOps
 from hocket.run.engine.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
@@ -47,34 +48,6 @@ OnOutput: TypeAlias = Callable[[int, Microbatch, object], None]
 _ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})  # what ends a step
 # Backwards of stages that recompute run the forward once more.
 _RUNS_FORWARD: Final = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT})
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """When the ops of each lane ran, in this process's seconds; 0 if one did not.
-
-    Args:
-        start_s: of each lane, the moment at which each op began.
-        end_s: of each lane, the moment at which each op ended.
-    """
-
-    start_s: tuple[Seconds, ...]
-    end_s: tuple[Seconds, ...]
-
-    @classmethod
-    def joined(cls, records: Sequence[Record]) -> Record:
-        """Put the times of several portions one behind the other."""
-        starts = zip(*(record.start_s for record in records), strict=True)
-        ends = zip(*(record.end_s for record in records), strict=True)
-        return cls(
-            tuple(np.concatenate(times) for times in starts),
-            tuple(np.concatenate(times) for times in ends),
-        )
-
-    @property
-    def num_ops(self) -> int:
-        """How many ops there are in all lanes."""
-        return sum(len(times) for times in self.start_s)
 
 
 @dataclass(frozen=True, slots=True)

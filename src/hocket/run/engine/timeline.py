@@ -10,7 +10,8 @@ from hocket.core.simulate import observed
 from hocket.core.timeline import Origin, Timeline
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.engine.player import Record
+from hocket.run.diagnostics.job_folder import Json
+from hocket.run.engine.record import Record
 
 
 def gather_timeline(
@@ -28,7 +29,7 @@ def gather_timeline(
         layout: of the ranks.
     """
     offset = world.clock_offset_s
-    own = {
+    own: Json = {
         "device": layout.device,
         "replica": layout.replica,
         "start_s": [(times + offset).tolist() for times in record.start_s],

@@ -1,17 +1,19 @@
-"""A map-style dataset of the user's as samples: torch's `Dataset`, a list of pairs."""
+"""The user's own data: torch's map-style datasets, and functions that return data."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from hocket.errors import DataError
+from hocket.errors import DataError, RecipeError
+from hocket.recipes.config.user_functions import load_function
 from hocket.run.data.batch import digest
-from hocket.run.data.samples import EpochRandom
+from hocket.run.data.samples import EpochRandom, Samples
 
 
 class Dataset(Protocol):
@@ -79,3 +81,38 @@ class DatasetSamples:
                 "be a pair (inputs, targets)"
             )
         return sample[0], sample[1]
+
+
+def own_data(name: str, arguments: Mapping[str, Any]) -> tuple[Samples, Samples]:
+    """The samples for training and for evaluation that a function returns.
+
+    Args:
+        name: `module:function`. The function returns a pair, of each of which is taken
+            what is `hocket.run.data.samples.Samples`, or else has a length and gives
+            `(inputs, targets)` for an index, as torch's datasets do.
+        arguments: of the function.
+
+    Raises:
+        RecipeError: it returns something else.
+    """
+    pair = load_function(name)(**arguments)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise RecipeError(
+            f"{name} returned {type(pair).__name__}: it must return a pair, the data "
+            "to train on and the data to evaluate on"
+        )
+    training, evaluation = (_samples(name, part) for part in pair)
+    return training, evaluation
+
+
+def _samples(name: str, part: Any) -> Samples:
+    if hasattr(part, "num_samples") and hasattr(part, "fingerprint"):
+        own: Samples = part
+        return own
+    if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
+        return DatasetSamples(part)
+    raise RecipeError(
+        f"{name} returned a pair with {type(part).__name__} in it: it must be "
+        "hocket.run.data.samples.Samples, or have a length and give "
+        "(inputs, targets) for an index"
+    )
