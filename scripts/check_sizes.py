@@ -24,7 +24,7 @@ ONE_FILE_EACH: Final = frozenset({"schedules", "passes"})  # one schedule, one p
 TOO_FULL: Final = {
     "core": 28,
     "planner": 20,
-    "run/engine": 21,
+    "run/engine": 22,
     "run/stage/compiled": 17,
 }
 EMPTY_NAMES: Final = frozenset({"common", "helpers", "misc", "tools", "util", "utils"})
