@@ -1,7 +1,7 @@
 """Read a pickle without running anything that it names.
 
 A pickle is a program: it names functions, and has them called. Here the caller gives
-what each name stands for, a harmless stand-in of ours, and no other name is admitted.
+what each name stands for, a harmless object of ours, and no other name is admitted.
 For numpy's arrays these are:
 
     name in the file                     what it gets
@@ -43,20 +43,20 @@ class PickleError(ValueError):
 
 
 def read_pickle(
-    data: bytes, stand_ins: Mapping[str, object], *, encoding: str = "ASCII"
+    data: bytes, replacements: Mapping[str, object], *, encoding: str = "ASCII"
 ) -> object:
     """Unpickle plain values, and names that the caller admits.
 
     Args:
         data: the pickle.
-        stand_ins: what the file gets for a name, by "module.name".
-        encoding: of strings that Python 2 wrote; "bytes" leaves them as bytes.
+        replacements: what the file gets for a name, by "module.name".
+        encoding: decodes strings that Python 2 wrote; "bytes" leaves them as bytes.
 
     Raises:
         PickleError: it is mutilated, or names anything else.
     """
     try:
-        return _Unpickler(data, stand_ins, encoding).load()
+        return _Unpickler(data, replacements, encoding).load()
     except PickleError:
         raise
     except _MUTILATED as error:
@@ -65,17 +65,17 @@ def read_pickle(
 
 class _Unpickler(pickle.Unpickler):
     def __init__(
-        self, data: bytes, stand_ins: Mapping[str, object], encoding: str
+        self, data: bytes, replacements: Mapping[str, object], encoding: str
     ) -> None:
         super().__init__(io.BytesIO(data), encoding=encoding)
-        self._stand_ins = stand_ins
+        self._replacements = replacements
 
     def find_class(self, module_name: str, global_name: str) -> object:
         """What the caller has for a name."""
         name = f"{module_name}.{global_name}"
-        if name not in self._stand_ins:
+        if name not in self._replacements:
             raise PickleError(f"it names {name}, which could run code")
-        return self._stand_ins[name]
+        return self._replacements[name]
 
     def persistent_load(self, pid: object) -> Never:
         """Refuse what is not in the pickle itself."""
@@ -95,7 +95,7 @@ class PickledType:
 
 
 class PickledArray:
-    """An array as the file tells it, not yet believed."""
+    """An array as the file describes it, not yet validated."""
 
     __slots__ = ("data", "dtype", "fortran", "shape")
 
@@ -177,7 +177,7 @@ class _Empty(_Fixed):
         return b""
 
 
-_STAND_INS: Final[dict[str, object]] = {
+_REPLACEMENTS: Final[dict[str, object]] = {
     "numpy.core.multiarray._reconstruct": _MakeArray(),
     "numpy._core.multiarray._reconstruct": _MakeArray(),
     "numpy.ndarray": _Ndarray(),
@@ -193,4 +193,4 @@ def read_arrays(data: bytes) -> object:
     Raises:
         PickleError: it is mutilated, or names anything beside what arrays need.
     """
-    return read_pickle(data, _STAND_INS, encoding="bytes")
+    return read_pickle(data, _REPLACEMENTS, encoding="bytes")

@@ -32,7 +32,7 @@ def bench_command(
     wpipe: BERT and ResNeXt by depth on 8 and 64 V100s, simulated, by WPipe, 2BW, 1F1B
     and data parallelism; and BERT fine-tuned on MRPC by two CPU workers, measured.
 
-    The scripts in bench/ of hocket's repository simulate and measure them anew.
+    The scripts in bench/ of hocket's repository simulate and measure them again.
     """
     from hocket.planner.published.results import read_results
 
