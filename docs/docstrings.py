@@ -43,9 +43,9 @@ def text_of(name: str, value: object) -> str:
     return headline + (f"\n\n{doc}" if doc else "")
 
 
-def section_of(name: str, text: str) -> nodes.section:
+def section_of(name: str, text: str, *, anchor: str = "") -> nodes.section:
     """A section that links can point to, with a text letter by letter."""
-    section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+    section = nodes.section(ids=[anchor or nodes.make_id(name)], names=[name])
     section += nodes.title(text=name)
     section += nodes.literal_block(text, text, language="text")
     return section
@@ -56,8 +56,14 @@ class PublicNames(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Make the sections, in the order of `__all__`."""
+        names = set(hocket.__all__)
         return [
-            section_of(name, text_of(name, getattr(hocket, name)))
+            section_of(
+                name,
+                text_of(name, getattr(hocket, name)),
+                # `Plan` and `plan` are two names, but would be one anchor.
+                anchor=f"{name}-class" if {name.lower()} & names - {name} else "",
+            )
             for name in hocket.__all__
         ]
 
