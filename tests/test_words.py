@@ -57,7 +57,6 @@ NOT_YET: Final = (
     "run/engine/",
     "schedules/",
 )
-OLD_DUPLICATES: Final = frozenset({"Attention", "Layer", "Layout", "Origin", "Table"})
 
 
 def in_room(path: Path) -> str:
@@ -111,16 +110,7 @@ def test_one_class_name_one_class() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(in_room(path))
-    several = {
-        name: where
-        for name, where in places.items()
-        if len(where) > 1 and name not in OLD_DUPLICATES
-    }
-    several = {
-        name: where
-        for name, where in several.items()
-        if any(not place.startswith(NOT_YET) for place in where)
-    }
+    several = {name: where for name, where in places.items() if len(where) > 1}
     assert not several
 
 

@@ -26,7 +26,7 @@ from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.predict import Predictor
 from hocket.planner.published.networks import (
-    Layer,
+    CountedLayer,
     bert,
     dense,
     gpt3_medium,
@@ -60,7 +60,7 @@ class Experiment:
     """
 
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[CountedLayer, ...]
     batch_size: int
     num_microbatches: int
     num_devices: int

@@ -28,7 +28,7 @@ from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
-from hocket.planner.published.networks import Layer, bert, deep_bert
+from hocket.planner.published.networks import CountedLayer, bert, deep_bert
 from hocket.planner.published.resnext import resnext
 
 PUBLISHED_TIMES: Final = 1.4  # of 2BW's speed
@@ -61,7 +61,7 @@ class Experiment:
     """
 
     name: str
-    make: Callable[[], tuple[Layer, ...]]
+    make: Callable[[], tuple[CountedLayer, ...]]
     layout: str
     samples: tuple[int, ...] = SWEEP
     is_published: bool = False

@@ -71,7 +71,7 @@ class _Unpickler(pickle.Unpickler):
         self._replacements = replacements
 
     def find_class(self, module_name: str, global_name: str) -> object:
-        """What the caller has for a name."""
+        """Return the caller's object for a name."""
         name = f"{module_name}.{global_name}"
         if name not in self._replacements:
             raise PickleError(f"it names {name}, which could run code")

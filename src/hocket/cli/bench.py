@@ -12,7 +12,7 @@ import typer
 from hocket.cli.table import aligned
 
 if TYPE_CHECKING:
-    from hocket.planner.published.results import Table
+    from hocket.planner.published.results import PublishedTable
 
 _COLUMNS: Final = 100  # of a legend
 
@@ -44,7 +44,7 @@ def bench_command(
     typer.echo("\n\n".join(pages))
 
 
-def _lines(table: Table) -> Iterator[str]:
+def _lines(table: PublishedTable) -> Iterator[str]:
     yield from table.title
     yield ""
     yield from aligned(table.rows)

@@ -7,7 +7,7 @@ import pytest
 from hocket.core.hardware import load_catalogue
 from hocket.planner.counted import CountedCosts
 from hocket.planner.published.networks import (
-    Layer,
+    CountedLayer,
     bert,
     dense,
     gpt3_medium,
@@ -31,7 +31,7 @@ def test_networks_have_as_many_parameters_as_published(name: str) -> None:
     )
 
 
-def flops(layer: Layer) -> tuple[float, float, float]:
+def flops(layer: CountedLayer) -> tuple[float, float, float]:
     """Of F, I and W, for one sample."""
     ops = layer.ops()
     forward, back = ops.forward.total_flops(1), ops.input_grad.total_flops(1)

@@ -42,7 +42,7 @@ class Stand:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class CheckedOrder:
     """How far the lanes came.
 
     Args:
@@ -54,7 +54,7 @@ class Played:
     stuck: list[Stand]
 
 
-def play(work: Work, num_buffers: int) -> Played:
+def play(work: Work, num_buffers: int) -> CheckedOrder:
     """Run every lane as far as it goes.
 
     Args:
@@ -67,7 +67,7 @@ def play(work: Work, num_buffers: int) -> Played:
         state.advance(runnable.pop())
         runnable += state.woken
         state.woken.clear()
-    return Played(state.order, list(state.stuck()))
+    return CheckedOrder(state.order, list(state.stuck()))
 
 
 class _State:

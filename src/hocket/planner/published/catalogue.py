@@ -21,7 +21,7 @@ from hocket.nearest import nearest
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.published.networks import (
-    Layer,
+    CountedLayer,
     bert,
     deep_bert,
     dense,
@@ -32,7 +32,7 @@ from hocket.planner.published.resnext import resnext
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking import Ranking
 
-_LAYERS: Final[Mapping[str, Callable[..., tuple[Layer, ...]]]] = {
+_LAYERS: Final[Mapping[str, Callable[..., tuple[CountedLayer, ...]]]] = {
     "bert": bert,
     "deep-bert": deep_bert,
     "dense": dense,
@@ -44,7 +44,7 @@ _LAYERS: Final[Mapping[str, Callable[..., tuple[Layer, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What can be planned by its name.
+    """A network that can be planned by its name.
 
     Args:
         layers: the function that counts its layers.
@@ -58,7 +58,7 @@ class Network:
     batch_size: int
     summary: str
 
-    def make(self) -> tuple[Layer, ...]:
+    def make(self) -> tuple[CountedLayer, ...]:
         """Count its layers."""
         return _LAYERS[self.layers](**self.sizes)
 
@@ -88,15 +88,15 @@ def plan_network(
     """Predict every way to train one of `NETWORKS`; as `hocket.plan`, without a model.
 
     Args:
-        name: of the network.
+        name: the network's name.
         num_devices: all of them.
         hardware: the kind of device.
         links: between devices of one node; the device's fastest when not given.
-        num_nodes: that the devices are in, evenly.
+        num_nodes: the number of nodes, each with equally many devices.
         network: between nodes; "100gb" when not given.
         batch_size: samples per step; the experiment's when not given.
-        precision: of matrix products; float32 when not given.
-        memory_bytes: of each device, for the model.
+        precision: the type of matrix products; float32 when not given.
+        memory_bytes: the memory of each device for the model.
         hardware_file: more devices and links.
         search: which candidates are looked at.
 

@@ -30,9 +30,9 @@ class Product:
     """A matrix product of one sample: `rows` x `inner` times `inner` x `columns`.
 
     Args:
-        rows: that grow with the samples.
-        inner: of both factors.
-        columns: of the second factor.
+        rows: the rows, which grow with the samples.
+        inner: the inner dimension of both factors.
+        columns: the columns of the second factor.
         has_weights: the second factor is weights, and not another activation.
         num_times: done one after another, each waiting for the one before.
     """
@@ -45,17 +45,17 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What one layer does.
+class CountedLayer:
+    """The operators and weights of one layer.
 
     Args:
-        name: of the layer.
+        name: the layer's name.
         products: in order.
-        other_floats: that all else reads and writes in a forward, per sample.
+        other_floats: numbers that all else reads and writes in a forward, per sample.
         kept_floats: from the forward for the backward, per sample.
-        received_floats: of its input, per sample.
+        received_floats: numbers of its input, per sample.
         num_weights: beside those of the products.
-        num_states: that the optimizer keeps per weight.
+        num_states: the optimizer's state per weight.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Layer:
 
     @property
     def weights(self) -> int:
-        """All numbers that are trained."""
+        """The number of trained weights."""
         own = (p.inner * p.columns for p in self.products if p.has_weights)
         return self.num_weights + sum(own)
 
     def ops(self) -> LayerOps:
-        """For `Counted`, which knows the device."""
+        """Return the operators for `CountedCosts`."""
         forward = [*self._forward()]
         back = [*self._input_grad()]
         num_bytes = _FLOAT * self.weights
@@ -107,7 +107,7 @@ class Layer:
         yield _Op(0.0, 0.0, 2 * _FLOAT * self.other_floats)
 
     def _weight_grad(self) -> Iterator[_Op]:
-        """All times at once: nothing waits."""
+        """Return the operators of all times at once: nothing waits."""
         for product in self.products:
             if product.has_weights:
                 op = _product(product)
@@ -151,7 +151,7 @@ def transformer(
     *,
     num_words: int,
     num_scored: int,
-) -> tuple[Layer, ...]:
+) -> tuple[CountedLayer, ...]:
     """An embedding, blocks of attention and MLP, and scores for some of the tokens.
 
     FLOPs and kept bytes of a block are those of Korthikanti et al., arXiv:2205.05198,
@@ -163,7 +163,7 @@ def transformer(
         width: H; the MLP is four times as wide.
         num_heads: A.
         num_tokens: T, of a sample.
-        num_words: that are told apart.
+        num_words: the size of the vocabulary.
         num_scored: tokens for which every word is scored; 0 for a classifier's two.
     """
     tokens_by_width = num_tokens * width
@@ -181,7 +181,7 @@ def transformer(
     head: tuple[Product, ...] = (Product(1, width, width), Product(1, width, 2))
     if num_scored:
         head = (Product(num_scored, width, num_words),)
-    embedding = Layer(
+    embedding = CountedLayer(
         "embedding",
         (),
         other_floats=4 * tokens_by_width,
@@ -193,7 +193,7 @@ def transformer(
         layer
         for block in range(num_blocks)
         for layer in (
-            Layer(
+            CountedLayer(
                 f"block{block}.attention",
                 attention,
                 other_floats=8 * tokens_by_width + 6 * scores,
@@ -201,7 +201,7 @@ def transformer(
                 received_floats=tokens_by_width,
                 num_weights=6 * width,
             ),
-            Layer(
+            CountedLayer(
                 f"block{block}.mlp",
                 mlp,
                 other_floats=16 * tokens_by_width,
@@ -211,7 +211,7 @@ def transformer(
             ),
         )
     )
-    last = Layer(
+    last = CountedLayer(
         "head",
         head,
         other_floats=sum(p.rows * p.columns * 4 for p in head),
@@ -221,15 +221,15 @@ def transformer(
     return (embedding, *blocks, last)
 
 
-def dense(num_layers: int, width: int) -> tuple[Layer, ...]:
+def dense(num_layers: int, width: int) -> tuple[CountedLayer, ...]:
     """Fully connected layers of one width, each with a ReLU.
 
     Args:
         num_layers: alike.
-        width: of each.
+        width: the width of each layer.
     """
     return tuple(
-        Layer(
+        CountedLayer(
             f"dense{i}",
             (Product(1, width, width),),
             other_floats=4 * width,
@@ -241,16 +241,16 @@ def dense(num_layers: int, width: int) -> tuple[Layer, ...]:
     )
 
 
-def recurrent(num_layers: int, width: int, num_tokens: int) -> tuple[Layer, ...]:
+def recurrent(num_layers: int, width: int, num_tokens: int) -> tuple[CountedLayer, ...]:
     """LSTM layers of one width: inputs at once, states one after another.
 
     Args:
         num_layers: alike.
-        width: of inputs and states.
-        num_tokens: of a sample.
+        width: the width of inputs and states.
+        num_tokens: the tokens of a sample.
     """
     return tuple(
-        Layer(
+        CountedLayer(
             f"lstm{i}",
             (
                 Product(num_tokens, width, 4 * width),
@@ -271,7 +271,7 @@ _BERT_WORDS: Final = 30_522
 _GPT_WORDS: Final = 50_257
 
 
-def bert(num_blocks: int, *, num_scored: int) -> tuple[Layer, ...]:
+def bert(num_blocks: int, *, num_scored: int) -> tuple[CountedLayer, ...]:
     """BERT with sentences of 128 tokens; base up to 12 blocks, large beyond.
 
     Args:
@@ -284,16 +284,16 @@ def bert(num_blocks: int, *, num_scored: int) -> tuple[Layer, ...]:
     )
 
 
-def deep_bert(num_blocks: int) -> tuple[Layer, ...]:
+def deep_bert(num_blocks: int) -> tuple[CountedLayer, ...]:
     """BERT-base with more blocks, for two classes; as WPipe's throughput has it.
 
     Args:
-        num_blocks: of BERT-base's width.
+        num_blocks: the number of blocks of BERT-base's width.
     """
     return transformer(num_blocks, 768, 12, 128, num_words=_BERT_WORDS, num_scored=0)
 
 
-def gpt3_medium(num_tokens: int) -> tuple[Layer, ...]:
+def gpt3_medium(num_tokens: int) -> tuple[CountedLayer, ...]:
     """GPT-3 Medium: 24 blocks of width 1024, every token scored."""
     return transformer(
         24, 1024, 16, num_tokens, num_words=_GPT_WORDS, num_scored=num_tokens

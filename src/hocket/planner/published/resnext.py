@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hocket.errors import ShapeError
-from hocket.planner.published.networks import Layer, Product
+from hocket.planner.published.networks import CountedLayer, Product
 
 Blocks = tuple[int, int, int, int]  # in each of the four parts
 
@@ -35,7 +35,7 @@ _LEAST_MULTIPLE: Final = 194  # four times the blocks of ResNeXt-50
 
 
 def resnext_blocks(depth: int) -> Blocks:
-    """How many blocks each of the four parts has.
+    """Return how many blocks each of the four parts has.
 
     Up to 152 as published; beyond that a multiple of ResNeXt-50's 3, 4, 6 and 3, the
     largest that has no more than `depth` layers, as WPipe's ResNeXt-200, 302, 500 and
@@ -67,14 +67,14 @@ def resnext(
     group_width: int = 4,
     num_classes: int = 102,
     side: int = 224,
-) -> tuple[Layer, ...]:
+) -> tuple[CountedLayer, ...]:
     """A stem, blocks, and a head.
 
     Args:
         depth: layers with weights.
-        num_groups: of each 3 x 3 convolution.
+        num_groups: the groups of each 3 x 3 convolution.
         group_width: channels of each group in the first part; doubled in each other.
-        num_classes: that are told apart.
+        num_classes: the number of classes.
         side: pixels of an image.
 
     Raises:
@@ -94,9 +94,9 @@ class _Convolution:
     Args:
         side: pixels of what goes out.
         before: channels that come in.
-        channels: that go out.
+        channels: the output channels.
         kernel: pixels of a window's side.
-        num_groups: of channels that do not see each other.
+        num_groups: the groups of channels.
     """
 
     side: int
@@ -107,21 +107,21 @@ class _Convolution:
 
     @property
     def product(self) -> Product:
-        """Windows times filters."""
+        """Return the product of windows and filters."""
         window = self.kernel**2 * self.before // self.num_groups
         return Product(self.side**2, window, self.channels)
 
     @property
     def num_out(self) -> int:
-        """Numbers that go out, per sample."""
+        """Return the number of outputs, per sample."""
         return self.side**2 * self.channels
 
 
-def _stem(side: int) -> Layer:
+def _stem(side: int) -> CountedLayer:
     """7 x 7 with stride 2, and the largest of each 3 x 3 with stride 2."""
     convolution = _Convolution(side // 2, 3, 64, kernel=7)
     out = convolution.num_out
-    return Layer(
+    return CountedLayer(
         "stem",
         (convolution.product,),
         other_floats=6 * out + out // 4,
@@ -134,7 +134,7 @@ def _stem(side: int) -> Layer:
 
 def _blocks(
     counts: Blocks, num_groups: int, group_width: int, side: int
-) -> Iterator[Layer]:
+) -> Iterator[CountedLayer]:
     before = 64
     for part, (count, width) in enumerate(zip(counts, _WIDTHS, strict=True)):
         inner = num_groups * group_width * 2**part
@@ -157,7 +157,7 @@ def _block(
     num_groups: int,
     side: int,
     halves: bool,
-) -> Layer:
+) -> CountedLayer:
     """What a forward keeps: the input of each convolution, norm and ReLU, once."""
     end = side // 2 if halves else side
     convolutions = [
@@ -171,7 +171,7 @@ def _block(
     if before != after:
         convolutions.append(_Convolution(end, before, after))
         other, kept = other + 3 * out, kept + out
-    return Layer(
+    return CountedLayer(
         name,
         tuple(x.product for x in convolutions),
         other_floats=other,
@@ -182,9 +182,9 @@ def _block(
     )
 
 
-def _head(num_classes: int, side: int) -> Layer:
+def _head(num_classes: int, side: int) -> CountedLayer:
     width = _EXPANSION * _WIDTHS[-1]
-    return Layer(
+    return CountedLayer(
         "head",
         (Product(1, width, num_classes),),
         other_floats=width * side**2,

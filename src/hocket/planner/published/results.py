@@ -15,7 +15,7 @@ _SUFFIX: Final = ".json"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PublishedTable:
     """A table as text.
 
     Args:
@@ -30,7 +30,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class PublishedResults:
     """One experiment: what was published, simulated and measured.
 
     Args:
@@ -39,7 +39,7 @@ class Results:
     """
 
     document: Mapping[str, Any]
-    tables: tuple[Table, ...]
+    tables: tuple[PublishedTable, ...]
 
 
 def result_names() -> list[str]:
@@ -48,7 +48,7 @@ def result_names() -> list[str]:
     return sorted(x.removesuffix(_SUFFIX) for x in names if x.endswith(_SUFFIX))
 
 
-def read_results(name: str) -> Results:
+def read_results(name: str) -> PublishedResults:
     """Read one experiment's results.
 
     Raises:
@@ -60,7 +60,9 @@ def read_results(name: str) -> Results:
     text = (files(__package__) / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
     found = json.loads(text)
     tables = tuple(
-        Table(tuple(x["title"]), tuple(map(tuple, x["rows"])), x["legend"])
+        PublishedTable(tuple(x["title"]), tuple(map(tuple, x["rows"])), x["legend"])
         for x in found["tables"]
     )
-    return Results({key: found[key] for key in ("experiments", "measured")}, tables)
+    return PublishedResults(
+        {key: found[key] for key in ("experiments", "measured")}, tables
+    )

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError, MissingPackageError
-from hocket.recipes.data.origin import Origin
+from hocket.recipes.data.origin import DataOrigin
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -38,7 +38,7 @@ BETWEEN: Final = "[SEP]"
 MASK: Final = "[MASK]"
 _SPECIAL: Final = (PAD, UNKNOWN, FIRST, BETWEEN, MASK)
 
-VOCABULARY: Final = Origin(
+VOCABULARY: Final = DataOrigin(
     "a WordPiece vocabulary",
     "https://huggingface.co/google-bert/bert-base-uncased (vocab.txt)",
     "a text file with one entry per line",

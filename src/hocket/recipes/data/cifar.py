@@ -28,7 +28,7 @@ from hocket.recipes.data.cifar_files import (
     CIFAR100_COARSE,
     NUM_CHANNELS,
     SIDE,
-    Layout,
+    CifarLayout,
     read,
     read_class_names,
     read_images,
@@ -60,7 +60,7 @@ class Cifar:
     def __init__(
         self,
         paths: tuple[Path, ...],
-        layout: Layout,
+        layout: CifarLayout,
         class_names: tuple[str, ...],
         *,
         shift_pixels: int,
@@ -189,7 +189,7 @@ def load_cifar100(
 
 
 def _load(
-    folder: Path, layout: Layout, shift_pixels: int, flip: bool, side: int
+    folder: Path, layout: CifarLayout, shift_pixels: int, flip: bool, side: int
 ) -> tuple[Cifar, Cifar]:
     names = read_class_names(layout.origin.find(folder, layout.meta), layout)
     training, test = (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hocket.errors import DataError
 from hocket.recipes.data.image_tensors import Colours
-from hocket.recipes.data.origin import Origin
+from hocket.recipes.data.origin import DataOrigin
 from hocket.restricted_pickle import PickledArray, PickleError, read_arrays
 
 SIDE: Final = 32  # pixels
@@ -28,7 +28,7 @@ _IMAGE_BYTES: Final = NUM_CHANNELS * SIDE * SIDE
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CifarLayout:
     """Which files there are, and under which names they hold what.
 
     Args:
@@ -42,7 +42,7 @@ class Layout:
         colours: of the official 50,000 training images.
     """
 
-    origin: Origin
+    origin: DataOrigin
     training: tuple[str, ...]
     test: tuple[str, ...]
     meta: str
@@ -54,8 +54,8 @@ class Layout:
 
 _URL: Final = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
-CIFAR10: Final = Layout(
-    Origin(
+CIFAR10: Final = CifarLayout(
+    DataOrigin(
         "CIFAR-10",
         _URL,
         "the folder cifar-10-batches-py of the python version, with data_batch_1 to "
@@ -69,8 +69,8 @@ CIFAR10: Final = Layout(
     num_classes=10,
     colours=Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 )
-CIFAR100: Final = Layout(
-    Origin(
+CIFAR100: Final = CifarLayout(
+    DataOrigin(
         "CIFAR-100",
         _URL,
         "the folder cifar-100-python of the python version, with train, test and meta",
@@ -88,7 +88,7 @@ CIFAR100_COARSE: Final = replace(
 )
 
 
-def read(path: Path, layout: Layout) -> tuple[Mapping[str, Any], int]:
+def read(path: Path, layout: CifarLayout) -> tuple[Mapping[str, Any], int]:
     """What a file holds, by key, and its CRC-32."""
     data = layout.origin.read(path)
     try:
@@ -111,7 +111,7 @@ def _text(name: object) -> str:
 
 
 def read_images(
-    path: Path, content: Mapping[str, Any], layout: Layout
+    path: Path, content: Mapping[str, Any], layout: CifarLayout
 ) -> NDArray[np.uint8]:
     """(N, 3072); of each image its red bytes, then the green, then the blue."""
     data = _value(path, content, "data", PickledArray, layout)
@@ -128,7 +128,7 @@ def read_images(
 
 
 def read_labels(
-    path: Path, content: Mapping[str, Any], layout: Layout, num_images: int
+    path: Path, content: Mapping[str, Any], layout: CifarLayout, num_images: int
 ) -> list[int]:
     """N classes, each in range."""
     labels: list[int] = _value(path, content, layout.labels, list, layout)
@@ -146,7 +146,7 @@ def read_labels(
     return labels
 
 
-def read_class_names(path: Path, layout: Layout) -> tuple[str, ...]:
+def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
     """The classes by label."""
     content, _ = read(path, layout)
     names = _value(path, content, layout.names, list, layout)
@@ -159,7 +159,7 @@ def read_class_names(path: Path, layout: Layout) -> tuple[str, ...]:
 
 
 def _value(
-    path: Path, content: Mapping[str, Any], key: str, kind: type, layout: Layout
+    path: Path, content: Mapping[str, Any], key: str, kind: type, layout: CifarLayout
 ) -> Any:
     """A file's entry, which must be there and of this kind."""
     if key not in content:

@@ -24,10 +24,10 @@ import torch
 from hocket.core.arrays import Ints
 from hocket.errors import DataError
 from hocket.recipes.data.image_folder import ImageFolder, check_pillow
-from hocket.recipes.data.origin import Origin
+from hocket.recipes.data.origin import DataOrigin
 
 NUM_CLASSES: Final = 102
-ORIGIN: Final = Origin(
+ORIGIN: Final = DataOrigin(
     "Flowers-102",
     "https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
     "a folder with jpg/, imagelabels.mat and setid.mat",

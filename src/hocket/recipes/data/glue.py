@@ -33,7 +33,7 @@ from hocket.recipes.data.bert_tokenizer import (
     batch_of,
     build_vocabulary,
 )
-from hocket.recipes.data.origin import Origin
+from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
 
 _URL: Final = "https://gluebenchmark.com/tasks"
@@ -55,7 +55,7 @@ class GlueTask(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class GlueTable:
     """A task's files and columns.
 
     Args:
@@ -69,7 +69,7 @@ class Table:
         num_faulty: lines with too few or too many fields that official files have.
     """
 
-    origin: Origin
+    origin: DataOrigin
     training: tuple[str, ...]
     evaluation: tuple[str, ...]
     sentences: tuple[str, ...]
@@ -80,16 +80,16 @@ class Table:
 
 
 TABLES: Final = {
-    GlueTask.SST2: Table(
-        Origin("SST-2", _URL, "a folder with train.tsv and dev.tsv"),
+    GlueTask.SST2: GlueTable(
+        DataOrigin("SST-2", _URL, "a folder with train.tsv and dev.tsv"),
         ("train.tsv",),
         ("dev.tsv",),
         ("sentence",),
         "label",
         has_header=False,  # GLUE's have one, copies often have not
     ),
-    GlueTask.MRPC: Table(
-        Origin(
+    GlueTask.MRPC: GlueTable(
+        DataOrigin(
             "MRPC",
             f"{_URL} or https://www.microsoft.com/en-us/download/details.aspx?id=52398",
             "a folder with train.tsv and dev.tsv, or with msr_paraphrase_train.txt and "
@@ -100,16 +100,16 @@ TABLES: Final = {
         ("#1 String", "#2 String"),
         "Quality",
     ),
-    GlueTask.QQP: Table(
-        Origin("QQP", _URL, "a folder with train.tsv and dev.tsv"),
+    GlueTask.QQP: GlueTable(
+        DataOrigin("QQP", _URL, "a folder with train.tsv and dev.tsv"),
         ("train.tsv",),
         ("dev.tsv",),
         ("question1", "question2"),
         "is_duplicate",
         num_faulty=10,  # the official train.tsv has a few questions with a line feed
     ),
-    GlueTask.MNLI: Table(
-        Origin("MNLI", _URL, "a folder with train.tsv and dev_matched.tsv"),
+    GlueTask.MNLI: GlueTable(
+        DataOrigin("MNLI", _URL, "a folder with train.tsv and dev_matched.tsv"),
         ("train.tsv",),
         ("dev_matched.tsv",),
         ("sentence1", "sentence2"),
@@ -248,7 +248,7 @@ class _Rows:
     left_out: list[int] = field(default_factory=list)
 
 
-def _read(path: Path, table: Table) -> Sentences:
+def _read(path: Path, table: GlueTable) -> Sentences:
     lines = table.origin.lines(path)
     first, columns, num_fields = _columns(path, lines[0], table)
     rows = _Rows()
@@ -281,7 +281,7 @@ def _read(path: Path, table: Table) -> Sentences:
     )
 
 
-def _columns(path: Path, header: str, table: Table) -> tuple[int, list[int], int]:
+def _columns(path: Path, header: str, table: GlueTable) -> tuple[int, list[int], int]:
     """Where the samples begin, their columns, and how many fields a line has."""
     names = [name.strip() for name in header.split("\t")]
     wanted = (*table.sentences, table.label)

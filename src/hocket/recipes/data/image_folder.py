@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hocket.errors import DataError
 from hocket.recipes.data.image_tensors import Colours
-from hocket.recipes.data.origin import Origin
+from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def load_image_folder(
     return first, _read(folder, validation, names, side)
 
 
-def _origin(part: str) -> Origin:
-    return Origin(
+def _origin(part: str) -> DataOrigin:
+    return DataOrigin(
         "an image folder",
         "wherever your images are",
         f"FOLDER/{part}/CLASS/IMAGE, with images that end in {', '.join(ENDINGS)}",

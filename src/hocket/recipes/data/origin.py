@@ -11,7 +11,7 @@ _MARK = "\ufeff"  # the byte-order mark that some editors leave at the beginning
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class DataOrigin:
     """Where a data set is to be had, and what its folder looks like.
 
     Args:

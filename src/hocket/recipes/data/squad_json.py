@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.errors import DataError
-from hocket.recipes.data.origin import Origin
+from hocket.recipes.data.origin import DataOrigin
 
-SQUAD: Final = Origin(
+SQUAD: Final = DataOrigin(
     "SQuAD",
     "https://rajpurkar.github.io/SQuAD-explorer",
     "a folder with train-v1.1.json and dev-v1.1.json, or the same of v2.0",
