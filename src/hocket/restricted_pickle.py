@@ -50,7 +50,8 @@ def read_pickle(
     Args:
         data: the pickle.
         replacements: what the file gets for a name, by "module.name".
-        encoding: decodes strings that Python 2 wrote; "bytes" leaves them as bytes.
+        encoding: the encoding of strings that Python 2 wrote; "bytes" leaves them as
+            bytes.
 
     Raises:
         PickleError: it is mutilated, or names anything else.
