@@ -162,9 +162,9 @@ def test_numbers_that_make_no_batches_are_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_samples": 11}, "kept with num_samples 11, and now it is 10"),
-        ({"seed": 1}, "kept with seed 1, and now it is 0"),
-        ({"shuffle": False}, "kept with shuffle False, and now it is True"),
+        ({"num_samples": 11}, "saved with num_samples 11, and now it is 10"),
+        ({"seed": 1}, "saved with seed 1, and now it is 0"),
+        ({"shuffle": False}, "saved with shuffle False, and now it is True"),
         ({"position": 11}, "position 11 is behind the last of 10 samples"),
         ({"position": -1}, "natural number 'position', got -1"),
         ({"epoch": None}, "natural number 'epoch', got None"),

@@ -80,8 +80,8 @@ def test_outlives_its_writer(tmp_path: Path) -> None:
     path = tmp_path / "ring"
     program = (
         "import os, pathlib, signal, sys\n"
-        "from hocket.run.diagnostics.flight_recorder import Ring\n"
-        "ring = Ring.create(pathlib.Path(sys.argv[1]), os.getpid())\n"
+        "from hocket.run.diagnostics.flight_recorder import FlightRecorder\n"
+        "ring = FlightRecorder.create(pathlib.Path(sys.argv[1]), os.getpid())\n"
         "ring.begin('1B3', 12)\n"
         "ring.wait('y of stage 0', 0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
