@@ -23,7 +23,7 @@ def bench_command(
         bool, typer.Option("--json", help="Print the numbers as JSON.")
     ] = False,
 ) -> None:
-    """Show a published experiment, simulated and measured, beside what was published.
+    """Show a published experiment, simulated and measured, beside its source.
 
     ooo-pipeline: BERT, GPT-3 Medium, an RNN and an FFNN on 4 to 32 V100s, simulated,
     by out-of-order backprop and by all other schedules, beside GPipe; and BERT

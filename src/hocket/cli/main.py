@@ -68,7 +68,7 @@ COMMANDS: Final = {
     "bench": Command(
         "hocket.cli.bench",
         "bench_command",
-        "Repeat a published experiment, beside what was published.",
+        "Show a published experiment, simulated and measured, beside its source.",
     ),
     "check": Command(
         "hocket.cli.check",

@@ -1,6 +1,6 @@
 """Entry functions of the workers that the tests of launching start.
 
-Also a script: `python workers.py RUN_DIR FAULT AT_STEP` launches `train`; under
+Also a script: `launched_workers.py RUN_DIR FAULT AT_STEP` launches `train`; under
 torchrun it is a worker of `train` itself.
 """
 

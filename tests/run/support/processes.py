@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[3]
-WORKERS: Final = Path(__file__).with_name("workers.py")
+WORKERS: Final = Path(__file__).with_name("launched_workers.py")
 START_S: Final = 20.0  # for some Pythons to import torch on a busy machine
 
 
