@@ -25,20 +25,21 @@ def gates_of(program: Program, *, overlaps: bool, clips: bool) -> Gates:
     """Return the gates of a program: all stages; or each delay's; or each stage.
 
     Args:
-        program: says which stages are updated, and their delays.
+        program: says which stages are trained, and their delays.
         overlaps: whether a step begins before the one before it has ended. If not, all
             stages are one gate, so that no weight is updated where any gradient is not
             finite.
         clips: whether gradients are clipped by the norm of their gate.
     """
-    moving = [n for n, stage in enumerate(program.stages) if stage.moves]
+    trained = [n for n, stage in enumerate(program.stages) if stage.trainable]
     if not overlaps:
-        return (tuple(moving),)
+        return (tuple(trained),)
     if not clips:
-        return tuple((number,) for number in moving)
-    delays = sorted({program.stages[number].delay for number in moving})
+        return tuple((number,) for number in trained)
+    delays = sorted({program.stages[number].delay for number in trained})
     return tuple(
-        tuple(n for n in moving if program.stages[n].delay == delay) for delay in delays
+        tuple(n for n in trained if program.stages[n].delay == delay)
+        for delay in delays
     )
 
 

@@ -36,12 +36,15 @@ from hocket.run.comm.transports import TransportName, buffers_needed, make_trans
 from hocket.run.data.batch import call_arguments, split_batch
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.open import open_device
+from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
+from hocket.run.engine.net_setup import NetSetup
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
+from hocket.run.engine.wiring import wire_one_net
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.build import PlanConfig, build_plan
 from hocket.run.tune.choose import choose_order
@@ -195,16 +198,18 @@ def _assembled(
     plan, play_plan, modules, channels = build_plan(plan_config, name, order, context)
     if world.rank == 0:
         warn_of_repeating_bubble(config.schedule, plan)
+    names = [name for name, _ in config.model.named_parameters()]
+    (net,) = plan.schedule.program.nets
     executor = make_executor(
-        plan,
         play_plan,
-        config.model,
-        modules,
-        config.loss,
+        [NetSetup(net.name, modules, names, config.loss, config.settings)],
         config.settings,
         context,
         channels,
+        wiring=wire_one_net(plan.schedule.program, modules),
         seed=config.seed,
+        recomputes=[i for i, x in enumerate(plan.costs.stages) if x.recomputes],
+        on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,
     )
     stack.callback(executor.sync.give_up)
     outline = Outline.of(config.model)

@@ -22,7 +22,7 @@ from hocket.run.comm.transports import TransportName
 from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import Metrics, check_metrics
-from hocket.run.data.step_batch import StepBatch, grouped, make_step_batches
+from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult
@@ -195,6 +195,8 @@ class Pipeline:
             parts = assemble(config, world, self._recorder, self._stack, timeout_s)
         self.plan: Plan = parts.plan
         self._num_parts = config.num_parts
+        nets = parts.plan.schedule.program.nets
+        self._counts = {net.name: net.num_microbatches for net in nets}
         self._layout = parts.layout
         self._outline = parts.outline
         self._executor = parts.executor
@@ -442,10 +444,10 @@ class Pipeline:
             self.__exit__(type(error), error, error.__traceback__)
             raise
 
-    def _works_of(self, batches: Sequence[Any]) -> list[StepBatch]:
-        """Return the next step's batches."""
+    def _works_of(self, batches: Sequence[Any]) -> list[NetBatches]:
+        """The next step's."""
         step_batches = make_step_batches(
-            batches, self._step, self._layout, self._num_parts, self.plan.example
+            batches, self._step, self._layout, self._counts, self.plan.example
         )
         self._step += 1
         return step_batches

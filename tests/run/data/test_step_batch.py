@@ -16,7 +16,12 @@ def works_of(sizes: list[int], rank: int) -> list[StepBatch]:
     """Batches of these sizes, for two replicas with two microbatches each."""
     batches = [(torch.arange(n), torch.arange(n)) for n in sizes]
     example = Example.of((torch.arange(4),), {})
-    return make_step_batches(batches, 7, Layout(rank, 1, 2), 4, example)
+    return [
+        batch["model"]
+        for batch in make_step_batches(
+            batches, 7, Layout(rank, 1, 2), {"model": 2}, example
+        )
+    ]
 
 
 def test_shares_add_up_to_one_over_all_batches_and_replicas() -> None:

@@ -56,7 +56,7 @@ def agree_on_schema(
         SchemaError: the two ends disagree; the message names both.
         WaitError: the sender wrote nothing in time.
     """
-    key = f"schema/{channel.key}/{signature}"
+    key = schema_key(channel, signature)
     match end:
         case ChannelEnd.SENDER:
             assert schema is not None, "the sender passes its schema"
@@ -73,6 +73,11 @@ def agree_on_schema(
             return agreed
         case _:
             assert_never(end)
+
+
+def schema_key(channel: Channel, signature: str) -> str:
+    """Return where in the store the schema of messages of a signature is."""
+    return f"schema/{channel.key}/{signature}"
 
 
 def wait_for_value(

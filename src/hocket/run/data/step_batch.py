@@ -30,12 +30,14 @@ class StepBatch:
         microbatches: this replica's microbatches.
         closes: whether the step ends with it: gradients are reduced, weights updated.
         loss_scale: what the loss is multiplied by before the backward.
+        everywhere: the net's microbatches in all replicas, one replica after the other.
     """
 
     step: StepHeader
     microbatches: tuple[Microbatch, ...]
     closes: bool = True
     loss_scale: float = 1.0
+    everywhere: tuple[Microbatch, ...] = ()
 
     def number(self, index: int) -> int:
         """Return a microbatch's number in the step; `index` is the schedule's.
@@ -54,42 +56,56 @@ class StepBatch:
         return {step.first + i: n / step.num_samples for i, n in enumerate(step.sizes)}
 
 
+# One batch of each net.
+NetBatches: TypeAlias = Mapping[str, StepBatch]
 # The batches under way, by step and net.
-Batches: TypeAlias = Mapping[int, Mapping[str, StepBatch]]
+Batches: TypeAlias = Mapping[int, NetBatches]
+
+
+def first_of(batches: NetBatches) -> StepBatch:
+    """Return the batch of the first net; those of all nets are of one step."""
+    return next(iter(batches.values()))
 
 
 def make_step_batches(
     batches: Sequence[Any],
     number: int,
     layout: Layout,
-    num_parts: int,
-    example: Example,
-) -> list[StepBatch]:
+    num_microbatches: Mapping[str, int],
+    example: Example | None,
+) -> list[NetBatches]:
     """Cut the batches of one step into microbatches, and take this replica's.
 
     Args:
         batches: one or more.
-        number: the step's number.
-        layout: the ranks by device and replica.
-        num_parts: microbatches of each batch, over all replicas.
-        example: the example that the model was captured with.
+        number: of the step.
+        layout: this worker's place.
+        num_microbatches: of each net in each replica. Several nets share the batch:
+            each replica's microbatches go to the first net, then to the second.
+        example: what the model was captured with; None where any form will do.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.
         ModelError: a batch differs from the example in more than the samples.
     """
+    each = sum(num_microbatches.values())
+    num_parts = each * layout.num_replicas
     parts = [split_batch(batch, num_parts, example) for batch in batches]
     num_samples = sum(part.num_samples for batch in parts for part in batch)
-    each = num_parts // layout.num_replicas
-    begin = layout.replica * each
-    step_batches = []
+    step_batches: list[NetBatches] = []
     for i, batch in enumerate(batches):
-        mine = parts[i][begin : begin + each]
-        sizes = tuple(part.num_samples for part in mine)
-        step = StepHeader(
-            number, digest(batch), num_samples, sizes, first=i * num_parts
-        )
-        step_batches.append(StepBatch(step, mine, i == len(batches) - 1))
+        by_net: dict[str, StepBatch] = {}
+        first, salt = 0, digest(batch)
+        for net, count in num_microbatches.items():
+            begins = range(first, num_parts, each)
+            everywhere = tuple(x for at in begins for x in parts[i][at : at + count])
+            mine = everywhere[layout.replica * count :][:count]
+            sizes = tuple(part.num_samples for part in mine)
+            step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
+            closes = i == len(batches) - 1
+            by_net[net] = StepBatch(step, mine, closes, everywhere=everywhere)
+            first += count
+        step_batches.append(by_net)
     return step_batches
 
 

@@ -12,7 +12,7 @@ stay for the steps that read them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -22,7 +22,7 @@ from hocket.core.schedule import Schedule
 from hocket.errors import DataError
 from hocket.passes.one_step import one_step
 from hocket.run.data.loss import TOTAL
-from hocket.run.data.step_batch import StepBatch
+from hocket.run.data.step_batch import NetBatches, first_of
 from hocket.run.device.memory import peak_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
@@ -83,8 +83,8 @@ class Driver:
         self._plan = executor.plan
         self._recorder = recorder
         self._guard = guard
-        self._waiting: deque[list[StepBatch]] = deque()  # read, and not begun
-        self._works: dict[int, StepBatch] = {}  # begun, and not over
+        self._waiting: deque[list[NetBatches]] = deque()  # read, and not begun
+        self._works: dict[int, NetBatches] = {}  # begun, and not over
         self._open: _Segment | None = None
         self._last: _Segment | None = None
         self._results: deque[StepResult] = deque()  # of the loop that goes on
@@ -95,7 +95,7 @@ class Driver:
         return not self._waiting and self._open is None
 
     def train(
-        self, steps: Iterable[list[StepBatch]], drains: Callable[[int], bool]
+        self, steps: Iterable[list[NetBatches]], drains: Callable[[int], bool]
     ) -> Iterator[StepResult]:
         """Yield one result per step, in order.
 
@@ -112,7 +112,7 @@ class Driver:
             self._waiting.append(works)
             with self._guard():
                 self._advance()
-            if drains(works[0].step.number):
+            if drains(first_of(works[0]).step.number):
                 self.drain()
             while own:
                 yield own.popleft()
@@ -121,7 +121,7 @@ class Driver:
         while own:
             yield own.popleft()
 
-    def step(self, works: list[StepBatch]) -> StepResult:
+    def step(self, works: list[NetBatches]) -> StepResult:
         """Play one step, and all before it, to its end."""
         self._waiting.append(works)
         self.drain()
@@ -188,7 +188,7 @@ class Driver:
                 self._last.offset += 1
 
     def _new_segment(self) -> _Segment:
-        return _Segment(self._waiting[0][0].step.number)
+        return _Segment(first_of(self._waiting[0][0]).step.number)
 
     def _play(
         self, segment: _Segment, portion: Portion, *, num_begun: int, num_ended: int
@@ -199,27 +199,30 @@ class Driver:
         busy_s = 0.0
         for i in range(max((len(works) for works in begun), default=1)):
             batches = [works[i] for works in begun]
-            self._works |= {work.step.number: work for work in batches}
+            self._works |= {first_of(x).step.number: x for x in batches}
             record = self._executor.play(portion, first, self._works, batches)
             busy_s += self._executor.player.busy_s(portion, record)
         segment.keep(record)
         number = segment.first + segment.num_ended
         over = [self._works.pop(number + i) for i in range(num_ended)]
         self._recorder.begin("losses", number)
-        ends = [self._executor.sync.end(work.step.number) for work in over]
+        headers = [first_of(batches).step for batches in over]
+        ends = [self._executor.sync.end(header.number) for header in headers]
         self._recorder.end()
         segment.num_ended += num_ended
         seconds = perf_counter() - begin_s
-        for work, (losses, status) in zip(over, ends, strict=True):
+        for header, (by_net, status) in zip(headers, ends, strict=True):
+            losses = added_up(by_net)
             result = StepResult(
-                work.step.number,
-                losses[TOTAL],
+                header.number,
+                losses.get(TOTAL, 0.0),
                 losses,
-                work.step.num_samples,
+                header.num_samples,
                 seconds / num_ended,
                 1.0 - busy_s / seconds,
                 peak_bytes(self._executor.device),
                 status,
+                by_net,
             )
             self._results.append(result)
 
@@ -232,6 +235,15 @@ class Driver:
         alone = one_step(schedule).with_num_steps(num_steps)
         program = replace(schedule.program, num_steps=num_steps)
         return replace(alone, program=program)
+
+
+def added_up(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Add up what the losses of several nets name alike."""
+    sums: dict[str, float] = {}
+    for named in losses.values():
+        for name, value in named.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def drains_after(every: int | Callable[[int], bool] | None) -> Callable[[int], bool]:

@@ -171,6 +171,7 @@ class Evaluator:
                 self._channels,
                 self._recorder,
                 on_output=self._on_output,
+                wiring=self._executor.wiring,
                 on_error=self._on_error,
                 evaluates=True,
                 prefix="eval ",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from hocket.errors import ConfigError
 from hocket.run.comm.transport import Transport
-from hocket.run.data.step_batch import Batches, StepBatch
+from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.player import Player
 from hocket.run.engine.record import Record
-from hocket.run.engine.results import Results
 from hocket.run.engine.step_sync import StepSync
+from hocket.run.engine.wiring import Wiring
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.trainable_check import TrainableCheck
@@ -32,7 +32,6 @@ class Executor:
         plan: what is played.
         runners: this device's stages, by number.
         updaters: their updaters, by stage.
-        results: broadcasts the losses of a step.
         scale: the loss scale, where the precision needs one.
         transport: carries all messages.
         store: the job's store, with a prefix of this pipeline's own.
@@ -40,6 +39,7 @@ class Executor:
         player: plays the lanes.
         sync: losses, norms and gates.
         ties: the weights that stages of different delays share.
+        wiring: which values go along each flow.
 
     Attributes:
         trained: detects changes of `requires_grad` after construction.
@@ -48,7 +48,6 @@ class Executor:
     plan: PlayPlan
     runners: dict[int, StageRunner]
     updaters: dict[int, Updater]
-    results: Results
     scale: LossScale | None
     transport: Transport
     store: dist.Store
@@ -56,13 +55,19 @@ class Executor:
     player: Player
     sync: StepSync
     ties: WorkerTies
+    wiring: Wiring
     trained: TrainableCheck = field(init=False)
 
     def __post_init__(self) -> None:
         """Note which parameters are trained."""
         runners = self.runners.values()
+        is_alone = len(self.plan.program.nets) == 1
         self.trained = TrainableCheck(
-            {name: p for runner in runners for name, p in runner.parameters.items()}
+            {
+                name if is_alone else f"{runner.net}.{name}": parameter
+                for runner in runners
+                for name, parameter in runner.parameters.items()
+            }
         )
 
     @property
@@ -74,15 +79,15 @@ class Executor:
         self,
         portion: Portion,
         first: int,
-        batches: Mapping[int, StepBatch],
-        begun: Sequence[StepBatch],
+        batches: Batches,
+        begun: Sequence[NetBatches],
     ) -> Record:
         """Play a portion.
 
         Args:
             portion: the portion.
             first: the step that its step 0 is.
-            batches: all batches under way, by step.
+            batches: all batches under way, by step and net.
             begun: those of them that begin here, in order.
 
         Raises:
@@ -90,17 +95,13 @@ class Executor:
         """
         self.trained.check(first)
         for runner in self.runners.values():
-            runner.train(mode=True)
-        (net,) = self.plan.program.nets
-        scale = 1.0 if self.scale is None else self.scale.value
-        for work in begun:
-            self.sync.begin({net.name: work})
-            self.player.begin({net.name: work})
-        under_way: Batches = {
-            step: {net.name: replace(work, loss_scale=scale)}
-            for step, work in batches.items()
-        }
-        return self.player.play(portion, first, under_way)
+            runner.train(mode=runner.training)
+        for nets in begun:
+            self.sync.begin(nets)
+            self.player.begin(nets)
+        if self.scale is not None:
+            batches = _scaled(batches, self.scale.value)
+        return self.player.play(portion, first, batches)
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded.
@@ -135,3 +136,11 @@ class Executor:
     def _swap(self) -> None:
         for updater in self.updaters.values():
             updater.swap()
+
+
+def _scaled(batches: Batches, scale: float) -> Batches:
+    """Multiply the losses of batches by the loss scale."""
+    return {
+        step: {net: replace(work, loss_scale=scale) for net, work in nets.items()}
+        for step, nets in batches.items()
+    }

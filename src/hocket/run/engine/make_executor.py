@@ -10,27 +10,38 @@ import torch
 from torch import nn
 
 from hocket.core.gates import gates_of
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.all_sum import AllSum
 from hocket.run.comm.step_header import ReplicaCheck
-from hocket.run.data.loss import LossFunction
-from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.gate import Gate
-from hocket.run.engine.plan import Plan
+from hocket.run.engine.net_setup import (
+    NetSetup,
+    ParameterNames,
+    modules_of,
+    nets_of_batch,
+    stages_of,
+)
 from hocket.run.engine.play_plan import PlayPlan
-from hocket.run.engine.player import Player
+from hocket.run.engine.player import OnError, Player
 from hocket.run.engine.point_to_point import PointToPoint
+from hocket.run.engine.reduction_groups import ReductionGroups
 from hocket.run.engine.refusals import refuse_hooks, refuse_shared
 from hocket.run.engine.results import Results
 from hocket.run.engine.step_sync import Norms, StepSync
+from hocket.run.engine.whole_batch import add_batch_losses
+from hocket.run.engine.wiring import Wiring
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
+from hocket.run.stage.runner import Gradients as StageGradients
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradients import Gradients
+from hocket.run.weights.momentum import Follower, follow
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.make import give_versions
@@ -47,71 +58,95 @@ from hocket.run.weights.updater import Updater
 
 
 def make_executor(
-    plan: Plan,
     play_plan: PlayPlan,
-    model: nn.Module,
-    modules: Sequence[StageModule],
-    loss: LossFunction,
+    nets: Sequence[NetSetup],
     settings: TrainingConfig,
     context: WorkerContext,
     channels: PointToPoint,
     *,
+    wiring: Wiring,
     seed: int,
+    recomputes: Collection[int] = (),
+    on_error: OnError | None = None,
 ) -> Executor:
     """Make this worker's executor. Every worker must do so at the same time.
 
     Args:
-        plan: what a pipeline decided.
-        play_plan: its schedule, planned op by op.
-        model: uncut.
-        modules: all stages.
-        loss: as for the pipeline.
-        settings: how to train.
+        play_plan: the schedule, planned op by op.
+        nets: all nets of its program.
+        settings: how to train; nets may differ in their optimizers alone.
         context: this worker's.
         channels: its messages.
+        wiring: which values go along each flow.
         seed: for random numbers in the forward.
+        recomputes: the stages that run their forward again in the backward.
+        on_error: called when an op has failed.
 
     Raises:
         ModelError: the weights' types do not go with the precision asked for; or a
-            shared weight is updated at two times.
+            shared weight is updated at two times, or in a program of several nets.
     """
+    program = play_plan.program
+    schedule, layout = play_plan.schedule, context.layout
+    modules = modules_of(program, nets)
     _check_types(modules, settings.precision)
-    schedule, layout = plan.schedule, context.layout
-    runners = _make_runners(plan, modules, loss, settings, context, seed=seed)
+    by_net = {net.name: net for net in nets}
+    runners = {
+        stage: _make_runner(
+            stage,
+            modules[stage],
+            by_net[program.stages[stage].net],
+            program,
+            settings,
+            context,
+            wiring,
+            seed=seed,
+            recomputes=stage in recomputes,
+        )
+        for stage in program.stages_on[layout.device]
+    }
     replicas = context.with_replicas()
-    shared = shared_parameters(modules)
+    groups_of = ReductionGroups(schedule, context, replicas)
+    shared = _shared(nets, schedule)
     stale_ties = (
         find_stale_ties(_trained(shared, modules), schedule) if schedule.body else []
     )
     if schedule.body:
         refuse_shared(stale_ties, schedule)
         for stage, module in enumerate(modules):  # alike on all workers
-            if schedule.program.stages[stage].delay:
+            if program.stages[stage].trainable and program.stages[stage].delay:
                 refuse_hooks(stage, dict(module.named_parameters()))
     ties = find_ties(shared, schedule)
     groups = tie_groups(ties, layout, context.timeout_s, context.recorder.wait)
     equal_start(runners, layout, replicas, ties, groups)
-    owned = owned_parameters(runners, one_step(schedule), layout.device, stale_ties)
-    updaters = {
-        stage: Updater(
-            own,
-            settings,
-            reducer=_reducer(stage, own, replicas),
-            delay=schedule.program.stages[stage].delay,
-        )
-        for stage, own in owned.items()
+    trained = {
+        stage: runner
+        for stage, runner in runners.items()
+        if by_net[program.stages[stage].net].settings is not None
     }
+    owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
+    updaters: dict[int, Updater] = {}
+    for stage, own in owned.items():
+        how = by_net[program.stages[stage].net].settings
+        assert how is not None
+        updaters[stage] = Updater(
+            own,
+            how,
+            reducer=_reducer(stage, own, groups_of.reduces(stage)),
+            delay=program.stages[stage].delay,
+        )
     stale_names = {tie.name for tie in stale_ties}
-    ties = [
-        tie for tie in ties if tie.name not in stale_names
-    ]  # these are equal by now
+    # These are equal by now.
+    ties = [tie for tie in ties if tie.name not in stale_names]
+    names = ParameterNames(program, nets)
     parts = _Parts(
         play_plan,
         modules,
         settings,
         context,
         updaters,
-        _stage_of(model, modules),
+        names,
+        _stage_of(program, nets, names),
         ties,
         {
             stage: tie_reducers(ties, groups, {stage: own})
@@ -122,11 +157,15 @@ def make_executor(
     predicts = settings.correction == "weight-prediction"
     predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
     worker_ties = give_versions(
-        runners, schedule.program, stale_ties, predict, layout, context.transport
+        runners, program, stale_ties, predict, layout, context.transport
     )
-    results = context.results(schedule, replicas)
-    sync = parts.sync(runners, results, replicas)
-    watch = MemoryWatch(schedule, plan.costs, context.world, layout.device)
+    losses = {net.name: stages_of(program, net.name)[-1] for net in nets if net.loss}
+    results = {
+        net: context.results(net, program.stages[last].device, groups_of.losses())
+        for net, last in losses.items()
+    }
+    ends = {last: net for net, last in losses.items() if last in runners}
+    sync = parts.sync(runners, ends, results, replicas)
     player = Player(
         play_plan,
         layout.device,
@@ -136,14 +175,16 @@ def make_executor(
         context.recorder,
         sync,
         worker_ties,
-        on_error=watch.on_error,
+        on_error=on_error,
         lanes=context.lanes,
+        wiring=wiring,
+        followers=_followers(program, by_net, runners),
     )
+    add_batch_losses(player, program, by_net, runners, layout, groups_of)
     return Executor(
         play_plan,
         runners,
         updaters,
-        results,
         parts.scale,
         context.transport,
         context.store,
@@ -151,6 +192,7 @@ def make_executor(
         player,
         sync,
         worker_ties,
+        wiring,
     )
 
 
@@ -164,6 +206,7 @@ class _Parts:
         settings: how to train.
         context: this worker's.
         updaters: this device's, by stage.
+        names: of the parameters of all nets.
         stage_of: the stage of each trained parameter, in the uncut model's order.
         ties: the weights that stages on several devices hold.
         tie_sums: of each of this device's stages, the sums of their gradients.
@@ -176,6 +219,7 @@ class _Parts:
     settings: TrainingConfig
     context: WorkerContext
     updaters: dict[int, Updater]
+    names: ParameterNames
     stage_of: dict[str, int]
     ties: Sequence[Tie]
     tie_sums: Mapping[int, Sequence[Reducer]]
@@ -185,11 +229,11 @@ class _Parts:
     def sync(
         self,
         runners: Mapping[int, StageRunner],
-        results: Results,
+        ends: Mapping[int, str],
+        results: Mapping[str, Results],
         replicas: WorkerGroup | None,
     ) -> StepSync:
         """Make what is exchanged in each step. Every worker must call this."""
-        program = self.plan.program
         gates, gate_of = self._gates()
         everyone = None
         if self.plan.overlaps:
@@ -197,7 +241,7 @@ class _Parts:
             everyone = self._gradients(sums, self._counted(), self.updaters)
         return StepSync(
             runners,
-            program.num_stages - 1,
+            ends,
             results,
             None if replicas is None else ReplicaCheck(replicas),
             gates,
@@ -254,13 +298,20 @@ class _Parts:
         """The weights whose norms this device posts: those of which it is the first."""
         own = self.context.layout.device
         elsewhere = {tie.name for tie in self.ties if tie.devices[0] != own}
-        return self.stage_of.keys() - elsewhere
+        stages = self.plan.program.stages
+        # Of stages that are copies, the first counts, wherever the tie is.
+        here = {
+            name
+            for name, stage in self.stage_of.items()
+            if stages[stage].device == own or not self.plan.program.copies
+        }
+        return here - elsewhere
 
     def _gradients(
         self, sums: AllSum | None, counted: Collection[str], stages: Iterable[int]
     ) -> Gradients:
         held = {
-            name: parameter
+            self.names.of(stage, name): parameter
             for stage in stages
             for name, parameter in self.updaters[stage].parameters.items()
             if parameter.requires_grad
@@ -300,33 +351,49 @@ def _check_types(modules: Sequence[StageModule], precision: Precision) -> None:
                 )
 
 
-def _make_runners(
-    plan: Plan,
-    modules: Sequence[StageModule],
-    loss: LossFunction,
+def _make_runner(
+    stage: int,
+    module: StageModule,
+    net: NetSetup,
+    program: Program,
     settings: TrainingConfig,
     context: WorkerContext,
+    wiring: Wiring,
     *,
     seed: int,
-) -> dict[int, StageRunner]:
-    world, layout = context.world, context.layout
-    each = plan.schedule.program.num_microbatches_of(0)
+    recomputes: bool,
+) -> StageRunner:
+    layout, device = context.layout, context.world.device
+    nets = nets_of_batch(program, net.name)
+    counts = {x.name: x.num_microbatches for x in program.nets}
+    each = sum(counts[name] for name in nets)
+    before = sum(counts[name] for name in nets[: nets.index(net.name)])
     num_parts = each * layout.num_replicas * settings.accumulate
-    last = len(modules) - 1
-    return {
-        stage: StageRunner(
-            stage,
-            modules[stage].to(world.device),
-            loss if stage == last else None,
-            device=world.device,
-            seed=seed,
-            first_microbatch=layout.replica * each,
-            precision=settings.precision,
-            recomputes=plan.costs.stages[stage].recomputes,
-            checks_loss=num_parts > 1,
-        )
-        for stage in plan.schedule.program.stages_on[layout.device]
-    }
+    loss = net.loss if module.index == module.num_stages - 1 else None
+    is_whole = program.net_of(stage).batch_loss
+    gradients = None
+    if stage in wiring.takes_grad:
+        takes = wiring.takes_grad[stage]
+        takes = takes[: len(module.inputs)] if stage in program.loss_stages else takes
+        gradients = StageGradients(takes, wiring.gives_grad[stage])
+    runner = StageRunner(
+        stage,
+        module.to(device),
+        None if is_whole else loss,
+        device=device,
+        seed=seed,
+        net=net.seed_name,
+        first_microbatch=layout.replica * each + before,
+        precision=settings.precision,
+        recomputes=recomputes,
+        checks_loss=num_parts > 1,
+        trainable=program.stages[stage].trainable,
+        training=net.training,
+        gradients=gradients,
+        others=() if stage in program.loss_stages else net.others.get(stage, ()),
+    )
+    runner.batch_loss = loss if is_whole else None
+    return runner
 
 
 def _reducer(
@@ -355,11 +422,67 @@ def _trained(
     }
 
 
-def _stage_of(model: nn.Module, modules: Sequence[StageModule]) -> dict[str, int]:
-    """Return the first stage of each trained parameter, in the model's order."""
+def _shared(
+    nets: Sequence[NetSetup], schedule: Schedule
+) -> Mapping[str, Sequence[int]]:
+    """Return the stages that hold each weight that stages share.
+
+    Raises:
+        ModelError: there are several nets, and holders on several devices or of several
+            delays.
+    """
+    program = schedule.program
+    found = {net.name: shared_parameters(net.modules) for net in nets}
+    if len(nets) == 1:
+        return next(iter(found.values()))
+    for net, shared in found.items():
+        numbers = stages_of(program, net)
+        for name, places in shared.items():
+            stages = [program.stages[numbers[place]] for place in places]
+            moves = any(stage.moves for stage in stages)
+            if moves and len({(x.device, x.delay) for x in stages}) > 1:
+                raise ModelError(
+                    f"stages {', '.join(str(numbers[x]) for x in places)} of net {net} "
+                    f"share {name}, on several devices or with several delays: in a "
+                    "program of several nets put them on one device, or untie it"
+                )
+    return {}
+
+
+def _followers(
+    program: Program,
+    nets: Mapping[str, NetSetup],
+    runners: Mapping[int, StageRunner],
+) -> dict[int, Follower]:
+    found = {}
+    for stage in runners:
+        others = program.stages[stage].follows
+        if others:
+            net = nets[program.stages[stage].net]
+            assert net.momentum is not None
+            held = {other: runners[other].parameters for other in others}
+            own = runners[stage].parameters
+            found[stage] = follow(
+                net.momentum, own, held, f"stage {stage} of {net.name}"
+            )
+    return found
+
+
+def _stage_of(
+    program: Program, nets: Sequence[NetSetup], names: ParameterNames
+) -> dict[str, int]:
+    """Return the first stage of each trained parameter, in the models' order."""
     found: dict[str, int] = {}
-    for stage, module in enumerate(modules):
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                found.setdefault(name, stage)
-    return {name: found[name] for name, _ in model.named_parameters() if name in found}
+    for net in nets:
+        if net.settings is None or not names.is_first(net.name):
+            continue
+        stages: dict[str, int] = {}
+        numbers = stages_of(program, net.name)
+        for number, module in zip(numbers, net.modules, strict=True):
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    stages.setdefault(name, number)
+        for name in net.parameter_names:
+            if name in stages:
+                found[names.of(stages[name], name)] = stages[name]
+    return found

@@ -28,17 +28,20 @@ from hocket.core.dataflow import Value
 from hocket.core.lane_plan import OpPlan
 from hocket.core.op import ASYNCHRONOUS, Kind, Op
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.step_batch import Batches, StepBatch
+from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.device.stopwatch import Stopwatch, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.op_timer import OpTimer
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.ports import InputMaker
 from hocket.run.engine.record import Record
 from hocket.run.engine.stage_ops import StageOps
 from hocket.run.engine.step_sync import NoSync, StepSync
+from hocket.run.engine.wiring import Wiring
 from hocket.run.stage.runner import StageRunner
+from hocket.run.weights.momentum import Follower
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
@@ -56,17 +59,15 @@ class _Turn:
 
     Args:
         op: its step counts from the portion's first.
-        net: the net of its stage.
         text: what the flight recorder notes.
-        action: plays it on a batch.
+        action: plays it on a batch of each net.
         waits: values of other lanes that it needs.
         records: values of it that other lanes wait for.
     """
 
     op: Op
-    net: str
     text: str
-    action: Callable[[StepBatch], None]
+    action: Callable[[NetBatches], None]
     waits: tuple[Value, ...]
     records: tuple[Value, ...]
 
@@ -92,6 +93,10 @@ class _Lane:
 class Player:
     """Plays the lanes of one device, portion by portion.
 
+    Attributes:
+        maker: makes the ways in and out of stages.
+        stages: plays the ops of each stage of this device.
+
     Args:
         plan: what is played.
         device: this worker's.
@@ -106,6 +111,8 @@ class Player:
         evaluates: forwards keep nothing.
         prefix: begins what the flight recorder notes.
         lanes: the device's lanes, where it has several.
+        wiring: which values go along each flow; all along every flow when not given.
+        followers: the stages whose weights follow those of others.
     """
 
     def __init__(
@@ -124,8 +131,11 @@ class Player:
         evaluates: bool = False,
         prefix: str = "",
         lanes: Device | None = None,
+        wiring: Wiring | None = None,
+        followers: Mapping[int, Follower] | None = None,
     ) -> None:
         self._plan = plan
+        self._followers = {} if followers is None else followers
         self._lanes = lanes
         self._lock = threading.RLock()  # of the reductions and the flight recorder
         self._runners = runners
@@ -140,13 +150,16 @@ class Player:
         self._prefix = prefix
         self._numbers = plan.schedule.lanes_of(device)
         (place,) = {runner.device for runner in runners.values()}
-        maker = InputMaker(plan.program, device, channels, recorder)
-        self._stages = {
-            number: StageOps(number, runner, plan.program, maker, evaluates=evaluates)
+        wiring = Wiring() if wiring is None else wiring
+        self.maker = InputMaker(plan.program, wiring, device, channels, recorder)
+        self.stages = {
+            number: StageOps(
+                number, runner, plan.program, wiring, self.maker, evaluates=evaluates
+            )
             for number, runner in runners.items()
         }
         if lanes is not None:
-            for stage in self._stages.values():
+            for stage in self.stages.values():
                 stage.share_between_lanes()
         self._drawing = frozenset(
             number for number, runner in runners.items() if runner.module.random_layers
@@ -160,31 +173,26 @@ class Player:
         )
         self._parts = {
             portion: [
-                self._lane(part.lanes[number], part.shift, place)
+                self._lane(number, part.lanes[number], part.shift, place)
                 for number in self._numbers
             ]
             for portion, part in plan.portions.items()
         }
         self._orders = {
-            portion: channels.orders_of(part, plan.schedule)
-            for portion, part in plan.portions.items()
+            portion: channels.orders_of(part) for portion, part in plan.portions.items()
         }
-        # What is left of a stage's step: forwards that make a loss, and ops that add to
-        # its gradients.
-        self._num_losses: dict[tuple[int, int, int], int] = {}
+        # What is left of a stage's step: forwards that make a loss or read weights that
+        # follow others, and ops that add to its gradients.
+        self._num_forwards: dict[tuple[int, int, int], int] = {}
         self._num_gradients: dict[tuple[int, int, int], int] = {}
-        self._reducing: dict[int, tuple[Stopwatch, int]] = {}  # where R began, by stage
+        self._reducing: dict[int, OpTimer] = {}  # where R began, by stage
         self._unfinished: dict[int, StepBatch] = {}  # whose sum is under way, by stage
         # What waits for an update of an earlier step, by stage.
         self._postponed: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
 
-    def begin(self, batch: Mapping[str, StepBatch]) -> None:
-        """Begin a batch: its header goes before its first messages.
-
-        Args:
-            batch: of each net.
-        """
-        steps = {net: work.step for net, work in batch.items()}
+    def begin(self, batches: NetBatches) -> None:
+        """Begin a batch of each net: its header goes before its first messages."""
+        steps = {net: work.step for net, work in batches.items()}
         number = next(iter(steps.values())).number
         self._recorder.begin(f"{self._prefix}begin", number)
         self._channels.begin(steps)
@@ -219,8 +227,8 @@ class Player:
             self._channels.flush()
         if portion in (Portion.EPILOGUE, Portion.STEP):
             self._ties.settle()
-        for watch, i in self._reducing.values():  # they go on, but the record ends here
-            watch.end(i)
+        for timer in self._reducing.values():  # they go on, but the record ends here
+            timer.end()
         self._reducing.clear()
         times = [lane.watch.read() for lane in lanes]
         return Record(tuple(a for a, _ in times), tuple(b for _, b in times))
@@ -235,12 +243,12 @@ class Player:
 
     def _play_lane(self, lane: _Lane, first: int, batches: Batches) -> None:
         recorder = self._recorder
-        closes = all(work.closes for nets in batches.values() for work in nets.values())
+        closes = all(first_of(nets).closes for nets in batches.values())
         for turn in lane.turns if closes else lane.unfinished:
             number = first + turn.op.step
             recorder.begin(turn.text, number)
             try:
-                turn.action(batches[number][turn.net])
+                turn.action(batches[number])
                 if self._unfinished:
                     self._look_after_sums()
             except Exception as error:
@@ -256,7 +264,7 @@ class Player:
 
         The lanes are joined at the end, where the next portion begins.
         """
-        closes = all(work.closes for nets in batches.values() for work in nets.values())
+        closes = all(first_of(nets).closes for nets in batches.values())
         events: defaultdict[Value, Event] = defaultdict(device.new_event)
         made = {
             value
@@ -302,7 +310,7 @@ class Player:
         draws = turn.op.stage in self._drawing and turn.op.kind in _RUNS_FORWARD
         try:
             with device.fork_rng(device.lanes[lane], 0) if draws else nullcontext():
-                turn.action(batches[number][turn.net])
+                turn.action(batches[number])
             if not lane and self._unfinished:
                 self._look_after_sums()
         except Exception as error:
@@ -314,10 +322,13 @@ class Player:
             self._recorder.end()
 
     def _lane(
-        self, plans: tuple[OpPlan, ...], shift: int, place: torch.device
+        self, number: int, plans: tuple[OpPlan, ...], shift: int, place: torch.device
     ) -> _Lane:
         watch = make_stopwatch(len(plans), place)
-        turns = [self._turn(plan, shift, watch, i) for i, plan in enumerate(plans)]
+        turns = [
+            self._turn(plan, shift, OpTimer(watch, i, number))
+            for i, plan in enumerate(plans)
+        ]
         computes = [plan.op.kind not in ASYNCHRONOUS for plan in plans]
         return _Lane(
             turns,
@@ -326,14 +337,12 @@ class Player:
             np.array(computes, dtype=bool),
         )
 
-    def _turn(self, plan: OpPlan, shift: int, watch: Stopwatch, i: int) -> _Turn:
+    def _turn(self, plan: OpPlan, shift: int, timer: OpTimer) -> _Turn:
         op = replace(plan.op, step=plan.op.step - shift)
-        net = self._plan.program.stages[op.stage].net
         text = f"{self._prefix}{replace(op, step=0)}"
-        action = self._action(op, watch, i)
-        return _Turn(op, net, text, action, plan.waits, plan.records)
+        return _Turn(op, text, self._action(op, timer), plan.waits, plan.records)
 
-    def _action(self, op: Op, watch: Stopwatch, i: int) -> Callable[[StepBatch], None]:
+    def _action(self, op: Op, timer: OpTimer) -> Callable[[NetBatches], None]:
         match op:
             case Op(kind=Kind.FORWARD, microbatch=int(index)):
                 play = self._evaluate if self._evaluates else self._forward
@@ -343,56 +352,85 @@ class Player:
                 play = self._input_gradients
             case Op(kind=Kind.BACKWARD_WEIGHT, microbatch=int(index)):
                 play = self._weight_gradients
+            case Op(kind=Kind.LOSS):
+                return partial(self._loss, op.stage, timer)
+            case Op(kind=Kind.GATHER):
+                return partial(self._gather, op.stage, timer)
             case Op(kind=Kind.REDUCE):
-                return partial(self._reduce, op.stage, watch, i)
+                return partial(self._reduce, op.stage, timer)
             case Op(kind=Kind.UPDATE):
-                return partial(self._update, op.stage, watch, i)
+                follows = op.stage in self._followers
+                update = self._follow if follows else self._update
+                return partial(update, op.stage, timer)
             case _:
                 raise AssertionError(f"{op}: make_order refuses what is not played")
-        return partial(play, op.stage, index, watch, i)
+        return partial(play, op.stage, index, timer)
+
+    def _work(self, stage: int, batch: NetBatches) -> StepBatch:
+        return batch[self.stages[stage].net]
 
     def _evaluate(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
+        self, stage: int, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
-        output = self._stages[stage].evaluate(work, index, watch, i)
+        output = self.stages[stage].evaluate(batch, index, timer)
         if output is not None and self._on_output is not None:
-            self._on_output(stage, work.microbatches[index], output)
+            microbatch = self._work(stage, batch).microbatches[index]
+            self._on_output(stage, microbatch, output)
 
     def _forward(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
+        self, stage: int, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
-        ops = self._stages[stage]
+        ops, work = self.stages[stage], self._work(stage, batch)
         if self._ties:
             self._ties.before_forward(stage, work.step.number)
             self._recorder.resume()
-        ops.forward(work, index, watch, i, splits=(stage, index) in self._split)
-        if ops.makes_loss and self._is_last(self._num_losses, stage, work):
-            self._sync.after_losses(stage, work)
+        ops.forward(batch, index, timer, splits=(stage, index) in self._split)
+        if not ops.makes_loss and stage not in self._followers:
+            return
+        if self._is_last(self._num_forwards, stage, work):
+            if ops.makes_loss:
+                self._sync.after_losses(stage, work)
+            versions = self._runners[stage].versions
+            if stage in self._followers and versions is not None:
+                versions.complete(work.step.number)
+
+    def _loss(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
+        loss = self.stages[stage].loss
+        assert loss is not None
+        loss.play(batch, timer)
+        self._sync.after_losses(stage, self._work(stage, batch))
+
+    def _gather(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
+        gather = self.stages[stage].gather
+        assert gather is not None
+        gather.play(batch, timer)
 
     def _backward(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
+        self, stage: int, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
         if (stage, index) in self._split:  # whole here, in halves in another step
-            self._input_gradients(stage, index, watch, i, work)
-            self._weight_gradients(stage, index, watch, i, work)
+            self._input_gradients(stage, index, timer, batch)
+            self._weight_gradients(stage, index, timer, batch)
             return
+        work = self._work(stage, batch)
         if self._ties:
             self._ties.before_backward(stage, work.step.number)
-        self._stages[stage].backward(work, index, watch, i)
+        self.stages[stage].backward(batch, index, timer)
         self._count_gradient(stage, work)
 
     def _input_gradients(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
+        self, stage: int, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
         if self._ties:
-            self._ties.before_backward(stage, work.step.number)
-        self._stages[stage].input_gradients(work, index, watch, i)
+            number = self._work(stage, batch).step.number
+            self._ties.before_backward(stage, number)
+        self.stages[stage].input_gradients(batch, index, timer)
 
     def _weight_gradients(
-        self, stage: int, index: int, watch: Stopwatch, i: int, work: StepBatch
+        self, stage: int, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
-        self._stages[stage].weight_gradients(work, index, watch, i)
-        self._count_gradient(stage, work)
+        self.stages[stage].weight_gradients(batch, index, timer)
+        self._count_gradient(stage, self._work(stage, batch))
 
     def _is_last(
         self, left: dict[tuple[int, int, int], int], stage: int, work: StepBatch
@@ -433,13 +471,15 @@ class Player:
         if stage in self._updaters and self._updaters[stage].reducer is None:
             self._sync.after_gradients(stage, work)
 
-    def _reduce(self, stage: int, watch: Stopwatch, i: int, work: StepBatch) -> None:
+    def _reduce(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
+        work = self._work(stage, batch)
+
         def start() -> None:
             reducer = self._updaters[stage].reducer
             assert reducer is not None
-            watch.start(i)
+            timer.start()
             reducer.start()
-            self._reducing[stage] = watch, i
+            self._reducing[stage] = timer
             self._unfinished[stage] = work
 
         self._when_next(stage, work, start)
@@ -460,15 +500,14 @@ class Player:
             self._updaters[stage].wait()
             self._unfinished.pop(stage, None)
             if stage in self._reducing:
-                watch, i = self._reducing.pop(stage)
-                watch.end(i)
+                self._reducing.pop(stage).end()
 
-    def _update(self, stage: int, watch: Stopwatch, i: int, work: StepBatch) -> None:
-        updater = self._updaters[stage]
+    def _update(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
+        updater, work = self._updaters[stage], self._work(stage, batch)
         updates = self._sync.before_update(stage, work, self._finish)
         self._recorder.resume()
         versions = self._runners[stage].versions
-        watch.start(i)
+        timer.start()
         if versions is not None:
             versions.before_update()
         if updates:
@@ -477,8 +516,18 @@ class Player:
             updater.forget()
         if versions is not None:
             versions.after_update()
-        watch.end(i)
+        timer.end()
         self._ties.after_update(stage)
         postponed = self._postponed.get(stage)
         while postponed and postponed[0][0] <= work.step.number + 1:
             postponed.popleft()[1]()
+
+    def _follow(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
+        versions = self._runners[stage].versions
+        timer.start()
+        if versions is not None:
+            versions.before_update()
+        self._followers[stage].update(self._work(stage, batch).step.number)
+        if versions is not None:
+            versions.after_update()
+        timer.end()

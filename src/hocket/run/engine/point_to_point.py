@@ -6,8 +6,8 @@ its stage and kind:
     device of stage a ──F a>b──▶ device of stage b
                       ◀─B b>a───
 
-A channel's messages come in the order in which the sender's lanes make them, so the
-receiver can have buffers ready before they are sent. What a message holds (shapes and
+Each of the sender's lanes has a channel of its own, whose messages come in the lane's
+order, so the receiver can have buffers ready before they are sent. What a message holds (shapes and
 types) is agreed once per shape signature, through the store, and is part of every tag,
 together with the step, the microbatch and a digest of the batch. The first output of a
 step in each channel follows a header, by which workers with different batches find out.
@@ -15,32 +15,49 @@ step in each channel follows a header, by which workers with different batches f
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
 from hocket.core.dataflow import Fact
 from hocket.core.lane_plan import Message
-from hocket.core.schedule import Schedule
+from hocket.core.program import Program
+from hocket.errors import WaitError
 from hocket.run.comm.schema import Schema, message_tag, schema_of
-from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema
+from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_key
 from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
-from hocket.run.data.step_batch import Batches
-from hocket.run.engine.play_plan import PlayPlan, Portion, PortionPlan
+from hocket.run.data.step_batch import Batches, NetBatches
+from hocket.run.engine.play_plan import PlayPlan, PortionPlan
 
-Signature = int  # of a message's shapes: the number of samples in the microbatch
+# What a message's shapes follow from: numbers of samples.
+Signature = int | tuple[int, ...]
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
-# Of each fact and stage: the step (within a portion) and microbatch of its messages.
-Orders = dict[tuple[Fact, int], list[tuple[int, int]]]
+Source = tuple[Fact, int, int]  # fact, stage that makes it, lane that sends it
+# Of each source: the step (within a portion) and microbatch of its messages.
+Orders = dict[Source, list[tuple[int, int]]]
 StepKey = tuple[int, int]  # the step's number, its batch's first microbatch
 
+WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per step
 _HEADER: Final = -1  # in the place of a microbatch: what comes before all of a step
-_LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B"}
+_LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B", Fact.GATHERED: "G"}
+_FIRST_PAUSE_S: Final = 2e-5
+_LAST_PAUSE_S: Final = 1e-3
+
+
+class _Coming(NamedTuple):
+    """A message on its way; `_HEADER` in the place of a microbatch for a header."""
+
+    step: StepHeader
+    microbatch: int
+    signature: Signature
 
 
 @dataclass(slots=True)
@@ -68,8 +85,7 @@ class _Incoming:
         channel: its name and ends.
         receiver: its end here.
         schemas: the schemas that are agreed.
-        coming: the step and microbatch of messages that the receiver does not expect
-            yet; `_HEADER` for a step's header.
+        coming: messages that the receiver does not expect yet.
         tags: the tags of those that it expects, by step and microbatch, until released.
         headers: the steps whose header is not announced yet.
         unread: the steps whose header is not read yet.
@@ -78,7 +94,7 @@ class _Incoming:
     channel: Channel
     receiver: Receiver
     schemas: dict[Signature, Schema] = field(default_factory=dict)
-    coming: deque[tuple[StepHeader, int]] = field(default_factory=deque)
+    coming: deque[_Coming] = field(default_factory=deque)
     tags: dict[tuple[int, int], int] = field(default_factory=dict)
     headers: set[StepKey] = field(default_factory=set)
     unread: set[StepKey] = field(default_factory=set)
@@ -114,19 +130,35 @@ class PointToPoint:
         self._nets = [stage.net for stage in plan.program.stages]
         # Equal schemas are one object, so that they are found at once.
         self._known: dict[Schema, Schema] = {}
-        self._out: dict[Route, _Outgoing] = {}
-        self._in: dict[tuple[Fact, int], _Incoming] = {}
+        self._out: dict[tuple[Route, int], _Outgoing] = {}
+        self._in: dict[Source, _Incoming] = {}
+        self._sized_by: dict[tuple[Fact, int, int], tuple[str, ...]] = {}
+        # The channel of each message, where several lanes make a stage's.
+        self._from: dict[tuple[Fact, int], dict[tuple[int, int], _Incoming]] = {}
+        self._only: dict[tuple[Fact, int], _Incoming] = {}
+        # Receivers, which share buffers, are used by one lane of this device at a time.
+        self._takes_turns = len(plan.schedule.lanes_of(device)) > 1
+        self._turn: AbstractContextManager[object] = (
+            threading.RLock() if self._takes_turns else nullcontext()
+        )
         for (fact, stage, to_device), message in _routes(plan):
-            from_device = message.from_device
+            from_device, lane = message.from_device, message.from_lane
             (a, b), *_ = message.flows
             name = f"{prefix}{_LETTERS[fact]}{a}>{b}"
+            if lane != plan.schedule.lanes_of(from_device)[0]:
+                name += f" of lane {lane}"
+            route = fact, stage, to_device
+            self._sized_by[route] = _nets_that_size(plan.program, route)
             channel = Channel(name, ranks[from_device], ranks[to_device])
             if from_device == device:
                 sender = transport.sender(channel)
-                self._out[fact, stage, to_device] = _Outgoing(channel, sender)
+                self._out[route, lane] = _Outgoing(channel, sender)
             elif to_device == device:
-                receiver = transport.receiver(channel)
-                self._in[fact, stage] = _Incoming(channel, receiver)
+                incoming = _Incoming(channel, transport.receiver(channel))
+                self._in[fact, stage, lane] = incoming
+                if (fact, stage) in self._only:
+                    self._from[fact, stage] = {}
+                self._only[fact, stage] = incoming
 
     def begin(self, steps: Mapping[str, StepHeader]) -> None:
         """Begin a batch: a header goes before its first output in each channel.
@@ -134,29 +166,31 @@ class PointToPoint:
         Args:
             steps: each net's header.
         """
-        for (fact, stage, _), outgoing in self._out.items():
+        for ((fact, stage, _), _lane), outgoing in self._out.items():
             if fact is Fact.OUTPUT:
                 outgoing.headers.add(_key(steps[self._nets[stage]]))
-        for (fact, stage), incoming in self._in.items():
+        for (fact, stage, _), incoming in self._in.items():
             if fact is Fact.OUTPUT:
                 incoming.headers.add(_key(steps[self._nets[stage]]))
 
-    def orders_of(self, part: PortionPlan, schedule: Schedule) -> Orders:
+    def orders_of(self, part: PortionPlan) -> Orders:
         """Return in which order the messages of a portion come to this worker.
 
         Args:
             part: the portion; its messages go through channels that are there.
-            schedule: the schedule that it is of.
         """
         found: Orders = {key: [] for key in self._in}
-        for device in range(schedule.program.num_devices):
-            for _, op in part.in_order(schedule.lanes_of(device), schedule.program):
+        for lane in part.lanes:
+            for op in lane:
                 for message in op.sends:
-                    key = message.value.fact, message.value.stage
+                    value = message.value
                     if message.to_device == self._device:
-                        assert op.op.microbatch is not None
-                        place = op.op.step - part.shift, op.op.microbatch
-                        found[key].append(place)
+                        index = op.op.microbatch
+                        place = (
+                            op.op.step - part.shift,
+                            WHOLE_BATCH if index is None else index,
+                        )
+                        found[value.fact, value.stage, message.from_lane].append(place)
         return found
 
     def expect(self, orders: Orders, first: int, batches: Batches) -> None:
@@ -170,45 +204,69 @@ class PointToPoint:
             first: the step that the portion's step 0 is.
             batches: the batches under way, by step and net.
         """
-        for (fact, stage), incoming in self._in.items():
+        for source, incoming in self._in.items():
+            fact, stage, _ = source
             net = self._nets[stage]
-            for relative, microbatch in orders[fact, stage]:
-                step = batches[first + relative][net].step
+            channels = self._from.get((fact, stage))
+            for relative, microbatch in orders[source]:
+                batch = batches[first + relative]
+                step = batch[net].step
                 if microbatch >= len(step.sizes):
                     continue
                 key = _key(step)
                 if key in incoming.headers:
                     incoming.headers.remove(key)
                     incoming.unread.add(key)
-                    incoming.coming.append((step, _HEADER))
-                incoming.coming.append((step, microbatch))
+                    incoming.coming.append(_Coming(step, _HEADER, 0))
+                signature = self._signature(
+                    (fact, stage, self._device), batch, microbatch
+                )
+                incoming.coming.append(_Coming(step, microbatch, signature))
+                if channels is not None:
+                    channels[step.number, microbatch] = incoming
             self._expect(incoming)
 
     def send(
-        self, route: Route, step: StepHeader, microbatch: int, values: Sequence[Tensor]
+        self,
+        route: Route,
+        lane: int,
+        batch: NetBatches,
+        microbatch: int,
+        values: Sequence[Tensor],
     ) -> None:
-        """Send what an op made; the values must not be changed afterwards."""
-        outgoing = self._out[route]
+        """Send what an op made; the values must not be changed afterwards.
+
+        Args:
+            route: what it is, and where it goes.
+            lane: the lane that the op is in.
+            batch: the batch of each net.
+            microbatch: the microbatch; `WHOLE_BATCH` for a value that is one per step.
+            values: the tensors.
+        """
+        outgoing = self._out[route, lane]
+        step = batch[self._nets[route[1]]].step
         if outgoing.headers and (key := _key(step)) in outgoing.headers:
             outgoing.headers.remove(key)
             outgoing.sender.send(_header_tag(step), (step.header(),), HEADER)
-        size = step.sizes[microbatch]
-        schema = outgoing.schemas.get(size)
+        signature = self._signature(route, batch, microbatch)
+        schema = outgoing.schemas.get(signature)
         if schema is None:
             schema = schema_of(values)
             agree_on_schema(
                 self._store,
                 outgoing.channel,
-                str(size),
+                str(signature),
                 schema,
                 ChannelEnd.SENDER,
                 self._timeout_s,
             )
-            schema = outgoing.schemas[size] = self._known.setdefault(schema, schema)
+            schema = outgoing.schemas[signature] = self._known.setdefault(
+                schema, schema
+            )
         outgoing.sender.send(_tag(schema, step, microbatch), values, schema)
 
     def receive(
-        self, fact: Fact, stage: int, step: StepHeader, microbatch: int
+        self, fact: Fact, stage: int, batch: NetBatches, microbatch: int
     ) -> tuple[Tensor, ...]:
         """Wait for a value of another device; it stays valid until `release`.
 
@@ -216,7 +274,10 @@ class PointToPoint:
             WaitError: it did not come within the timeout, or the sender is gone.
             SchemaError: something else came, or the two sides' batches differ.
         """
-        incoming = self._in[fact, stage]
+        step = batch[self._nets[stage]].step
+        incoming = self._incoming(fact, stage, step, microbatch)
+        if self._takes_turns:
+            return self._poll(incoming, step, microbatch)
         if incoming.unread and (key := _key(step)) in incoming.unread:
             incoming.unread.remove(key)
             self._read_header(incoming, step)
@@ -225,11 +286,71 @@ class PointToPoint:
         return incoming.receiver.receive(incoming.tags[step.number, microbatch])
 
     def release(
-        self, fact: Fact, stage: int, step: StepHeader, microbatch: int
+        self, fact: Fact, stage: int, batch: NetBatches, microbatch: int
     ) -> None:
         """Give back the buffer of a message that is no longer needed."""
-        incoming = self._in[fact, stage]
-        incoming.receiver.release(incoming.tags.pop((step.number, microbatch)))
+        step = batch[self._nets[stage]].step
+        incoming = self._incoming(fact, stage, step, microbatch)
+        if stage_channels := self._from.get((fact, stage)):
+            del stage_channels[step.number, microbatch]
+        with self._turn:
+            incoming.receiver.release(incoming.tags.pop((step.number, microbatch)))
+
+    def _incoming(
+        self, fact: Fact, stage: int, step: StepHeader, microbatch: int
+    ) -> _Incoming:
+        channels = self._from.get((fact, stage))
+        if channels is None:
+            return self._only[fact, stage]
+        return channels[step.number, microbatch]
+
+    def _signature(self, route: Route, batch: NetBatches, microbatch: int) -> Signature:
+        """Return what the shapes of a message follow from."""
+        nets = self._sized_by[route]
+        if route[0] is Fact.GATHERED:
+            return batch[nets[0]].step.num_samples
+        if len(nets) == 1:
+            return batch[nets[0]].step.sizes[microbatch]
+        sizes = [batch[net].step.sizes for net in nets]
+        return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
+
+    def _poll(
+        self, incoming: _Incoming, step: StepHeader, microbatch: int
+    ) -> tuple[Tensor, ...]:
+        """Receive without keeping other lanes, whose ops the sender may wait for."""
+        until_s, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while True:
+            with self._turn:
+                if self._has_come(incoming, step, microbatch):
+                    tag = incoming.tags[step.number, microbatch]
+                    return incoming.receiver.receive(tag)
+            if time.monotonic() >= until_s:
+                channel = incoming.channel
+                raise WaitError(
+                    f"{channel}: waited {self._timeout_s:.1f} s for microbatch "
+                    f"{microbatch} of step {step.number}; rank {channel.from_rank} is "
+                    "gone, stuck, or slower than the timeout allows"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def _has_come(self, incoming: _Incoming, step: StepHeader, microbatch: int) -> bool:
+        """Whether a message can be received without a wait; reads its header."""
+        key = _key(step)
+        if key in incoming.unread:
+            if not incoming.receiver.ready(_header_tag(step)):
+                return False
+            incoming.unread.remove(key)
+            self._read_header(incoming, step)
+        while _is_among(incoming.coming, step, microbatch):
+            if not self._store.check([self._schema_key(incoming)]):
+                return False
+            self._agree(incoming)
+        return incoming.receiver.ready(incoming.tags[step.number, microbatch])
+
+    def _schema_key(self, incoming: _Incoming) -> str:
+        signature = str(incoming.coming[0].signature)
+        return schema_key(incoming.channel, signature)
 
     def flush(self) -> None:
         """Wait until everything sent has left.
@@ -251,34 +372,54 @@ class PointToPoint:
         self, incoming: _Incoming, step: StepHeader, microbatch: int
     ) -> None:
         """Look up the shapes of a message, and of those that are made before it."""
-        while (step, microbatch) in incoming.coming:
-            first, number = incoming.coming[0]
-            size = first.sizes[number]
-            schema = agree_on_schema(
-                self._store,
-                incoming.channel,
-                str(size),
-                None,
-                ChannelEnd.RECEIVER,
-                self._timeout_s,
-            )
-            incoming.schemas[size] = self._known.setdefault(schema, schema)
-            self._expect(incoming)
+        while _is_among(incoming.coming, step, microbatch):
+            self._agree(incoming)
+
+    def _agree(self, incoming: _Incoming) -> None:
+        """Look up the shapes of the first message that is not expected yet."""
+        signature = incoming.coming[0].signature
+        schema = agree_on_schema(
+            self._store,
+            incoming.channel,
+            str(signature),
+            None,
+            ChannelEnd.RECEIVER,
+            self._timeout_s,
+        )
+        incoming.schemas[signature] = self._known.setdefault(schema, schema)
+        self._expect(incoming)
 
     def _expect(self, incoming: _Incoming) -> None:
         """Announce coming messages in order, up to the first of an unknown shape."""
         while incoming.coming:
-            step, microbatch = incoming.coming[0]
+            step, microbatch, signature = incoming.coming[0]
             if microbatch == _HEADER:
                 incoming.receiver.expect([_header_tag(step)], HEADER)
             else:
-                schema = incoming.schemas.get(step.sizes[microbatch])
+                schema = incoming.schemas.get(signature)
                 if schema is None:
                     return
                 tag = _tag(schema, step, microbatch)
                 incoming.tags[step.number, microbatch] = tag
                 incoming.receiver.expect([tag], schema)
             incoming.coming.popleft()
+
+
+def _is_among(coming: Sequence[_Coming], step: StepHeader, microbatch: int) -> bool:
+    return any(x.step is step and x.microbatch == microbatch for x in coming)
+
+
+def _nets_that_size(program: Program, route: Route) -> tuple[str, ...]:
+    """Return the nets whose microbatches say how many samples a message has.
+
+    These are the net that makes an output, and the nets that read a gradient of theirs.
+    """
+    fact, stage, device = route
+    if fact is not Fact.INPUT_GRAD:
+        return (program.stages[stage].net,)
+    readers = [program.stages[source] for source in program.sources[stage]]
+    nets = [x.net for x in readers if x.device == device and x.trainable]
+    return tuple(dict.fromkeys(nets))
 
 
 def _key(step: StepHeader) -> StepKey:
@@ -295,14 +436,17 @@ def _header_tag(step: StepHeader) -> int:
 
 def _routes(plan: PlayPlan) -> Iterator[tuple[Route, Message]]:
     """Every channel, in one order on all workers, with one of its messages."""
-    found: dict[Route, Message] = {}
-    for lane in plan.portions[Portion.STEP].lanes:
-        for op in lane:
-            for message in op.sends:
-                value = message.value
-                route = value.fact, value.stage, message.to_device
-                found.setdefault(route, message)
+    found: dict[tuple[Route, int], Message] = {}
+    for part in plan.portions.values():
+        for lane in part.lanes:
+            for op in lane:
+                for message in op.sends:
+                    value = message.value
+                    route = value.fact, value.stage, message.to_device
+                    found.setdefault((route, message.from_lane), message)
     letters = list(_LETTERS)
-    yield from sorted(
-        found.items(), key=lambda one: (letters.index(one[0][0]), *one[0][1:])
-    )
+    for (route, _), message in sorted(
+        found.items(),
+        key=lambda one: (letters.index(one[0][0][0]), *one[0][0][1:], one[0][1]),
+    ):
+        yield route, message

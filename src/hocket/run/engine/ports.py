@@ -5,25 +5,30 @@
     from a stage here   ──▶ │       │ ──▶ to a stage here
 
 Which of them it is follows from the program and does not change from step to step, so
-it is looked up once. The other way round, gradients take the same ways back.
+it is looked up once. The other way round, gradients take the same ways back. A message
+to a device holds what all of its stages read; each takes its part.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from torch import Tensor
 
 from hocket.core.dataflow import Fact
 from hocket.core.program import Program
-from hocket.run.comm.step_header import StepHeader
+from hocket.run.data.step_batch import NetBatches
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.point_to_point import PointToPoint, Route
+from hocket.run.engine.wiring import Places, Wiring
 
 Values: TypeAlias = tuple[Tensor, ...]
 Key: TypeAlias = tuple[int, int]  # step, microbatch
+_OP_G: Final = -1  # in the place of a stage that reads outputs
 # Values between stages of one device, by fact, stage that makes and stage that reads.
 Near: TypeAlias = dict[tuple[Fact, int, int], dict[Key, Values]]
 
@@ -32,8 +37,12 @@ class Input(ABC):
     """One of the places that values for a stage come from."""
 
     @abstractmethod
-    def take(self, step: StepHeader, microbatch: int) -> Values:
+    def take(self, batch: NetBatches, microbatch: int) -> Values:
         """Return a microbatch's values; waits for them where another device sends."""
+
+    @abstractmethod
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """Give back the memory of a microbatch's values."""
 
 
 class NearInput(Input):
@@ -41,14 +50,19 @@ class NearInput(Input):
 
     Args:
         values: where that stage's op puts them.
+        net: that stage's net.
     """
 
-    def __init__(self, values: dict[Key, Values]) -> None:
+    def __init__(self, values: dict[Key, Values], net: str) -> None:
         self._values = values
+        self._net = net
 
-    def take(self, step: StepHeader, microbatch: int) -> Values:
+    def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`; they are there."""
-        return self._values.pop((step.number, microbatch), ())
+        return self._values.pop((batch[self._net].step.number, microbatch), ())
+
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """See `Input.release`; there is nothing to give back."""
 
 
 class FarInput(Input):
@@ -61,7 +75,8 @@ class FarInput(Input):
         channels: this device's messages.
         fact: what the values are.
         stage: the stage that makes them.
-        num_readers: stages of this device that read them.
+        net: that stage's net.
+        counts: of each stage of this device that reads them, for how many microbatches.
         recorder: notes that a wait is over.
     """
 
@@ -70,38 +85,84 @@ class FarInput(Input):
         channels: PointToPoint,
         fact: Fact,
         stage: int,
-        num_readers: int,
+        net: str,
+        counts: Sequence[int],
         recorder: FlightRecorder,
     ) -> None:
         self._channels = channels
         self._fact = fact
         self._stage = stage
-        self._num_readers = num_readers
+        self._net = net
+        self._counts = counts
         self._recorder = recorder
+        self._locks: dict[Key, threading.Lock] = {}  # of what several readers share
         self._shared: dict[Key, Values] = {}
         self._num_released: dict[Key, int] = {}
 
-    def take(self, step: StepHeader, microbatch: int) -> Values:
+    def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`."""
-        key = step.number, microbatch
-        if key in self._shared:
-            return self._shared[key]
-        values = self._channels.receive(self._fact, self._stage, step, microbatch)
-        self._recorder.resume()
-        if self._num_readers > 1:
-            self._shared[key] = values
-        return values
+        if len(self._counts) == 1:
+            values = self._channels.receive(self._fact, self._stage, batch, microbatch)
+            self._recorder.resume()
+            return values
+        key = batch[self._net].step.number, microbatch
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._shared:
+                values = self._channels.receive(
+                    self._fact, self._stage, batch, microbatch
+                )
+                self._recorder.resume()
+                self._shared[key] = values
+            return tuple(value.clone() for value in self._shared[key])
 
-    def release(self, step: StepHeader, microbatch: int) -> None:
-        """Give back the memory of a microbatch's values."""
-        if self._num_readers > 1:
-            key = step.number, microbatch
-            count = self._num_released.pop(key, 0) + 1
-            if count < self._num_readers:
-                self._num_released[key] = count
-                return
-            self._shared.pop(key, None)
-        self._channels.release(self._fact, self._stage, step, microbatch)
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """See `Input.release`."""
+        if len(self._counts) > 1:
+            key = batch[self._net].step.number, microbatch
+            with self._locks[key]:
+                count = self._num_released.pop(key, 0) + 1
+                if count < sum(microbatch < other for other in self._counts):
+                    self._num_released[key] = count
+                    return
+                del self._shared[key], self._locks[key]
+        self._channels.release(self._fact, self._stage, batch, microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class PartInput(Input):
+    """Some of the values of a message.
+
+    Args:
+        whole: all of them.
+        places: which.
+    """
+
+    whole: FarInput
+    places: Places
+
+    def take(self, batch: NetBatches, microbatch: int) -> Values:
+        """See `Input.take`."""
+        values = self.whole.take(batch, microbatch)
+        return tuple(values[place] for place in self.places)
+
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """See `Input.release`."""
+        self.whole.release(batch, microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One of the ways that results go.
+
+    Args:
+        to: a channel to another device, or where a stage of this device looks.
+        places: which of the results; None for all.
+        count: for how many microbatches they are read.
+    """
+
+    to: Route | dict[Key, Values]
+    places: Places | None
+    count: int
 
 
 class Output:
@@ -109,8 +170,9 @@ class Output:
 
     Args:
         channels: this device's messages.
-        routes: the channels to other devices.
-        near: the places of stages of this device.
+        net: the stage's net.
+        far: to other devices.
+        near: to stages of this device.
         copies: whether values may lie in a buffer that is given back when the op has
             ended, so that a stage here needs copies.
     """
@@ -118,24 +180,47 @@ class Output:
     def __init__(
         self,
         channels: PointToPoint,
-        routes: Sequence[Route],
-        near: Sequence[dict[Key, Values]],
+        net: str,
+        far: Sequence[_Way],
+        near: Sequence[_Way],
         *,
         copies: bool,
     ) -> None:
         self._channels = channels
-        self._routes = routes
+        self._net = net
+        self._far = far
         self._near = near
-        self._copies = copies and bool(near)
+        self._copies = copies
 
-    def put(self, step: StepHeader, microbatch: int, values: Values) -> None:
-        """Hand on what an op made for a microbatch."""
-        for route in self._routes:
-            self._channels.send(route, step, microbatch, values)
-        if self._copies:
-            values = tuple(value.clone() for value in values)
-        for place in self._near:
-            place[step.number, microbatch] = values
+    def put(
+        self, batch: NetBatches, lane: int, microbatch: int, values: Values
+    ) -> None:
+        """Hand on what an op made for a microbatch.
+
+        Args:
+            batch: the batch of each net.
+            lane: the lane that the op is in.
+            microbatch: the microbatch.
+            values: what the op made.
+        """
+        for way in self._far:
+            if microbatch < way.count:
+                assert isinstance(way.to, tuple)
+                self._channels.send(
+                    way.to, lane, batch, microbatch, _picked(values, way.places)
+                )
+        copies = self._copies
+        for way in self._near:
+            if microbatch < way.count:
+                assert isinstance(way.to, dict)
+                key = batch[self._net].step.number, microbatch
+                some = _picked(values, way.places)
+                way.to[key] = tuple(x.clone() for x in some) if copies else some
+                copies = True  # a stage may change what it reads in place
+
+
+def _picked(values: Values, places: Places | None) -> Values:
+    return values if places is None else tuple(values[place] for place in places)
 
 
 class InputMaker:
@@ -143,6 +228,7 @@ class InputMaker:
 
     Args:
         program: says which stages follow each other, and where they live.
+        wiring: which values go along each flow.
         device: this worker's.
         channels: its messages.
         recorder: notes that waits are over.
@@ -151,69 +237,136 @@ class InputMaker:
     def __init__(
         self,
         program: Program,
+        wiring: Wiring,
         device: int,
         channels: PointToPoint,
         recorder: FlightRecorder,
     ) -> None:
         self._program = program
+        self._wiring = wiring
         self._device = device
         self._channels = channels
         self._recorder = recorder
         self._near: Near = {}
         self._far: dict[tuple[Fact, int], FarInput] = {}
 
-    def outputs_of(self, sources: Sequence[int], stage: int) -> list[Input]:
-        """Return where a stage's inputs come from: outputs of the stages before."""
-        return [self._input(Fact.OUTPUT, source, stage) for source in sources]
+    def output_of(self, source: int, stage: int) -> Input:
+        """Return where a stage finds the outputs of another one."""
+        return self._input(Fact.OUTPUT, source, stage)
 
-    def gradients_of(self, stage: int) -> list[Input]:
-        """Return where the gradients of a stage's outputs come from."""
-        targets = self._program.gradient_targets[stage]
-        return [self._input(Fact.INPUT_GRAD, target, stage) for target in targets]
+    def gathered_of(self, source: int, stage: int) -> Input:
+        """Return where a stage's loss finds gathered outputs."""
+        return self._input(Fact.GATHERED, source, stage)
+
+    def gradient_of(self, target: int, stage: int) -> Input:
+        """Return where a stage finds the gradients that another one made."""
+        return self._input(Fact.INPUT_GRAD, target, stage)
+
+    def loss_gradient(self, stage: int) -> dict[Key, Values]:
+        """Return where the loss over a whole batch leaves gradients for a stage."""
+        return self._near.setdefault((Fact.LOSS_GRAD, stage, stage), {})
+
+    def own_output(self, stage: int) -> Input:
+        """Return where op G finds a stage's outputs."""
+        return self._input(Fact.OUTPUT, stage, _OP_G)
 
     def output(self, stage: int, *, copies: bool) -> Output:
         """Return where a stage's outputs go."""
-        targets = self._program.targets[stage]
-        return self._output(Fact.OUTPUT, stage, targets, copies=copies)
+        program = self._program
+        readers = [*self._readers(Fact.OUTPUT, stage)]
+        if stage in program.loss_stages and not program.gathers(stage):
+            readers.append(stage)
+        if stage in program.gathered_stages:
+            readers.append(_OP_G)
+        return self._output(Fact.OUTPUT, stage, readers, copies=copies)
+
+    def gathered(self, stage: int) -> Output:
+        """Return where a stage's gathered outputs go."""
+        read = (*self._program.targets[stage], stage)
+        readers = [x for x in sorted({*read}) if self._reads_gathered(x, stage)]
+        return self._output(Fact.GATHERED, stage, readers, copies=False)
 
     def gradient(self, stage: int) -> Output:
         """Return where the gradients of a stage's inputs go."""
-        sources = [
-            source
-            for source in self._program.sources[stage]
-            if self._program.stages[source].trainable
-        ]
+        sources = self._readers(Fact.INPUT_GRAD, stage)
         return self._output(Fact.INPUT_GRAD, stage, sources, copies=True)
 
+    def _reads_gathered(self, reader: int, stage: int) -> bool:
+        program = self._program
+        return program.gathers(reader) and stage in program.loss_inputs(reader)
+
+    def _readers(self, fact: Fact, maker: int) -> Sequence[int]:
+        program = self._program
+        if fact is Fact.INPUT_GRAD:
+            return [s for s in program.sources[maker] if program.stages[s].trainable]
+        gathered = fact is Fact.GATHERED
+        return [
+            target
+            for target in program.targets[maker]
+            if self._reads_gathered(target, maker) is gathered
+        ]
+
+    def _places(self, fact: Fact, maker: int, readers: Sequence[int]) -> Places | None:
+        if fact is Fact.GATHERED or readers[0] in (maker, _OP_G):
+            return None
+        if fact is Fact.INPUT_GRAD:
+            return self._wiring.returned(maker, readers)
+        return self._wiring.sent(maker, readers)
+
     def _input(self, fact: Fact, maker: int, reader: int) -> Input:
-        if self._program.stages[maker].device == self._device:
-            return NearInput(self._near.setdefault((fact, maker, reader), {}))
+        program, net = self._program, self._program.stages[maker].net
+        if program.stages[maker].device == self._device:
+            return NearInput(self._near.setdefault((fact, maker, reader), {}), net)
+        readers = [
+            other
+            for other in self._readers(fact, maker)
+            if program.stages[other].device == self._device
+        ]
         if (fact, maker) not in self._far:
-            others = (
-                self._program.targets[maker]
-                if fact is Fact.OUTPUT
-                else self._program.sources[maker]
-            )
-            num_readers = sum(
-                self._program.stages[other].device == self._device for other in others
-            )
+            counts = [self._count(fact, maker, other) for other in readers]
             self._far[fact, maker] = FarInput(
-                self._channels, fact, maker, num_readers, self._recorder
+                self._channels, fact, maker, net, counts, self._recorder
             )
-        return self._far[fact, maker]
+        whole = self._far[fact, maker]
+        sent = self._places(fact, maker, readers)
+        own = self._places(fact, maker, [reader])
+        if sent is None or own is None or sent == own:
+            return whole
+        return PartInput(whole, tuple(sent.index(place) for place in own))
+
+    def _count(self, fact: Fact, maker: int, reader: int) -> int:
+        """Return for how many of the maker's microbatches a stage reads the values."""
+        if fact is Fact.GATHERED:
+            return 1
+        own = self._program.num_microbatches_of(maker)
+        if fact is Fact.OUTPUT:
+            return own
+        return min(own, self._program.num_microbatches_of(reader))
 
     def _output(
         self, fact: Fact, maker: int, readers: Sequence[int], *, copies: bool
     ) -> Output:
-        devices = [self._program.stages[reader].device for reader in readers]
-        routes = [
-            (fact, maker, device)
-            for device in dict.fromkeys(devices)
+        by_device: dict[int, list[int]] = {}
+        for reader in readers:
+            own = self._device if reader == _OP_G else None
+            device = self._program.stages[reader].device if own is None else own
+            by_device.setdefault(device, []).append(reader)
+        far = [
+            _Way(
+                (fact, maker, device),
+                self._places(fact, maker, stages),
+                max(self._count(fact, maker, stage) for stage in stages),
+            )
+            for device, stages in by_device.items()
             if device != self._device
         ]
         near = [
-            self._near.setdefault((fact, maker, reader), {})
-            for reader, device in zip(readers, devices, strict=True)
-            if device == self._device
+            _Way(
+                self._near.setdefault((fact, maker, reader), {}),
+                self._places(fact, maker, [reader]),
+                self._count(fact, maker, reader),
+            )
+            for reader in by_device.get(self._device, ())
         ]
-        return Output(self._channels, routes, near, copies=copies)
+        net = self._program.stages[maker].net
+        return Output(self._channels, net, far, near, copies=copies)

@@ -32,6 +32,7 @@ class Results:
     """Sums the losses over microbatches and replicas, and hands them round.
 
     Args:
+        net: the net whose losses they are.
         ranks: of each device in this replica.
         last_device: where the last stage lives.
         device: this worker's.
@@ -43,6 +44,7 @@ class Results:
 
     def __init__(
         self,
+        net: str,
         ranks: Sequence[int],
         last_device: int,
         device: int,
@@ -52,6 +54,7 @@ class Results:
         *,
         timeout_s: float,
     ) -> None:
+        self._key = f"{_KEY} of {net}"
         self._group = group
         self._store = store
         self._timeout_s = timeout_s
@@ -62,9 +65,11 @@ class Results:
         self._named: dict[int, dict[str, float]] = {}  # until they are asked for
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
-        self._channel = Channel(f"results>{device}", ranks[last_device], ranks[device])
+        self._channel = Channel(
+            f"results of {net}>{device}", ranks[last_device], ranks[device]
+        )
         for other, rank in enumerate(ranks):
-            channel = Channel(f"results>{other}", ranks[last_device], rank)
+            channel = Channel(f"results of {net}>{other}", ranks[last_device], rank)
             if other == last_device:
                 continue
             if device == last_device:
@@ -90,7 +95,7 @@ class Results:
         """
         if not self._names:
             self._names = list(next(iter(losses.values())))
-            self._store.set(_KEY, json.dumps(self._names))
+            self._store.set(self._key, json.dumps(self._names))
         names = self._names
         for microbatch, named in losses.items():
             if list(named) != names:
@@ -145,7 +150,7 @@ class Results:
         if not self._names:
             what = "the names of the losses"
             told = wait_for_value(
-                self._store, self._channel, _KEY, what, self._timeout_s
+                self._store, self._channel, self._key, what, self._timeout_s
             )
             self._names = json.loads(told)
         schema = self._made_schema()

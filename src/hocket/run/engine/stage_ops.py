@@ -6,14 +6,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 
 from torch import Tensor
 
 from hocket.core.program import Program
-from hocket.run.comm.step_header import StepHeader
-from hocket.run.data.step_batch import StepBatch
-from hocket.run.device.stopwatch import Stopwatch
-from hocket.run.engine.ports import FarInput, Input, InputMaker
+from hocket.run.data.step_batch import NetBatches
+from hocket.run.engine.batch_loss import BatchLoss, Gather
+from hocket.run.engine.op_timer import OpTimer
+from hocket.run.engine.ports import Input, InputMaker, NearInput, Values
+from hocket.run.engine.wiring import Wiring
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.split.splitter import Remainder
 
@@ -28,7 +30,7 @@ class _Waiting:
     """
 
     remainder: Remainder
-    held: tuple[FarInput, ...]
+    held: tuple[Input, ...]
 
 
 class StageOps:
@@ -38,11 +40,15 @@ class StageOps:
         number: the stage.
         runner: its module.
         program: says which stages come before and behind it.
+        wiring: which values go along each flow.
         maker: makes the ways in and out.
         evaluates: forwards keep nothing.
 
     Attributes:
-        makes_loss: whether its forwards make the loss.
+        net: the stage's net.
+        loss: op L; None where the loss is part of F, or there is none.
+        gather: op G, where the stage has one.
+        makes_loss: whether its forwards make a loss.
     """
 
     def __init__(
@@ -50,18 +56,31 @@ class StageOps:
         number: int,
         runner: StageRunner,
         program: Program,
+        wiring: Wiring,
         maker: InputMaker,
         *,
         evaluates: bool,
     ) -> None:
         self._runner = runner
+        self.net = program.stages[number].net
         keeps = program.stages[number].trainable and not evaluates
         self._keeps = keeps
-        self._is_last = not program.targets[number]
+        self._is_last = evaluates and not program.targets[number]
         self.makes_loss = runner.loss is not None
-        self._inputs = maker.outputs_of(program.sources[number], number)
+        self.loss: BatchLoss | None = None
+        self.gather: Gather | None = None
+        self._inputs = [
+            maker.output_of(source, number)
+            for source in _in_order(program, number)
+            if source not in program.loss_inputs(number)
+        ]
         self._outputs = maker.output(number, copies=not keeps)
-        self._gradient_inputs = maker.gradients_of(number)
+        targets = program.gradient_targets[number]
+        self._gradient_inputs = [maker.gradient_of(one, number) for one in targets]
+        if keeps and number in program.loss_stages:
+            near = maker.loss_gradient(number)
+            self._gradient_inputs = [NearInput(near, self.net)]
+        self._wanted = [wiring.wanted(number, target) for target in targets]
         self._gradient_outputs = maker.gradient(number)
         self._received_from = _far(self._inputs)
         self._gradients_from = _far(self._gradient_inputs)
@@ -76,23 +95,23 @@ class StageOps:
         self._lock = threading.RLock()
 
     def forward(
-        self, work: StepBatch, index: int, watch: Stopwatch, i: int, *, splits: bool
+        self, batch: NetBatches, index: int, timer: OpTimer, *, splits: bool
     ) -> None:
         """Play F.
 
         Args:
-            work: the batch.
+            batch: the batch of each net.
             index: the microbatch's number in the schedule.
-            watch: takes the op's time.
-            i: the op's number in the lane.
+            timer: takes the op's time.
             splits: whether I and W follow, and not B.
         """
+        work = batch[self.net]
         step = work.step
-        received = _taken(self._inputs, step, index)
+        received = _taken(self._inputs, batch, index)
         if splits:
             self._received[step.number, index] = received
         with self._lock:
-            watch.start(i)
+            timer.start()
             values = self._runner.forward(
                 step.number,
                 work.number(index),
@@ -101,53 +120,51 @@ class StageOps:
                 work.share(index) * work.loss_scale,
                 splits=splits,
             )
-            watch.end(i)
-        self._outputs.put(step, index, values)
+            timer.end()
+        self._outputs.put(batch, timer.lane, index, values)
         if not self._keeps:
-            _release(self._received_from, step, index)  # no backward will do so
+            _release(self._received_from, batch, index)  # no backward will do so
 
-    def evaluate(self, work: StepBatch, index: int, watch: Stopwatch, i: int) -> object:
+    def evaluate(self, batch: NetBatches, index: int, timer: OpTimer) -> object:
         """Play F without a backward.
 
         Returns:
             The model's output, from its last stage; None from others.
         """
-        received = _taken(self._inputs, work.step, index)
-        watch.start(i)
-        values = self._runner.evaluate(work.microbatches[index], received)
-        watch.end(i)
+        received = _taken(self._inputs, batch, index)
+        timer.start()
+        values = self._runner.evaluate(batch[self.net].microbatches[index], received)
+        timer.end()
         if not self._is_last:
-            self._outputs.put(work.step, index, values)
-        _release(self._received_from, work.step, index)
+            self._outputs.put(batch, timer.lane, index, values)
+        _release(self._received_from, batch, index)
         return values if self._is_last else None
 
-    def backward(self, work: StepBatch, index: int, watch: Stopwatch, i: int) -> None:
+    def backward(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play B."""
-        step = work.step
-        grads = _taken(self._gradient_inputs, step, index)
+        work = batch[self.net]
+        grads = self._gradients(batch, index)
         with self._lock:
-            watch.start(i)
-            values = self._runner.backward(step.number, work.number(index), grads)
-            watch.end(i)
-        _release(self._gradients_from, step, index)
-        self._gradient_outputs.put(step, index, values)
-        _release(self._received_from, step, index)
+            timer.start()
+            values = self._runner.backward(work.step.number, work.number(index), grads)
+            timer.end()
+        _release(self._gradients_from, batch, index)
+        self._put_gradients(batch, index, timer, values)
+        _release(self._received_from, batch, index)
 
-    def input_gradients(
-        self, work: StepBatch, index: int, watch: Stopwatch, i: int
-    ) -> None:
+    def input_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play I; inputs that W does not read are given back at once."""
-        step = work.step
-        grads = _taken(self._gradient_inputs, step, index)
+        work = batch[self.net]
+        grads = self._gradients(batch, index)
         with self._lock:
-            watch.start(i)
+            timer.start()
             values, remainder = self._runner.input_gradients(
-                step.number, work.number(index), grads
+                work.step.number, work.number(index), grads
             )
-            watch.end(i)
-        self._gradient_outputs.put(step, index, values)
-        key = step.number, index
-        held: list[FarInput] = []
+            timer.end()
+        self._put_gradients(batch, index, timer, values)
+        key = work.step.number, index
+        held: list[Input] = []
         for inputs, tensors in (
             (self._gradients_from, grads),
             (self._received_from, self._received.pop(key)),
@@ -155,32 +172,57 @@ class StageOps:
             if inputs and remainder.holds(tensors):
                 held += inputs
             else:
-                _release(inputs, step, index)
+                _release(inputs, batch, index)
         self._waiting[key] = _Waiting(remainder, tuple(held))
 
-    def weight_gradients(
-        self, work: StepBatch, index: int, watch: Stopwatch, i: int
-    ) -> None:
+    def weight_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play W."""
-        waiting = self._waiting.pop((work.step.number, index))
-        watch.start(i)
+        waiting = self._waiting.pop((batch[self.net].step.number, index))
+        timer.start()
         waiting.remainder.finish()
-        watch.end(i)
-        _release(waiting.held, work.step, index)
+        timer.end()
+        _release(waiting.held, batch, index)
+
+    def _gradients(self, batch: NetBatches, index: int) -> Sequence[Tensor]:
+        """Return the gradients of the stage's outputs, added up over their readers."""
+        if len(self._gradient_inputs) < 2:
+            return _taken(self._gradient_inputs, batch, index)
+        sums: dict[int, Tensor] = {}
+        for one, wanted in zip(self._gradient_inputs, self._wanted, strict=True):
+            values = one.take(batch, index)
+            places = range(len(values)) if wanted is None else wanted
+            for place, value in zip(places, values, strict=True):
+                sums[place] = sums[place] + value if place in sums else value
+        return [value for _, value in sorted(sums.items(), key=itemgetter(0))]
+
+    def _put_gradients(
+        self, batch: NetBatches, index: int, timer: OpTimer, values: Values
+    ) -> None:
+        if self.loss is not None:
+            values = (*values, *self.loss.gradients_of_others(batch, index))
+        self._gradient_outputs.put(batch, timer.lane, index, values)
 
 
-def _far(inputs: Sequence[Input]) -> list[FarInput]:
+def _in_order(program: Program, number: int) -> list[int]:
+    """Return the sources of a stage: those of its net, ascending, then others."""
+    net = program.stages[number].net
+    sources = program.sources[number]
+    own = sorted(source for source in sources if program.stages[source].net == net)
+    return [*own, *(source for source in sources if source not in own)]
+
+
+def _far(inputs: Sequence[Input]) -> list[Input]:
     """Return the inputs whose memory must be given back."""
-    return [one for one in inputs if isinstance(one, FarInput)]
+    return [one for one in inputs if not isinstance(one, NearInput)]
 
 
-def _release(inputs: Sequence[FarInput], step: StepHeader, index: int) -> None:
+def _release(inputs: Sequence[Input], batch: NetBatches, index: int) -> None:
     for one in inputs:
-        one.release(step, index)
+        one.release(batch, index)
 
 
-def _taken(inputs: Sequence[Input], step: StepHeader, index: int) -> Sequence[Tensor]:
+def _taken(inputs: Sequence[Input], batch: NetBatches, index: int) -> Sequence[Tensor]:
     """Take a microbatch's values from all inputs, in their order."""
     if len(inputs) == 1:
-        return inputs[0].take(step, index)
-    return tuple(value for one in inputs for value in one.take(step, index))
+        return inputs[0].take(batch, index)
+    return tuple(value for one in inputs for value in one.take(batch, index))

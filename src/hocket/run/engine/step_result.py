@@ -14,13 +14,15 @@ class StepResult:
     Args:
         step: numbered from 0 over the life of the pipeline.
         loss: what is trained, the mean over all samples of the step.
-        losses: every scalar that the loss function names, likewise.
+        losses: every scalar that the loss function names, likewise. Of several nets,
+            those of one name are added up.
         num_samples: of all its batches, over all replicas.
         seconds: the step took on this worker.
         bubble_fraction: the share of them in which this worker's lane did not work.
         peak_bytes: the most memory that this worker has held so far (on the GPU, or
             the process's resident set on a CPU).
         gradient_status: of its gradients.
+        losses_of: each net's losses by name.
     """
 
     step: int
@@ -31,6 +33,7 @@ class StepResult:
     bubble_fraction: float
     peak_bytes: int
     gradient_status: PendingGradientStatus = field(repr=False, compare=False)
+    losses_of: dict[str, dict[str, float]] = field(repr=False, default_factory=dict)
 
     @property
     def grad_norm(self) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hocket.run.comm.step_header import ReplicaCheck
-from hocket.run.data.step_batch import StepBatch
+from hocket.run.data.step_batch import NetBatches, StepBatch, first_of
 from hocket.run.engine.gate import Finish, Gate
 from hocket.run.engine.results import Results
 from hocket.run.stage.runner import StageRunner
@@ -49,7 +49,7 @@ class NoSync:
         """Called when a lane comes to an update; whether the update is made."""
         raise AssertionError("an update without gates")
 
-    def close(self, batch: Mapping[str, StepBatch], finish: Finish) -> None:
+    def close(self, batches: NetBatches, finish: Finish) -> None:
         """Called when a step is over that does not overlap with others."""
 
 
@@ -58,12 +58,12 @@ class _Step:
     """A step under way.
 
     Args:
-        shares: each microbatch's share of the step, by samples.
-        has_posted_losses: whether this worker has, if it holds the last stage.
+        shares: of each net, each microbatch's share of the step, by samples.
+        posted: the nets whose losses this worker has posted.
     """
 
-    shares: dict[int, float] = field(default_factory=dict)
-    has_posted_losses: bool = False
+    shares: dict[str, dict[int, float]] = field(default_factory=dict)
+    posted: set[str] = field(default_factory=set)
 
 
 class StepSync(NoSync):
@@ -71,11 +71,11 @@ class StepSync(NoSync):
 
     Args:
         runners: this device's stages.
-        last_stage: the stage that makes the losses; not always this device's.
-        results: broadcasts the losses.
+        ends: of those that make losses, their nets.
+        results: broadcasts the losses of each net that has any.
         replicas: sees that all replicas have the same batches; None without replicas.
         gates: the gates of this program, in one order on all workers.
-        gate_of: the gate of each of this device's stages.
+        gate_of: the gate of each of this device's trained stages.
         everyone: adds up the norms of all gradients; None where one gate does.
         norms: the norms that this worker's gates have seen, by step.
     """
@@ -83,16 +83,16 @@ class StepSync(NoSync):
     def __init__(
         self,
         runners: Mapping[int, StageRunner],
-        last_stage: int,
-        results: Results,
+        ends: Mapping[int, str],
+        results: Mapping[str, Results],
         replicas: ReplicaCheck | None,
         gates: Sequence[Gate],
         gate_of: Mapping[int, Gate],
         everyone: Gradients | None,
         norms: Norms,
     ) -> None:
-        self._last = runners.get(last_stage)
-        self._last_stage = last_stage
+        self._runners = runners
+        self._ends = ends
         self._results = results
         self._replicas = replicas
         self._gates = gates
@@ -102,11 +102,11 @@ class StepSync(NoSync):
         self._steps: dict[int, _Step] = {}
         self._status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
-    def begin(self, batch: Mapping[str, StepBatch]) -> None:
-        """Begin a batch, before its first op; a step may take several."""
-        for work in batch.values():
+    def begin(self, batches: NetBatches) -> None:
+        """Begin a batch of each net, before its first op; a step may take several."""
+        for net, work in batches.items():
             step = self._steps.setdefault(work.step.number, _Step())
-            step.shares |= work.shares()
+            step.shares.setdefault(net, {}).update(work.shares())
             if self._replicas is not None:
                 self._replicas.begin(work.step)
 
@@ -116,18 +116,27 @@ class StepSync(NoSync):
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
         """
-        assert self._last is not None
         if work.closes:
-            number = work.step.number
-            shares = self._steps[number].shares
-            self._results.begin(number, self._last.losses.read(), shares)
+            number, net = work.step.number, self._ends[stage]
+            losses = self._runners[stage].losses.read(number)
+            shares = self._steps[number].shares[net]
+            if len(losses) < len(shares):  # one over the whole batch
+                shares = dict.fromkeys(losses, sum(shares.values()))
+            self._results[net].begin(number, losses, shares)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""
-        number = work.step.number
-        if stage == self._last_stage and self._results.is_ready(number):
-            self._results.post(number)
-            self._steps[number].has_posted_losses = True
+        net, number = self._ends.get(stage), work.step.number
+        if net is None or number != min(self._steps):  # losses are posted in order
+            return
+        if self._results[net].is_ready(number):
+            self._post_losses(net, number)
+
+    def _post_losses(self, net: str, number: int) -> None:
+        posted = self._steps[number].posted
+        if net not in posted:
+            self._results[net].post(number)
+            posted.add(net)
 
     def after_gradients(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_gradients`; the gate may post its norms early."""
@@ -144,30 +153,30 @@ class StepSync(NoSync):
         number = work.step.number
         if self._replicas is not None:
             self._replicas.finish(number)
-        step = self._steps[number]
-        if stage == self._last_stage and not step.has_posted_losses:
-            self._results.post(number)
-            step.has_posted_losses = True
+        if stage in self._ends:
+            self._post_losses(self._ends[stage], number)
         finish(stage)
         return self._gate_of[stage].enter(stage, number, finish)
 
-    def close(self, batch: Mapping[str, StepBatch], finish: Finish) -> None:
+    def close(self, batches: NetBatches, finish: Finish) -> None:
         """See `NoSync.close`; workers without updates raise what all raise.
 
         Raises:
             NonFiniteError: a gradient is not finite; every worker raises it.
             WaitError: another worker did not come.
         """
-        work = next(iter(batch.values()))
+        work = first_of(batches)
         if work.closes:
             for gate in self._gates:
                 gate.close(work.step.number, finish)
 
-    def end(self, number: int) -> tuple[dict[str, float], PendingGradientStatus]:
+    def end(
+        self, number: int
+    ) -> tuple[dict[str, dict[str, float]], PendingGradientStatus]:
         """End a step that is over on this worker; every worker calls it, step by step.
 
         Returns:
-            The step's losses, and the status of its gradients.
+            The step's losses by net, and the status of its gradients.
 
         Raises:
             WaitError: another worker did not post.
@@ -177,13 +186,14 @@ class StepSync(NoSync):
         if self._everyone is None:
             (gate,) = self._gates
             self._status = gate.status
-            return self._results.finish(number), self._status
-        _ = self._status.status  # read before the next is posted
-        self._everyone.post(
-            number, self._everyone.no_norms() if norms is None else norms
-        )
-        self._status = PendingGradientStatus(number, self._everyone.wait)
-        return self._results.finish(number), self._status
+        else:
+            _ = self._status.status  # read before the next is posted
+            self._everyone.post(
+                number, self._everyone.no_norms() if norms is None else norms
+            )
+            self._status = PendingGradientStatus(number, self._everyone.wait)
+        losses = {net: one.finish(number) for net, one in self._results.items()}
+        return losses, self._status
 
     def give_up(self) -> None:
         """End the wait for others: the pipeline ends."""

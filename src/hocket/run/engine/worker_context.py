@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from hocket.core.schedule import Schedule
 from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import World
@@ -90,10 +89,12 @@ class WorkerContext:
             timeout_s=self.timeout_s,
         )
 
-    def results(self, schedule: Schedule, replicas: WorkerGroup | None) -> Results:
-        """What hands round the losses, which the last stage's device knows."""
-        last_device = schedule.program.stages[-1].device
+    def results(
+        self, net: str, last_device: int, replicas: WorkerGroup | None
+    ) -> Results:
+        """Make what broadcasts the losses of a net, which its last stage makes."""
         return Results(
+            net,
             self.layout.ranks,
             last_device,
             self.layout.device,

@@ -32,7 +32,7 @@ class LossValues:
         self._stage = stage
         self._at_once = at_once
         self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._values: dict[int, dict[str, float]] = {}
+        self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
 
     def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
         """Keep the losses of one microbatch.
@@ -51,16 +51,21 @@ class LossValues:
             for name, value in named.items()
         }
 
-    def read(self) -> dict[int, dict[str, float]]:
-        """Return all losses since the last call, by microbatch and name.
+    def read(self, step: int | None = None) -> dict[int, dict[str, float]]:
+        """Return what was taken by microbatch and name, and forget it.
+
+        Args:
+            step: whose losses are read; those of all steps when not given.
 
         Raises:
             NonFiniteError: the loss to train is not finite for a microbatch; names the
                 first.
         """
         self._read_together()
+        if step is not None:
+            return self._values.pop(step, {})
         values, self._values = self._values, {}
-        return values
+        return {i: named for of_step in values.values() for i, named in of_step.items()}
 
     def clear(self) -> None:
         """Drop the losses that were kept."""
@@ -83,4 +88,4 @@ class LossValues:
                 f"the loss is {total} at step {step}, stage {self._stage}, "
                 f"microbatch {index}; no weights were updated from it"
             )
-        self._values[index] = values
+        self._values.setdefault(step, {})[index] = values

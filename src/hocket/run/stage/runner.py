@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import compress
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule
@@ -22,6 +23,7 @@ from hocket.run.stage.batch_loss_check import check_mean
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.splitter import ByCompiled
 from hocket.run.stage.loss_values import LossValues
+from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
 from hocket.run.stage.seed import layers_seeded
@@ -61,6 +63,27 @@ class _SavedForward:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Which values of a stage want a gradient.
+
+    Args:
+        takes: of each input, whether its gradient is computed.
+        gives: of each output, whether a gradient of it is given.
+    """
+
+    takes: tuple[bool, ...]
+    gives: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, module: StageModule) -> Gradients:
+        """Find out what a model wants that is trained as it is."""
+        return cls(
+            tuple(value.requires_grad for value in module.inputs),
+            tuple(value.requires_grad for value in module.outputs),
+        )
+
+
 class StageRunner:
     """Runs one stage for any microbatch, in any order.
 
@@ -76,15 +99,21 @@ class StageRunner:
         precision: the type that forwards and losses compute in.
         recomputes: keep nothing of a forward but its input, and run it once more in
             the backward; to the same result, bit for bit.
-        splits: how backwards are split into I and W, if they are.
-        checks_loss: whether to check that the loss is a mean over samples, since each
-            microbatch is only a part of the batch.
+        splits: how backwards are taken apart, where they are.
+        checks_loss: whether the loss must be a mean over samples, for each microbatch
+            is only a part of the batch.
+        trainable: whether it has backwards.
+        training: whether it runs in training mode, where nothing is evaluated.
+        gradients: which inputs and outputs want a gradient; found out from the module
+            when not given.
+        others: what the loss reads of other nets, behind the targets; or, in a stage
+            without a loss, what comes before the batch's own tensors.
 
     Attributes:
-        losses: the losses of the forwards since they were last read, on a net's last
-            stage.
-        live: what forwards have saved for their backwards, by step and microbatch.
-        versions: the versions of the weights, if forwards read old ones.
+        losses: of the forwards since they were last read; of the net's last stage.
+        live: what waits for its backward, by step and microbatch.
+        versions: of the weights, where forwards read old ones.
+        batch_loss: of the net's last stage, where the loss is over the whole batch.
     """
 
     def __init__(
@@ -101,6 +130,10 @@ class StageRunner:
         recomputes: bool = False,
         splits: SplitBy = SplitBy.LAYERS,
         checks_loss: bool = False,
+        trainable: bool = True,
+        training: bool = True,
+        gradients: Gradients | None = None,
+        others: Sequence[NetOutput] = (),
     ) -> None:
         self.number = number
         self.module = module
@@ -113,10 +146,18 @@ class StageRunner:
         self.losses = LossValues(number, at_once=device.type == "cpu")
         self.live: dict[tuple[int, int], _SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
-        self._takes_grad = tuple(value.requires_grad for value in module.inputs)
-        self._trains = any(p.requires_grad for p in module.parameters())
-        self._gives_grad = tuple(value.requires_grad for value in module.outputs)
-        self._has_backward = self._trains or any(self._takes_grad)
+        self.batch_loss: LossFunction | None = None
+        gradients = Gradients.of(module) if gradients is None else gradients
+        self._takes_grad = gradients.takes
+        self._gives_grad = gradients.gives
+        self._trains = trainable and any(p.requires_grad for p in module.parameters())
+        self._has_backward = self._trains or (trainable and any(self._takes_grad))
+        self._others = others
+        self._ends_net = loss is None and module.index == module.num_stages - 1
+        self._grad_mode: Callable[[], AbstractContextManager[object]] = (
+            nullcontext if trainable else torch.no_grad
+        )
+        self.training = training
         recomputes = recomputes and self._has_backward
         self._replayer = Replayer(module, device) if recomputes else None
         self._splits = splits
@@ -171,9 +212,9 @@ class StageRunner:
                 it is no mean over samples, or the stage cannot have old weights.
         """
         given = ForwardInputs(microbatch, tuple(received), weight)
-        if self.versions is not None and not self._is_tried:
+        if self.versions is not None and self._has_backward and not self._is_tried:
             self._try(given, self.versions.delay)
-        with self._weights_of(step), self._seeded(step, index):
+        with self._grad_mode(), self._weights_of(step), self._seeded(step, index):
             return self._forward(given, (step, index), splits=splits)
 
     def backward(
@@ -223,7 +264,7 @@ class StageRunner:
         self, microbatch: Microbatch, received: Sequence[Tensor]
     ) -> tuple[Tensor, ...] | Any:
         """Run the forward alone; the last stage returns the model's own output."""
-        return self._call(received, microbatch)
+        return self._call(*self._parted(received), microbatch)
 
     def _forward(
         self, given: ForwardInputs, now: tuple[int, int], *, splits: bool
@@ -251,7 +292,9 @@ class StageRunner:
         try:
             check_stale_weights(
                 self.module,
-                lambda: self._call(self._inputs(given), given.microbatch),
+                lambda: self._call(
+                    *self._parted(self._inputs(given)), given.microbatch
+                ),
                 device=self.device,
                 delay=delay,
             )
@@ -314,21 +357,25 @@ class StageRunner:
         """
         inputs = self._inputs(given)
         splitter = self._made_splitter() if splits else None
-        out = self._call(inputs, given.microbatch, splitter)
+        own, others = self._parted(inputs)
+        out = self._call(own, others, given.microbatch, splitter)
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss is None:
-            giving = tuple(compress(out, self._gives_grad))
+            sent = tuple(pytree.tree_leaves(out)) if self._ends_net else out
+            giving = tuple(compress(sent, self._gives_grad))
             depends = tuple(value.requires_grad for value in giving)
             edges = tuple(map(get_gradient_edge, compress(giving, depends)))
-            sent = tuple(value.detach() for value in out)
+            sent = tuple(value.detach() for value in sent)
             return _SavedForward(leaves, edges, depends=depends), sent
-        named = self.loss_of(out, given.microbatch.targets)
+        named = self.loss_of(
+            out, given.microbatch.targets, *rebuilt(others, self._others)
+        )
         if self._checks_loss:
-            self._check_loss(out, given.microbatch)
+            self._check_loss(out, given.microbatch, rebuilt(others, self._others))
         if now is not None:
             self.losses.take(*now, named)
         total = named[TOTAL]
-        if not total.requires_grad and (leaves or self._trains):
+        if self._has_backward and not total.requires_grad:
             raise ModelError(
                 "the loss does not depend on any weight: it was detached, or made "
                 "from numbers (.item()), so nothing would be trained"
@@ -337,32 +384,56 @@ class StageRunner:
             leaves, (total,), (torch.full_like(total, given.weight),)
         ), ()
 
-    def _check_loss(self, output: Any, microbatch: Microbatch) -> None:
-        """Check, once, that microbatches' losses add up to the batch's."""
+    def _check_loss(
+        self, output: Any, microbatch: Microbatch, others: Sequence[Any]
+    ) -> None:
+        """See that microbatches' losses add up to the batch's, once."""
         assert self.loss is not None
         check_mean(
             self.loss,
-            self.loss_of,
-            output,
+            lambda outputs, targets: self.loss_of(outputs[0], targets, *outputs[1:]),
+            (output, *others),
             microbatch.targets,
             microbatch.num_samples,
             device=self.device,
         )
         self._checks_loss = False
 
-    def loss_of(self, output: Any, targets: Any) -> dict[str, Tensor]:
-        """Return the named losses of the model's output for one microbatch."""
-        assert self.loss is not None
+    def loss_of(self, output: Any, targets: Any, *others: Any) -> dict[str, Tensor]:
+        """Return the named losses of what the model returned.
+
+        Args:
+            output: of this net.
+            targets: as the loss takes them.
+            others: outputs of other nets.
+        """
+        loss = self.loss or self.batch_loss
+        assert loss is not None
         with self._autocast:
-            return losses_of(self.loss, output, targets)
+            return losses_of(
+                lambda out, aims: loss(out, aims, *others), output, targets
+            )
+
+    def _parted(
+        self, inputs: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Part what came from stages of this net and what came from others."""
+        if not self._others:
+            return inputs, ()
+        num_own = len(self.module.inputs)
+        return inputs[:num_own], inputs[num_own:]
 
     def _call(
         self,
         received: Sequence[Tensor],
+        others: Sequence[Tensor],
         microbatch: Microbatch,
         splitter: Splitter | None = None,
     ) -> Any:
-        own = [microbatch.leaves[i] for i in self.module.batch_inputs]
+        leaves: Sequence[Any] = microbatch.leaves
+        if others and self.loss is None:
+            leaves = (*others, *leaves)
+        own = [leaves[i] for i in self.module.batch_inputs]
         with self._autocast:
             if splitter is None:
                 return self.module(*received, *own)

@@ -163,7 +163,7 @@ def cut_and_measure(
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
     boundaries = _boundaries(known, program, config.cut_names)
-    modules = cut(known.captured, boundaries)
+    modules = cut(known.captured, boundaries, program.flows)
     messages = measure_messages(world, context.transport)
     costs = stage_costs(
         known.profile,

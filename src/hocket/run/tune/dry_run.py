@@ -46,6 +46,7 @@ from hocket.run.engine.play_plan import Portion, plan_to_play
 from hocket.run.engine.player import Player
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.timeline import gather_timeline
+from hocket.run.engine.wiring import wire_one_net
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
@@ -101,6 +102,7 @@ def dry_run(
             on_error=watch.on_error,
             prefix="dry run ",
             lanes=context.lanes,
+            wiring=wire_one_net(schedule.program, modules),
         )
         batch = _batch(microbatch, order.program)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)

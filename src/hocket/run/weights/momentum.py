@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +56,51 @@ class Momentum:
         m = self.at(step)
         for name, parameter in own.items():
             parameter.mul_(m).add_(followed[name], alpha=1.0 - m)
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Weights that follow others.
+
+    Args:
+        momentum: how.
+        own: its parameters, by name.
+        followed: parameters of the same names.
+    """
+
+    momentum: Momentum
+    own: Mapping[str, Tensor]
+    followed: Mapping[str, Tensor]
+
+    def update(self, step: int) -> None:
+        """Move them, once those that they follow are updated."""
+        self.momentum.update(step, self.own, self.followed)
+
+
+def follow(
+    momentum: Momentum,
+    own: Mapping[str, Tensor],
+    held: Mapping[int, Mapping[str, Tensor]],
+    where: str,
+) -> Follower:
+    """Let the parameters of one stage follow those of others.
+
+    Args:
+        momentum: how.
+        own: the stage's parameters, by name.
+        held: those of the stages that it follows, by stage and name.
+        where: names the stage in errors.
+
+    Raises:
+        ModelError: the stages that it follows lack one of its parameters.
+    """
+    followed = {name: x for named in held.values() for name, x in named.items()}
+    for name in own:
+        if name not in followed:
+            listed = ", ".join([*followed][:5])
+            raise ModelError(
+                f"{where} has the parameter {name}, which the stages that it follows "
+                f"({', '.join(map(str, held))}) lack; they have {listed}, ...: cut "
+                "both nets at the same modules"
+            )
+    return Follower(momentum, own, {name: followed[name] for name in own})

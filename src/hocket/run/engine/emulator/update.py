@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from hocket.core.program import Program
-from hocket.errors import ConfigError, ModelError
+from hocket.errors import ConfigError
 from hocket.run.engine.emulator.net import EmulatedNet
-from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.momentum import Follower, Momentum, follow
 from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.run.weights.updater import Updater
-
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """A net whose weights follow those of others.
-
-    Args:
-        momentum: how.
-        own: its parameters, by name.
-        followed: parameters of the same names.
-    """
-
-    momentum: Momentum
-    own: Mapping[str, Tensor]
-    followed: Mapping[str, Tensor]
 
 
 class Updates:
@@ -87,7 +71,7 @@ class Updates:
         for parameter, value in zip(frozen, before, strict=True):
             parameter.detach().copy_(value)  # corrections go on without a gradient
         for follower in self._followers:
-            follower.momentum.update(step, follower.own, follower.followed)
+            follower.update(step)
 
     def _clip(self) -> None:
         if self._clip_norm is None:
@@ -152,20 +136,9 @@ def _follower(
     followed: dict[str, Tensor] = {}
     for number in net.plan.stages:
         others = program.stages[number].follows
-        there = {n: p for other in others for n, p in held[other].items()}
-        for name, parameter in held[number].items() if others else ():
-            if name not in there:
-                raise ModelError(_unmatched(net.plan.name, number, name, others, there))
-            own[name], followed[name] = parameter, there[name]
+        if others:
+            where = f"stage {number} of net {net.plan.name}"
+            stage = follow(momentum, held[number], {x: held[x] for x in others}, where)
+            own |= stage.own
+            followed |= stage.followed
     return Follower(momentum, own, followed)
-
-
-def _unmatched(
-    net: str, stage: int, name: str, others: Sequence[int], there: Mapping[str, Tensor]
-) -> str:
-    listed = ", ".join(list(there)[:5])
-    return (
-        f"stage {stage} of net {net} has the parameter {name}, which the stages that "
-        f"it follows ({', '.join(map(str, others))}) lack; they have {listed}, "
-        "...: cut both nets at the same modules"
-    )

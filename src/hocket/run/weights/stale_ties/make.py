@@ -61,10 +61,17 @@ def give_versions(
             for tie in stale_ties
             if number in tie.stages[1:]
         }
-        delay = program.stages[number].delay
+        stage = program.stages[number]
+        delay = stage.delay if stage.moves else 0
         if not delay and not sources:
             continue
-        versions = WeightVersions(runner.module, delay, predict.get(number), sources)
+        versions = WeightVersions(
+            runner.module,
+            delay,
+            predict.get(number),
+            sources,
+            follows=bool(stage.follows),
+        )
         runner.versions = versions
         for tie in stale_ties:
             if tie.stages[0] == number:

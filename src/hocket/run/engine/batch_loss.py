@@ -1,0 +1,234 @@
+"""Op L: a loss over the outputs of all microbatches, and its gradients.
+
+    y 0, y 1, y 2  ──▶ joined ──▶ loss ──▶ gradients of y 0, y 1, y 2
+
+A loss over all replicas reads gathered outputs (op G). Each replica computes it, and
+keeps the gradient of its own rows, which op R adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.run.cluster.group import WorkerGroup
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import TOTAL
+from hocket.run.data.step_batch import NetBatches
+from hocket.run.engine.emulator.batch import joined
+from hocket.run.engine.op_timer import OpTimer
+from hocket.run.engine.ports import Input, Key, Output, Values
+from hocket.run.stage.net_output import NetOutput
+from hocket.run.stage.runner import StageRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput:
+    """An output that a loss over the whole batch reads.
+
+    Args:
+        net: the net that makes it.
+        output: its form.
+        source: where it is found.
+        wants_grad: whether its net is trained by this loss.
+    """
+
+    net: str
+    output: NetOutput
+    source: Input
+    wants_grad: bool
+
+
+class BatchLoss:
+    """Plays op L of one stage.
+
+    Args:
+        runner: the stage, whose runner takes the losses.
+        inputs: the outputs that the loss reads; the stage's own first.
+        own_gradients: where backwards of the stage find the gradients of its outputs.
+        replica: this worker's; None where the loss is over its own batch alone.
+    """
+
+    def __init__(
+        self,
+        runner: StageRunner,
+        inputs: Sequence[LossInput],
+        own_gradients: dict[Key, Values],
+        replica: int | None,
+    ) -> None:
+        self._runner = runner
+        self._inputs = inputs
+        self._own_gradients = own_gradients
+        self._replica = replica
+        # Of other nets' outputs, by step and microbatch: one row for each input.
+        self._gradients: dict[Key, Values] = {}
+
+    def play(self, batch: NetBatches, timer: OpTimer) -> None:
+        """Compute the loss and its gradients.
+
+        Raises:
+            ModelError: outputs cannot be joined; or the loss depends on no weight.
+            NonFiniteError: the loss is not finite.
+        """
+        taken = [self._take(one, batch) for one in self._inputs]
+        timer.start()
+        leaves = [
+            [_as_leaf(x, one.wants_grad) for x in values]
+            for one, values in zip(self._inputs, taken, strict=True)
+        ]
+        with torch.enable_grad():
+            total = self._total(batch, leaves)
+        wanted = [x for values in leaves for x in values if x.requires_grad]
+        if wanted:
+            found = iter(torch.autograd.grad(total, wanted, materialize_grads=True))
+            grads = [
+                [next(found) if x.requires_grad else None for x in values]
+                for values in leaves
+            ]
+            self._keep(batch, grads)
+        timer.end()
+        for one in self._inputs:
+            self._release(one, batch)
+
+    def gradients_of_others(self, batch: NetBatches, microbatch: int) -> Values:
+        """Return the gradients of other nets' outputs, which B or I sends on."""
+        number = batch[self._inputs[0].net].step.number
+        return self._gradients.pop((number, microbatch), ())
+
+    def _take(self, one: LossInput, batch: NetBatches) -> list[Tensor]:
+        """Take the leaves of an output: of each microbatch, or gathered."""
+        if self._replica is not None:
+            return list(one.source.take(batch, 0))
+        count = len(batch[one.net].step.sizes)
+        return [x for m in range(count) for x in one.source.take(batch, m)]
+
+    def _release(self, one: LossInput, batch: NetBatches) -> None:
+        if self._replica is not None:
+            one.source.release(batch, 0)
+            return
+        for microbatch in range(len(batch[one.net].step.sizes)):
+            one.source.release(batch, microbatch)
+
+    def _total(self, batch: NetBatches, leaves: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Return the loss, weighted by its share of the step's samples."""
+        work = batch[self._inputs[0].net]
+        everywhere = self._replica is not None
+        parts: Sequence[Microbatch] = (
+            work.everywhere if everywhere else work.microbatches
+        )
+        outputs = [
+            joined(_structures(values, one.output))
+            for one, values in zip(self._inputs, leaves, strict=True)
+        ]
+        targets = joined([part.targets for part in parts])
+        named = self._runner.loss_of(outputs[0], targets, *outputs[1:])
+        share = sum(part.num_samples for part in work.microbatches)
+        share_here = share / work.step.num_samples
+        self._runner.losses.take(work.step.number, 0, named)
+        return named[TOTAL] * ((1.0 if everywhere else share_here) * work.loss_scale)
+
+    def _keep(
+        self, batch: NetBatches, grads: Sequence[Sequence[Tensor | None]]
+    ) -> None:
+        """Hand the gradients on, microbatch by microbatch."""
+        own, *others = [
+            self._by_microbatch(one, batch, values)
+            for one, values in zip(self._inputs, grads, strict=True)
+        ]
+        number = batch[self._inputs[0].net].step.number
+        for microbatch, values in enumerate(own):
+            self._own_gradients[number, microbatch] = values
+            self._gradients[number, microbatch] = tuple(
+                x
+                for other, one in zip(others, self._inputs[1:], strict=True)
+                for x in _row(other, microbatch, one)
+            )
+
+    def _by_microbatch(
+        self, one: LossInput, batch: NetBatches, grads: Sequence[Tensor | None]
+    ) -> list[Values]:
+        work, num_leaves = batch[one.net], len(one.output.wants_grad)
+        if self._replica is None:
+            return [
+                tuple(x for x in grads[begin : begin + num_leaves] if x is not None)
+                for begin in range(0, len(grads), num_leaves)
+            ]
+        count = len(work.microbatches)
+        sizes = [part.num_samples for part in work.everywhere]
+        here = slice(self._replica * count, (self._replica + 1) * count)
+        split = [x.split(sizes)[here] for x in grads if x is not None]
+        return [tuple(x[m] for x in split) for m in range(count)]
+
+
+class Gather:
+    """Plays op G: gathers a stage's outputs over replicas, without gradient.
+
+    Args:
+        net: the stage's net.
+        own: where the stage's outputs are found.
+        output: where the gathered ones go.
+        group: the stage's replicas.
+    """
+
+    def __init__(
+        self, net: str, own: Input, output: Output, group: WorkerGroup
+    ) -> None:
+        self._net = net
+        self._own = own
+        self._output = output
+        self._group = group
+
+    def play(self, batch: NetBatches, timer: OpTimer) -> None:
+        """Gather the outputs of all microbatches, in the order of samples."""
+        work = batch[self._net]
+        count = len(work.microbatches)
+        parts = [self._own.take(batch, m) for m in range(count)]
+        timer.start()
+        rows = [
+            sum(part.num_samples for part in work.everywhere[begin : begin + count])
+            for begin in range(0, len(work.everywhere), count)
+        ]
+        gathered = tuple(
+            self._gathered(torch.cat(column), rows)
+            for column in zip(*parts, strict=True)
+        )
+        timer.end()
+        self._output.put(batch, timer.lane, 0, gathered)
+
+    def _gathered(self, own: Tensor, rows: Sequence[int]) -> Tensor:
+        """Gather one leaf; all replicas send equally many rows."""
+        most = max(rows)
+        padded = own.new_zeros((most, *own.shape[1:]))
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in rows]
+        what = f"outputs of net {self._net}"
+        self._group.wait(self._group.all_gather(parts, padded, what), what)
+        return torch.cat([x[:n] for x, n in zip(parts, rows, strict=True)])
+
+
+def _as_leaf(value: Tensor, wants_grad: bool) -> Tensor:
+    value = value.detach()
+    return value.requires_grad_() if wants_grad and value.is_floating_point() else value
+
+
+def _structures(leaves: Sequence[Tensor], output: NetOutput) -> list[Any]:
+    """Put the leaves of several microbatches into the model's structure."""
+    each = len(output.wants_grad)
+    return [
+        pytree.tree_unflatten(list(leaves[begin : begin + each]), output.spec)
+        for begin in range(0, len(leaves), each)
+    ]
+
+
+def _row(rows: Sequence[Values], microbatch: int, one: LossInput) -> Values:
+    """Return one microbatch's gradients; empty ones where the net has fewer."""
+    if not one.wants_grad:
+        return ()
+    if microbatch < len(rows):
+        return rows[microbatch]
+    return tuple(torch.empty(0) for flag in one.output.wants_grad if flag)

@@ -1,0 +1,90 @@
+"""One net of a program, captured and cut, as workers are set up from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hocket.core.program import Program
+from hocket.model.stages.stage import StageModule
+from hocket.run.data.loss import LossFunction
+from hocket.run.stage.net_output import NetOutput
+from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.settings import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class NetSetup:
+    """One net of a program.
+
+    Args:
+        name: of the net in the program.
+        modules: all of its stages.
+        parameter_names: of the uncut model, in its order.
+        loss: of its outputs; None where other nets read them.
+        settings: how it is trained; None for other nets.
+        momentum: how it follows other nets; None where it does not.
+        training: whether it runs in training mode.
+        seed_name: its name in seeds of random numbers.
+        others: of each of its stages that reads outputs of other nets, their form, by
+            the stage's number in the program.
+        output: its own form, where other nets or a loss over the whole batch read it.
+    """
+
+    name: str
+    modules: Sequence[StageModule]
+    parameter_names: Sequence[str]
+    loss: LossFunction | None
+    settings: TrainingConfig | None
+    momentum: Momentum | None = None
+    training: bool = True
+    seed_name: str = "model"
+    others: Mapping[int, tuple[NetOutput, ...]] = field(default_factory=dict)
+    output: NetOutput | None = None
+
+
+def stages_of(program: Program, net: str) -> tuple[int, ...]:
+    """Return the stages of a net, by their numbers in the program."""
+    return tuple(i for i, stage in enumerate(program.stages) if stage.net == net)
+
+
+def nets_of_batch(program: Program, net: str) -> tuple[str, ...]:
+    """Return the nets that share a batch with a net: copies of it, and itself."""
+    first = stages_of(program, net)[0]
+    return tuple(program.stages[copy].net for copy in sorted(program.copies_of[first]))
+
+
+def modules_of(program: Program, nets: Iterable[NetSetup]) -> tuple[StageModule, ...]:
+    """Return the modules of all stages, in the program's order."""
+    found = {
+        number: module
+        for net in nets
+        for number, module in zip(
+            stages_of(program, net.name), net.modules, strict=True
+        )
+    }
+    return tuple(found[number] for number in range(program.num_stages))
+
+
+class ParameterNames:
+    """Names parameters of all nets: the uncut models' own where there is one model.
+
+    Args:
+        program: says which stages are copies: they share their names.
+        nets: all of it.
+    """
+
+    def __init__(self, program: Program, nets: Sequence[NetSetup]) -> None:
+        self._program = program
+        firsts = {net.name: nets_of_batch(program, net.name)[0] for net in nets}
+        self._is_one = len({*firsts.values()}) == 1
+        self._firsts = firsts
+
+    def of(self, stage: int, name: str) -> str:
+        """Return the name of a stage's parameter."""
+        net = self._firsts[self._program.stages[stage].net]
+        return name if self._is_one else f"{net}.{name}"
+
+    def is_first(self, net: str) -> bool:
+        """Whether a net is no copy of one before it."""
+        return self._firsts[net] == net

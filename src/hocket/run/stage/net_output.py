@@ -1,0 +1,51 @@
+"""What a model returns, where it flows to other nets or to a loss over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class NetOutput:
+    """What a model returns, where it flows to other nets.
+
+    Args:
+        spec: puts the leaves back into the model's structure.
+        wants_grad: of each leaf, whether it can have a gradient.
+    """
+
+    spec: pytree.TreeSpec
+    wants_grad: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, output: Any, net: str) -> NetOutput:
+        """Read it off an output.
+
+        Raises:
+            ModelError: a leaf is no tensor.
+        """
+        leaves, spec = pytree.tree_flatten(output)
+        if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+            kinds = ", ".join(type(leaf).__name__ for leaf in leaves) or "nothing"
+            raise ModelError(
+                f"the output of net {net} goes to another stage or to a loss over the "
+                f"whole batch, so it must hold tensors only; it holds {kinds}"
+            )
+        return cls(spec, tuple(torch.is_floating_point(leaf) for leaf in leaves))
+
+
+def rebuilt(leaves: Iterable[Tensor], outputs: Sequence[NetOutput]) -> list[Any]:
+    """Put the leaves of several outputs into their models' structures."""
+    left = iter(leaves)
+    return [
+        pytree.tree_unflatten([next(left) for _ in output.wants_grad], output.spec)
+        for output in outputs
+    ]
