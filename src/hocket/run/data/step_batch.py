@@ -78,11 +78,11 @@ def make_step_batches(
 
     Args:
         batches: one or more.
-        number: of the step.
-        layout: this worker's place.
-        num_microbatches: of each net in each replica. Several nets share the batch:
+        number: the step's number.
+        layout: the ranks by device and replica.
+        num_microbatches: each net's microbatches in each replica. Several nets share the batch:
             each replica's microbatches go to the first net, then to the second.
-        example: what the model was captured with; None where any form will do.
+        example: the example that the model was captured with; None where any form will do.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.

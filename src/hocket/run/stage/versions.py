@@ -55,11 +55,12 @@ class WeightVersions:
     """The versions of its weights that a stage may still read.
 
     Args:
-        module: the stage. Its parameters are those that the optimizer steps.
-        delay: how many updates behind the newest it reads; 0 where it borrows only.
-        predict: where forwards read other values than the newest weights, gives these
-            by name, in tensors of their own; or None, as long as they are the same.
-        borrowed: the weights that other stages update, by name.
+        module: the stage's module. The optimizer updates its parameters.
+        delay: how many updates behind the newest it reads; 0 if only its shared weights
+            are stale.
+        predict: returns predicted weights by name, in tensors of their own, for
+            forwards to read in place of the newest; or None while they are the same.
+        tied: the weights that other stages update, by name.
         follows: whether all weights move, as those of a momentum teacher; else those
             that want a gradient.
 
@@ -73,17 +74,17 @@ class WeightVersions:
         module: nn.Module,
         delay: int,
         predict: Callable[[], Mapping[str, Tensor] | None] | None = None,
-        borrowed: Mapping[str, VersionSource] | None = None,
+        tied: Mapping[str, VersionSource] | None = None,
         *,
         follows: bool = False,
     ) -> None:
         self._own_delay = delay
         self._predict = predict
-        self._borrowed = {} if borrowed is None else borrowed
-        self.delay: Final = max([delay, *(x.delay for x in self._borrowed.values())])
+        self._tied = {} if tied is None else tied
+        self.delay: Final = max([delay, *(x.delay for x in self._tied.values())])
         named = module.named_parameters()
         trained = {name: p for name, p in named if follows or p.requires_grad}
-        old = trained.keys() - self._borrowed.keys() if delay else set()
+        old = trained.keys() - self._tied.keys() if delay else set()
         self._trained = {name: p for name, p in trained.items() if name in old}
         places = {n: p for n, p in trained.items() if n in old or n in self._tied}
         self._places = ParameterSlots(module, places)

@@ -63,9 +63,9 @@ class Follower:
     """Weights that follow others.
 
     Args:
-        momentum: how.
-        own: its parameters, by name.
-        followed: parameters of the same names.
+        momentum: how they follow.
+        own: the parameters that follow, by name.
+        followed: the followed parameters, by the same names.
     """
 
     momentum: Momentum
@@ -86,9 +86,9 @@ def follow(
     """Let the parameters of one stage follow those of others.
 
     Args:
-        momentum: how.
+        momentum: how they follow.
         own: the stage's parameters, by name.
-        held: those of the stages that it follows, by stage and name.
+        held: the parameters of the stages that it follows, by stage and name.
         where: names the stage in errors.
 
     Raises:
