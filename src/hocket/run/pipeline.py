@@ -26,7 +26,7 @@ from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult
-from hocket.run.engine.gather import gather_state
+from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
@@ -332,9 +332,10 @@ class Pipeline:
         with self._using(ema), self._reported():
             return gather_state(
                 self._outline,
-                self._executor,
-                self.plan,
-                self._layout,
+                self._executor.runners.values(),
+                holders_of(
+                    self.plan.schedule.program, dict(enumerate(self.plan.state_names))
+                ),
                 self.world.device,
             )
 

@@ -123,7 +123,8 @@ def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
             waited for must send all.
     """
     program = order.program
-    late = program.num_microbatches_of(0) if clips and program.num_replicas > 1 else 0
+    most = max(net.num_microbatches for net in program.nets)
+    late = most if clips and program.num_replicas > 1 else 0
     return max(check(order).num_buffers, buffers_without_waiting(order), late) + 1
 
 

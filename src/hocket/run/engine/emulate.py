@@ -37,6 +37,7 @@ from hocket.run.engine.emulator.net import (
     make_net,
 )
 from hocket.run.engine.emulator.update import Updates
+from hocket.run.engine.net_setup import stages_of
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
@@ -118,11 +119,11 @@ def emulate(
     merged = without_copies(program)
     program = merged.program
     names = tuple(net.name for net in program.nets)
-    loss_of = _by_net(losses, names, "losses")
-    optimizer_of = _by_net(optimizers, names, "optimizers")
-    freezes = _by_net(freeze_at or {}, names, "freeze_at", depth=2)
+    loss_of = arguments_by_net(losses, names, "losses")
+    optimizer_of = arguments_by_net(optimizers, names, "optimizers")
+    freezes = arguments_by_net(freeze_at or {}, names, "freeze_at", depth=2)
     cuts = cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
-    scheduler_of = _by_net(schedulers or {}, names, "schedulers")
+    scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
     settings = {
         name: TrainingConfig(
             optimizer,
@@ -137,17 +138,17 @@ def emulate(
     plans = [
         EmulatedStages(
             name,
-            _stages_of(program, name),
-            *_inputs_of(program, name, has_loss=name in loss_of),
+            stages_of(program, name),
+            *net_inputs(program, name, has_loss=name in loss_of),
             tuple(cuts.get(name, ())),
             freezes.get(name, {}),
             merged.shares[name],
             program.num_replicas,
         )
-        for name in _in_order(program, names)
+        for name in nets_in_order(program, names)
     ]
-    _check_losses(program, names, loss_of)
-    model_of = _by_net(models, names, "models")
+    check_losses(program, names, loss_of)
+    model_of = arguments_by_net(models, names, "models")
     history: list[dict[str, Losses]] = []
     nets: dict[str, EmulatedNet] = {}
     updates: Updates | None = None
@@ -175,7 +176,7 @@ def emulate(
     return [x[names[0]] for x in history] if len(names) == 1 else history
 
 
-def _by_net(
+def arguments_by_net(
     value: Any, names: Sequence[str], what: str, *, depth: int = 1
 ) -> dict[str, Any]:
     """An argument by net.
@@ -204,17 +205,13 @@ def _by_net(
     return {names[0]: value}
 
 
-def _in_order(program: Program, names: Sequence[str]) -> list[str]:
+def nets_in_order(program: Program, names: Sequence[str]) -> list[str]:
     """The nets by their first stages: a net's inputs are made by nets before it."""
-    first = {name: _stages_of(program, name)[0] for name in names}
+    first = {name: stages_of(program, name)[0] for name in names}
     return sorted(names, key=first.__getitem__)
 
 
-def _stages_of(program: Program, name: str) -> tuple[int, ...]:
-    return tuple(i for i, stage in enumerate(program.stages) if stage.net == name)
-
-
-def _inputs_of(
+def net_inputs(
     program: Program, name: str, *, has_loss: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nets whose outputs go before a net's inputs, and those that go to its loss.
@@ -222,13 +219,13 @@ def _inputs_of(
     Raises:
         ModelError: a flow leads from another net to where its output cannot go.
     """
-    stages = _stages_of(program, name)
+    stages = stages_of(program, name)
     inputs, loss_inputs = [], []
     for source, target in program.flows:
         other = program.stages[source].net
         if target not in stages or other == name:
             continue
-        if source != _stages_of(program, other)[-1]:
+        if source != stages_of(program, other)[-1]:
             raise ModelError(
                 f"flow {source} -> {target} leaves net {other} in the middle: only the "
                 "output of its last stage, which is the model's, goes to other nets"
@@ -246,11 +243,11 @@ def _inputs_of(
     return tuple(inputs), tuple(loss_inputs)
 
 
-def _check_losses(
+def check_losses(
     program: Program, names: Sequence[str], losses: Mapping[str, Any]
 ) -> None:
     for name in names:
-        last = _stages_of(program, name)[-1]
+        last = stages_of(program, name)[-1]
         gets_gradient = bool(program.gradient_targets[last])
         if program.stages[last].trainable and not gets_gradient and name not in losses:
             raise ConfigError(f"net {name} is trained and has no loss: give losses")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket.core.program import Program
 from hocket.model.stages.outline import Outline
-from hocket.run.cluster.layout import Layout
-from hocket.run.engine.executor import Executor
-from hocket.run.engine.plan import Plan
+from hocket.run.stage.runner import StageRunner
 
 
 def gather_state(
     outline: Outline,
-    executor: Executor,
-    plan: Plan,
-    layout: Layout,
+    runners: Iterable[StageRunner],
+    holders: Mapping[str, int],
     device: torch.device,
 ) -> dict[str, Tensor]:
     """The uncut model's state, collected from the first replica's stages.
@@ -26,15 +26,13 @@ def gather_state(
 
     Args:
         outline: of the uncut model, for names, shapes and order.
-        executor: this worker's stages.
-        plan: says which device holds which stage.
-        layout: of the ranks.
+        runners: this worker's stages of the model.
+        holders: a rank of the first replica that holds each name.
         device: where the stages are.
     """
     held: dict[str, Tensor] = {}
-    for runner in executor.runners.values():
+    for runner in runners:
         held.update(runner.module.state_dict())
-    owners = _owners(plan, layout)
     copies: dict[str, Tensor] = {}
     state = {}
     for name in outline.names:
@@ -49,16 +47,22 @@ def gather_state(
             form = outline.tensor(name)
             value = torch.empty(form.shape, dtype=form.dtype, device=device)
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.broadcast(value, owners[name])
+            dist.broadcast(value, holders[name])
         state[name] = copies[first] = value.cpu()
     return state
 
 
-def _owners(plan: Plan, layout: Layout) -> dict[str, int]:
-    """The rank of the first replica that holds each name."""
-    owners: dict[str, int] = {}
-    for stage, names in enumerate(plan.state_names):
-        device = plan.schedule.program.stages[stage].device
+def holders_of(
+    program: Program, state_names: Mapping[int, Sequence[str]]
+) -> dict[str, int]:
+    """Return the rank of the first replica's device that holds each name.
+
+    Args:
+        program: says which device holds which stage.
+        state_names: of each stage of one model, the names in its `state_dict()`.
+    """
+    holders: dict[str, int] = {}
+    for stage, names in state_names.items():
         for name in names:
-            owners.setdefault(name, device)
-    return owners
+            holders.setdefault(name, program.stages[stage].device)
+    return holders

@@ -44,7 +44,7 @@ class Updates:
         self._updaters: list[tuple[int, Updater]] = []  # with the delay of its stage
         self._followers: list[Follower] = []
         for name, net in nets.items():
-            _check_optimizer(program, net, optimizers.get(name))
+            check_optimizer(program, name, optimizers.get(name))
             if name in settings:
                 self._updaters += _updaters(program, net, settings[name])
         for name, net in nets.items():
@@ -99,11 +99,15 @@ def _updaters(
     return found
 
 
-def _check_optimizer(
-    program: Program, net: EmulatedNet, optimizer: OptimizerFactory | Momentum | None
+def check_optimizer(
+    program: Program, name: str, optimizer: OptimizerFactory | Momentum | None
 ) -> None:
-    stages = [program.stages[number] for number in net.plan.stages]
-    name = net.plan.name
+    """See that a net has an optimizer, a momentum or neither, as it needs.
+
+    Raises:
+        ConfigError: it has another.
+    """
+    stages = [stage for stage in program.stages if stage.net == name]
     is_momentum = isinstance(optimizer, Momentum)
     if any(stage.trainable for stage in stages):
         if optimizer is None or is_momentum:

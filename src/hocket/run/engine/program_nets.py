@@ -1,0 +1,237 @@
+"""The nets of a program, captured and cut for the workers that run it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.program import Program
+from hocket.errors import ConfigError, ModelError, ShapeError
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.profile.measure import restored_model
+from hocket.model.stages.cut import boundaries_from_names, cut
+from hocket.model.stages.outline import Outline
+from hocket.model.stages.stage import StageModule
+from hocket.run.data.batch import call_arguments, split_batch
+from hocket.run.engine.emulate import (
+    ByNet,
+    arguments_by_net,
+    check_losses,
+    net_inputs,
+    nets_in_order,
+)
+from hocket.run.engine.emulator.copies import without_copies
+from hocket.run.engine.emulator.update import check_optimizer
+from hocket.run.engine.gather import holders_of
+from hocket.run.engine.net_setup import (
+    NetSetup,
+    modules_of,
+    nets_of_batch,
+    stages_of,
+)
+from hocket.run.engine.wiring import wire
+from hocket.run.stage.net_output import NetOutput
+from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.settings import (
+    OptimizerFactory,
+    SchedulerFactory,
+    TrainingConfig,
+)
+
+
+class ProgramNets:
+    """All nets of a program.
+
+    Args:
+        program: the whole.
+        models: the model of each net; of copies, that of the first.
+        losses: the loss of each net that ends in one.
+        optimizers: of each trained net; a `Momentum` of each that follows another one.
+        example: a batch.
+        cut_at: the modules with which the stages of a net but the first begin.
+        schedulers: as for `Pipeline`.
+        clip_norm: the most that the gradients of one gate may measure together.
+        correction: what is done about the age of gradients.
+        num_discounted_updates: over which "lr-discount" fades.
+
+    Attributes:
+        setups: each net, as workers are set up from it.
+        settings: how to train; nets differ in their optimizers alone.
+        wiring: which values go along each flow.
+        outlines: of each model, once for all copies.
+        holders: of each model, the rank that holds each name of its state.
+
+    Raises:
+        ConfigError: a net lacks a model, a loss or an optimizer, or has one too many.
+        ShapeError: there are other numbers of stages than the program has.
+        ModelError: a model cannot be cut so; or a flow leads to where no output of
+            another net can go.
+        DataError: the example is no batch, or smaller than the microbatches.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        models: ByNet[nn.Module],
+        losses: ByNet[Callable[..., Any]],
+        optimizers: ByNet[OptimizerFactory | Momentum],
+        example: Any,
+        *,
+        cut_at: Sequence[str] | Mapping[str, Sequence[str]],
+        schedulers: ByNet[SchedulerFactory] | None,
+        clip_norm: float | None,
+        correction: CorrectionName,
+        num_discounted_updates: int | None,
+    ) -> None:
+        self._program = program
+        merged = without_copies(program).program
+        names = tuple(net.name for net in merged.nets)
+        model_of = arguments_by_net(models, names, "models")
+        loss_of = arguments_by_net(losses, names, "losses")
+        optimizer_of = arguments_by_net(optimizers, names, "optimizers")
+        scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
+        cuts = (
+            cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
+        )
+        check_losses(merged, names, loss_of)
+        for name in names:
+            check_optimizer(merged, name, optimizer_of.get(name))
+            if name not in model_of:
+                raise ConfigError(f"net {name} has no model: give models")
+        settings = {
+            name: TrainingConfig(
+                optimizer,
+                scheduler_of.get(name),
+                clip_norm,
+                correction=correction,
+                num_discounted_updates=num_discounted_updates,
+            )
+            for name, optimizer in optimizer_of.items()
+            if not isinstance(optimizer, Momentum)
+        }
+        if not settings:
+            raise ConfigError("no net is trained: give optimizers, or use emulate")
+        self.settings = next(iter(settings.values()))
+        self.outlines = {name: Outline.of(model_of[name]) for name in names}
+        self._outputs: dict[str, NetOutput] = {}
+        self._examples: dict[str, Any] = {}
+        self.setups: list[NetSetup] = []
+        for name in nets_in_order(program, [net.name for net in program.nets]):
+            first = nets_of_batch(program, name)[0]
+            model = model_of[first]
+            momentum = optimizer_of.get(first)
+            self.setups.append(
+                self._set_up(
+                    name,
+                    model if name == first else copy.deepcopy(model),
+                    example[first] if isinstance(example, Mapping) else example,
+                    tuple(cuts.get(first, ())),
+                    loss_of.get(first),
+                    settings.get(first),
+                    momentum if isinstance(momentum, Momentum) else None,
+                    first,
+                )
+            )
+        self.wiring = wire(program, modules_of(program, self.setups), self._outputs)
+        self.holders = {
+            net.name: holders_of(
+                program,
+                {
+                    number: tuple(module.state_dict())
+                    for number, module in zip(
+                        stages_of(program, net.name), net.modules, strict=True
+                    )
+                },
+            )
+            for net in self.setups
+        }
+
+    def forget_modules(self) -> None:
+        """Free the stages of other workers."""
+        self.setups.clear()
+        self._examples.clear()
+
+    def _set_up(
+        self,
+        name: str,
+        model: nn.Module,
+        example: Any,
+        cut_at: Sequence[str],
+        loss: Callable[..., Any] | None,
+        settings: TrainingConfig | None,
+        momentum: Momentum | None,
+        seed_name: str,
+    ) -> NetSetup:
+        program = self._program
+        inputs, loss_inputs = net_inputs(program, name, has_loss=loss is not None)
+        leaves = [x for net in inputs for x in pytree.tree_leaves(self._examples[net])]
+        counts = {net.name: net.num_microbatches for net in program.nets}
+        num_parts = sum(counts[net] for net in nets_of_batch(program, name))
+        part = split_batch(example, num_parts * program.num_replicas)[0]
+        args, kwargs = call_arguments(example[0])
+        spec = pytree.tree_structure(((*leaves, *args), kwargs))
+        args, kwargs = pytree.tree_unflatten([*leaves, *part.leaves], spec)
+        captured = capture(model, args, kwargs, cut=cut_at)
+        numbers = stages_of(program, name)
+        modules = _cut(program, name, captured, cut_at)
+        _check_readers(name, modules, len(leaves))
+        trains = any(program.stages[number].trainable for number in numbers)
+        last, flows = numbers[-1], program.flows
+        nets = {program.stages[b].net for a, b in flows if a == last}
+        if nets or program.net_of(last).batch_loss:
+            with restored_model(captured, torch.device("cpu")), torch.no_grad():
+                model.train(trains or model.training)
+                self._examples[name] = model(*args, **kwargs)
+            self._outputs[name] = NetOutput.of(self._examples[name], name)
+        others: dict[int, tuple[NetOutput, ...]] = {}
+        if inputs:
+            others[numbers[0]] = tuple(self._outputs[net] for net in inputs)
+        if loss_inputs:
+            others[last] = tuple(self._outputs[net] for net in loss_inputs)
+        return NetSetup(
+            name,
+            modules,
+            [parameter for parameter, _ in model.named_parameters()],
+            loss,
+            settings,
+            momentum,
+            training=trains or model.training,
+            seed_name=seed_name,
+            others=others,
+            output=self._outputs.get(name),
+        )
+
+
+def _cut(
+    program: Program, name: str, captured: Captured, cut_at: Sequence[str]
+) -> tuple[StageModule, ...]:
+    numbers = stages_of(program, name)
+    if len(numbers) != len(cut_at) + 1:
+        raise ShapeError(
+            f"cut_at makes {len(cut_at) + 1} stages of net {name}, the program has "
+            f"{len(numbers)}: name the modules with which the stages but the first "
+            "begin"
+        )
+    places = {number: i for i, number in enumerate(numbers)}
+    flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]
+    return cut(captured, boundaries_from_names(captured, cut_at), flows)
+
+
+def _check_readers(name: str, modules: Sequence[StageModule], num_leaves: int) -> None:
+    """See that only the first stage reads outputs of other nets as inputs.
+
+    Raises:
+        ModelError: a later one does, to which they do not flow.
+    """
+    for module in modules[1:]:
+        if any(place < num_leaves for place in module.batch_inputs):
+            raise ModelError(
+                f"stage {module.index} of net {name} reads an output of another net, "
+                "which flows to the net's first stage only: cut the model behind it"
+            )

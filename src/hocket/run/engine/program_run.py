@@ -1,0 +1,322 @@
+"""Train all nets of a program on several workers, in the order of a schedule.
+
+    run = ProgramRun(schedule, {"teacher": a, "student": b}, {"student": loss},
+                     {"student": adamw}, batch, cut_at={"student": ["2"]})
+    for result in run.train(loader): ...
+
+Every run equals `hocket.emulate` of the same program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hocket.core.check import check
+from hocket.core.schedule import Schedule
+from hocket.errors import RunError, ScheduleError, ShapeError
+from hocket.passes.drop_messages import drop_messages
+from hocket.passes.updates_last import updates_last
+from hocket.run.cluster.layout import Layout, make_layout
+from hocket.run.cluster.reporting import open_flight_recorder
+from hocket.run.cluster.world import World, join_world
+from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
+from hocket.run.data.step_batch import NetBatches, make_step_batches
+from hocket.run.device.open import open_device
+from hocket.run.engine.driver import Driver, drains_after
+from hocket.run.engine.emulate import ByNet
+from hocket.run.engine.gather import gather_state
+from hocket.run.engine.make_executor import make_executor
+from hocket.run.engine.net_setup import nets_of_batch
+from hocket.run.engine.play_plan import plan_to_play
+from hocket.run.engine.program_nets import ProgramNets
+from hocket.run.engine.refusals import refuse_settings
+from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.stage.seed import preserve_generators
+from hocket.run.weights.correction.correction import CorrectionName
+from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory
+
+
+class ProgramRun:
+    """Trains the nets of a program on the workers of a job.
+
+    Every worker makes the same run from the same models, and iterates over the same
+    batches. Where an argument is a mapping by net, a program of one net takes the bare
+    object. Nets that are copies of one another share the arguments of the first.
+
+    Args:
+        schedule: an order of one step, or of several with a body that repeats.
+        models: the model of each net.
+        losses: the loss of each net that ends in one.
+        optimizers: of each trained net, as for `Pipeline`; of each net that follows
+            another one, a `Momentum`.
+        example: a batch as training will give them: a pair `(inputs, targets)` for all
+            nets, or a mapping of pairs by net.
+        cut_at: the modules with which the stages of a net but the first begin.
+        schedulers: as for `Pipeline`.
+        clip_norm: the most that the gradients of one gate may measure together.
+        correction: as for `Pipeline`: what is done about the age of gradients.
+        num_discounted_updates: as for `Pipeline`: over which "lr-discount" fades.
+        seed: for random numbers in forwards.
+        transport: as for `Pipeline`: what carries messages between workers.
+        timeout_s: after which any wait for another worker ends in an error.
+        run_dir: where reports of failures go.
+        world: the job, where it is joined already.
+
+    Raises:
+        ConfigError: a net lacks a model, a loss or an optimizer, or has one too many.
+        ShapeError: there are other numbers of workers or stages than the program has.
+        ModelError: a model cannot be cut so; or a flow leads to where no output of
+            another net can go.
+        ScheduleError: the schedule must not run; says everything wrong with it.
+        DataError: the example is no batch, or smaller than the microbatches.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        models: ByNet[nn.Module],
+        losses: ByNet[Callable[..., Any]],
+        optimizers: ByNet[OptimizerFactory | Momentum],
+        example: Any,
+        *,
+        cut_at: Sequence[str] | Mapping[str, Sequence[str]] = (),
+        schedulers: ByNet[SchedulerFactory] | None = None,
+        clip_norm: float | None = None,
+        correction: CorrectionName = "none",
+        num_discounted_updates: int | None = None,
+        seed: int = 0,
+        transport: TransportName = "auto",
+        timeout_s: float | None = None,
+        run_dir: str | Path | None = None,
+        world: World | None = None,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        if world is None:
+            world = join_world(timeout_s=timeout_s)
+            self._stack.callback(world.close)
+        self.world = world
+        recorder = open_flight_recorder(world, run_dir)
+        self._recorder = self._stack.enter_context(recorder)
+        self._why_ended = ""
+        self._step = 0  # of the next batch
+        with self._reported():
+            self.schedule = _playable(schedule)
+            program = self.schedule.program
+            self._layout = _layout(world, self.schedule)
+            self._nets = ProgramNets(
+                program,
+                models,
+                losses,
+                optimizers,
+                example,
+                cut_at=cut_at,
+                schedulers=schedulers,
+                clip_norm=clip_norm,
+                correction=correction,
+                num_discounted_updates=num_discounted_updates,
+            )
+            settings = self._nets.settings
+            refuse_settings(settings, self.schedule)
+            context = self._context(
+                transport,
+                timeout_s=world.timeout_s if timeout_s is None else timeout_s,
+                num_buffers=buffers_needed(self.schedule, clips=clip_norm is not None),
+            )
+            plan = plan_to_play(self.schedule)
+            self._executor = make_executor(
+                plan,
+                self._nets.setups,
+                settings,
+                context,
+                context.channels(plan),
+                wiring=self._nets.wiring,
+                seed=seed,
+            )
+            self._nets.forget_modules()
+            self._stack.callback(self._executor.sync.give_up)
+        self._driver = Driver(self._executor, self._recorder, self._playing)
+
+    def train(
+        self,
+        batches: Iterable[Any],
+        *,
+        drain_every: int | Callable[[int], bool] | None = None,
+    ) -> Iterator[StepResult]:
+        """Train one step on each batch.
+
+        Args:
+            batches: the same on every worker; each is a pair `(inputs, targets)` for
+                all nets, or a mapping of pairs by net.
+            drain_every: as for `Pipeline.train`.
+
+        Raises:
+            DataError: a batch has fewer samples than microbatches.
+            RunError: something went wrong; the run is of no more use.
+        """
+        drains = drains_after(drain_every)
+        yield from self._driver.train(map(self._next, batches), drains)
+
+    def step(self, batch: Any) -> StepResult:
+        """Train one step on one batch, to its end.
+
+        Raises:
+            DataError: the batch has fewer samples than microbatches.
+            RunError: something went wrong; the run is of no more use.
+        """
+        return self._driver.step(self._next(batch))
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return the weights and buffers of each net, by the uncut models' names.
+
+        Every worker must call this, and gets all. Nets that are copies are one.
+        """
+        self._driver.drain()
+        program, runners = self.schedule.program, self._executor.runners
+        with self._reported():
+            return {
+                net: gather_state(
+                    outline,
+                    [x for n, x in runners.items() if program.stages[n].net == net],
+                    self._nets.holders[net],
+                    self.world.device,
+                )
+                for net, outline in self._nets.outlines.items()
+            }
+
+    def close(self) -> None:
+        """End the run when all workers have come here."""
+        if not self._why_ended:
+            self._driver.drain()
+            with self._reported():
+                self.world.barrier("the end of the program")
+            self._why_ended = "it was closed"
+        self._stack.close()
+
+    def __enter__(self) -> ProgramRun:
+        """Use as `with ProgramRun(...) as run`."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close, and report an error that ended the block."""
+        if error is None:
+            self.close()
+        else:
+            self._why_ended = f"{type(error).__name__} in step {self._step}"
+            self._stack.__exit__(kind, error, trace)
+
+    def _next(self, batch: Any) -> list[NetBatches]:
+        """Cut the batch of the next step."""
+        program, by_net = self.schedule.program, isinstance(batch, Mapping)
+        parts: dict[str, NetBatches] = {}
+        for net in self._nets.outlines:
+            counts = {
+                x.name: x.num_microbatches
+                for x in program.nets
+                if x.name in nets_of_batch(program, net)
+            }
+            (made,) = make_step_batches(
+                [batch[net] if by_net else batch],
+                self._step,
+                self._layout,
+                counts,
+                None,
+            )
+            parts[net] = made
+        self._step += 1
+        return [{net: x for made in parts.values() for net, x in made.items()}]
+
+    def _context(
+        self, transport: TransportName, *, timeout_s: float, num_buffers: int
+    ) -> WorkerContext:
+        world, layout = self.world, self._layout
+        store = dist.PrefixStore(f"program {next(_num_runs)}", world.store)
+        carrier = make_transport(
+            transport,
+            world,
+            store,
+            self._recorder,
+            num_buffers=num_buffers,
+            timeout_s=timeout_s,
+        )
+        self._stack.callback(carrier.close)
+        lanes = None
+        num_lanes = len(self.schedule.lanes_of(layout.device))
+        if num_lanes > 1:
+            lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
+            self._stack.callback(lanes.close)
+        return WorkerContext(
+            world, layout, self._recorder, carrier, store, timeout_s, lanes
+        )
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Leave a report of the error that ends the block, and free the others."""
+        if self._why_ended:
+            raise RunError(f"this run has ended ({self._why_ended}): make another one")
+        try:
+            yield
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    @contextlib.contextmanager
+    def _playing(self) -> Iterator[None]:
+        with self._reported(), preserve_generators(self.world.device):
+            yield
+
+
+_num_runs: Final = count()
+
+
+def _playable(schedule: Schedule) -> Schedule:
+    """Return the order as it is played: without messages, updates behind all else.
+
+    Raises:
+        ScheduleError: it must not run, or has several steps and no body.
+    """
+    order = drop_messages(schedule)
+    if not order.body:
+        order = updates_last(order)
+    check(order)
+    faults = []
+    if not order.body and order.program.num_steps > 1:
+        faults.append(
+            f"the order has {order.program.num_steps} steps and no body that repeats: "
+            "one step is enough, or some with a body between |: and :|"
+        )
+    faults += [
+        f"stage {number} has delay {stage.delay}: such an order needs several steps, "
+        "and a body that repeats"
+        for number, stage in enumerate(order.program.stages)
+        if stage.delay and not order.body
+    ]
+    if faults:
+        raise ScheduleError(tuple(faults), str(order))
+    return order
+
+
+def _layout(world: World, schedule: Schedule) -> Layout:
+    program = schedule.program
+    layout = make_layout(world, program.num_replicas)
+    if layout.num_devices != program.num_devices:
+        raise ShapeError(
+            f"the program has {program.num_devices} devices and {program.num_replicas} "
+            f"replicas, for {program.num_devices * program.num_replicas} workers; there "
+            f"are {world.world_size}"
+        )
+    return layout
