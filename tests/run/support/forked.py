@@ -78,6 +78,41 @@ def run_forked(
         whole_s: without a fault, after this.
         context: starts them; the fork server, when not given.
     """
+    workers = start_forked(
+        entry,
+        *args,
+        num_workers=num_workers,
+        folder=folder,
+        timeout_s=timeout_s,
+        context=context,
+    )
+    try:
+        ended_s = _wait(workers, folder / FAULT, limit_s, whole_s)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+    return _outcome([worker.exitcode or 0 for worker in workers], ended_s, folder)
+
+
+def start_forked(
+    entry: str,
+    *args: Any,
+    num_workers: int,
+    folder: Path,
+    timeout_s: float,
+    context: BaseContext | None = None,
+) -> list[BaseProcess]:
+    """Start workers that run a function, and return at once.
+
+    Args:
+        entry: `module:function`.
+        args: of the function, as JSON.
+        num_workers: to start.
+        folder: of the job.
+        timeout_s: what workers wait for each other.
+        context: starts them; the fork server, when not given.
+    """
     begin = fork_server() if context is None else context
     workers: list[BaseProcess] = [
         begin.Process(  # type: ignore[attr-defined]  # each context has its own
@@ -85,15 +120,9 @@ def run_forked(
         )
         for rank in range(num_workers)
     ]
-    try:
-        for worker in workers:
-            worker.start()
-        ended_s = _wait(workers, folder / FAULT, limit_s, whole_s)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
-    return _outcome([worker.exitcode or 0 for worker in workers], ended_s, folder)
+    for worker in workers:
+        worker.start()
+    return workers
 
 
 def answers_of(

@@ -52,6 +52,9 @@ def random_program(random: Random, num_devices: int, num_replicas: int) -> Progr
             kinds[i + 1] = "trained"
         if relation == "loss":
             kinds[i + 1] = "trained"
+    for i, relation in enumerate(relations[:-1]):  # a loss is at the end of gradients
+        if relation == "loss" and relations[i + 1] != "none":
+            relations[i] = "none"
     stages: list[Stage] = []
     flows: list[tuple[int, int]] = []
     starts = [sum(sizes[:i]) for i in range(num_nets)]
