@@ -55,7 +55,9 @@ class ProgramPools:
         answers = [path.with_suffix(f".{rank}") for rank in range(num_workers)]
         until_s = time.monotonic() + LIMIT_S
         while not all(answer.exists() for answer in answers):
-            if time.monotonic() > until_s or not all(x.is_alive() for x in pool.workers):
+            if time.monotonic() > until_s or not all(
+                x.is_alive() for x in pool.workers
+            ):
                 self._end(num_workers)
                 raise AssertionError(self._told(pool))
             time.sleep(0.002)

@@ -89,9 +89,7 @@ def contrast(output: Tensor, targets: Tensor, *others: Tensor) -> Tensor:
     """Compare all samples with each other."""
     rows = torch.arange(len(output))
     keys = [targets, *others]
-    return sum(
-        (F.cross_entropy(output @ key.T, rows) for key in keys), torch.zeros(())
-    )
+    return sum((F.cross_entropy(output @ key.T, rows) for key in keys), torch.zeros(()))
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

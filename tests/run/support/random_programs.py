@@ -90,8 +90,11 @@ def random_program(random: Random, num_devices: int, num_replicas: int) -> Progr
         ends = i == num_nets - 1 or relations[i] == "none" or kinds[i + 1] != "trained"
         over = whole and random.random() < 0.5
         nets.append(Net(f"n{i}", count, whole and ends, over and whole and ends))
-        if i and relations[i - 1] == "loss" and nets[i].batch_loss and (
-            kinds[i - 1] != "trained"
+        if (
+            i
+            and relations[i - 1] == "loss"
+            and nets[i].batch_loss
+            and (kinds[i - 1] != "trained")
         ):
             nets[i] = replace(nets[i], num_microbatches=random.randint(1, 3))
             count = nets[i].num_microbatches
@@ -194,9 +197,7 @@ def _body(
     left = random.sample(ops, len(ops))
     done: list[Op] = []
     while left:
-        op = next(
-            (op for op in left if made.isdisjoint(needs(rounds[op], wide))), None
-        )
+        op = next((op for op in left if made.isdisjoint(needs(rounds[op], wide))), None)
         if op is None:
             return None
         made.difference_update(makes(rounds[op], wide))

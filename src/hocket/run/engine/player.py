@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -49,8 +48,6 @@ OnError: TypeAlias = Callable[[Op, int, Exception], None]
 OnOutput: TypeAlias = Callable[[int, Microbatch, object], None]
 
 _ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})  # what ends a step
-# Backwards of stages that recompute run the forward once more.
-_RUNS_FORWARD: Final = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +157,7 @@ class Player:
         }
         if lanes is not None:
             for stage in self.stages.values():
-                stage.share_between_lanes()
-        self._drawing = frozenset(
-            number for number, runner in runners.items() if runner.module.random_layers
-        )
+                stage.share_between_lanes(lanes, self._numbers)
         self._split = frozenset(
             (plan_.op.stage, plan_.op.microbatch)
             for part in plan.portions.values()
@@ -307,10 +301,8 @@ class Player:
             for access in accesses(turn.op, self._plan.program):
                 what = access.resource, access.stage, access.number + first
                 device.sanitizer.access(lane, turn.text, what, writes=access.writes)
-        draws = turn.op.stage in self._drawing and turn.op.kind in _RUNS_FORWARD
         try:
-            with device.fork_rng(device.lanes[lane], 0) if draws else nullcontext():
-                turn.action(batches[number])
+            turn.action(batches[number])
             if not lane and self._unfinished:
                 self._look_after_sums()
         except Exception as error:
@@ -481,6 +473,7 @@ class Player:
             reducer.start()
             self._reducing[stage] = timer
             self._unfinished[stage] = work
+            self._sync.after_reduction_began(stage, work)
 
         self._when_next(stage, work, start)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hocket.core.program import Program
 from hocket.run.data.step_batch import NetBatches
+from hocket.run.device.device import Device, DeviceLane
 from hocket.run.engine.batch_loss import BatchLoss, Gather
 from hocket.run.engine.op_timer import OpTimer
 from hocket.run.engine.ports import Input, InputMaker, NearInput, Values
@@ -85,14 +86,34 @@ class StageOps:
         self._received_from = _far(self._inputs)
         self._gradients_from = _far(self._gradient_inputs)
         self._lock: AbstractContextManager[object] = nullcontext()
+        self._device: Device | None = None
+        self._lanes: Mapping[int, DeviceLane] = {}
         # Of microbatches whose backward is split: what their forward received, and what
         # I has left.
         self._received: dict[tuple[int, int], Sequence[Tensor]] = {}
         self._waiting: dict[tuple[int, int], _Waiting] = {}
 
-    def share_between_lanes(self) -> None:
-        """Let one lane at a time run the stage's module, where several have its ops."""
+    def share_between_lanes(self, device: Device, numbers: Sequence[int]) -> None:
+        """Let one lane at a time run the stage's module, where several have its ops.
+
+        Args:
+            device: has the lanes.
+            numbers: of its lanes in the schedule.
+        """
         self._lock = threading.RLock()
+        self._device = device
+        self._lanes = dict(zip(numbers, device.lanes, strict=True))
+
+    @contextmanager
+    def _computing(self, timer: OpTimer) -> Iterator[None]:
+        """Hold what only one lane may use, while the module runs forward."""
+        with self._lock:
+            if self._device is None or not self._runner.module.random_layers:
+                yield
+                return
+            # The runner seeds the generator, which all lanes of a device share.
+            with self._device.fork_rng(self._lanes[timer.lane], 0):
+                yield
 
     def forward(
         self, batch: NetBatches, index: int, timer: OpTimer, *, splits: bool
@@ -110,7 +131,7 @@ class StageOps:
         received = _taken(self._inputs, batch, index)
         if splits:
             self._received[step.number, index] = received
-        with self._lock:
+        with self._computing(timer):
             timer.start()
             values = self._runner.forward(
                 step.number,
@@ -144,7 +165,7 @@ class StageOps:
         """Play B."""
         work = batch[self.net]
         grads = self._gradients(batch, index)
-        with self._lock:
+        with self._computing(timer):
             timer.start()
             values = self._runner.backward(work.step.number, work.number(index), grads)
             timer.end()
@@ -156,7 +177,7 @@ class StageOps:
         """Play I; inputs that W does not read are given back at once."""
         work = batch[self.net]
         grads = self._gradients(batch, index)
-        with self._lock:
+        with self._computing(timer):
             timer.start()
             values, remainder = self._runner.input_gradients(
                 work.step.number, work.number(index), grads

@@ -90,7 +90,7 @@ def owned_parameters(
         op.stage
         for i in schedule.lanes_of(device)
         for op in schedule.lanes[i].ops
-        if op.kind is Kind.UPDATE
+        if op.kind is Kind.UPDATE and op.stage in runners
     ]
     owned: dict[int, dict[str, nn.Parameter]] = {stage: {} for stage in runners}
     taken: set[int] = set()
