@@ -384,7 +384,8 @@ class Player:
                 self._sync.after_losses(stage, work)
             versions = self._runners[stage].versions
             if stage in self._followers and versions is not None:
-                versions.complete(work.step.number)
+                with ops.lock:
+                    versions.complete(work.step.number)
 
     def _loss(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
         loss = self.stages[stage].loss
@@ -444,7 +445,8 @@ class Player:
             return
         versions = self._runners[stage].versions
         if versions is not None:
-            versions.complete(work.step.number)
+            with self.stages[stage].lock:
+                versions.complete(work.step.number)
         self._when_next(stage, work, partial(self._complete, stage, work))
 
     def _when_next(self, stage: int, work: StepBatch, act: Callable[[], None]) -> None:
@@ -500,16 +502,17 @@ class Player:
         updates = self._sync.before_update(stage, work, self._finish)
         self._recorder.resume()
         versions = self._runners[stage].versions
-        timer.start()
-        if versions is not None:
-            versions.before_update()
-        if updates:
-            updater.update()
-        else:
-            updater.forget()
-        if versions is not None:
-            versions.after_update()
-        timer.end()
+        with self.stages[stage].lock:
+            timer.start()
+            if versions is not None:
+                versions.before_update()
+            if updates:
+                updater.update()
+            else:
+                updater.forget()
+            if versions is not None:
+                versions.after_update()
+            timer.end()
         self._ties.after_update(stage)
         postponed = self._postponed.get(stage)
         while postponed and postponed[0][0] <= work.step.number + 1:
@@ -517,10 +520,11 @@ class Player:
 
     def _follow(self, stage: int, timer: OpTimer, batch: NetBatches) -> None:
         versions = self._runners[stage].versions
-        timer.start()
-        if versions is not None:
-            versions.before_update()
-        self._followers[stage].update(self._work(stage, batch).step.number)
-        if versions is not None:
-            versions.after_update()
-        timer.end()
+        with self.stages[stage].lock:
+            timer.start()
+            if versions is not None:
+                versions.before_update()
+            self._followers[stage].update(self._work(stage, batch).step.number)
+            if versions is not None:
+                versions.after_update()
+            timer.end()

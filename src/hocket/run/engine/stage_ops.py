@@ -50,6 +50,7 @@ class StageOps:
         loss: op L; None where the loss is part of F, or there is none.
         gather: op G, where the stage has one.
         makes_loss: whether its forwards make a loss.
+        lock: of the module and its weights, where several lanes have the stage's ops.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class StageOps:
         self._gradient_outputs = maker.gradient(number)
         self._received_from = _far(self._inputs)
         self._gradients_from = _far(self._gradient_inputs)
-        self._lock: AbstractContextManager[object] = nullcontext()
+        self.lock: AbstractContextManager[object] = nullcontext()
         self._device: Device | None = None
         self._lanes: Mapping[int, DeviceLane] = {}
         # Of microbatches whose backward is split: what their forward received, and what
@@ -100,14 +101,14 @@ class StageOps:
             device: has the lanes.
             numbers: of its lanes in the schedule.
         """
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._device = device
         self._lanes = dict(zip(numbers, device.lanes, strict=True))
 
     @contextmanager
     def _computing(self, timer: OpTimer) -> Iterator[None]:
         """Hold what only one lane may use, while the module runs forward."""
-        with self._lock:
+        with self.lock:
             if self._device is None or not self._runner.module.random_layers:
                 yield
                 return
