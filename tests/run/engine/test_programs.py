@@ -1,0 +1,86 @@
+"""Any program in any order that `check` accepts trains to the emulator's numbers.
+
+Hypothesis draws programs of one to three nets on one to eight workers, and orders: one
+step or overlapping steps, one or two lanes per device, whole and split backwards. A
+failing order is kept as text in `orders/`, and all orders there are always run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hocket.core.schedule import Schedule
+from tests.run.support.program_pool import ProgramPools
+from tests.run.support.random_programs import random_schedule
+
+ORDERS: Final = Path(__file__).parent / "orders"
+TOLERANCE: Final = 1e-10
+SEEDS: Final = st.integers(0, 2**32 - 1)
+NO_SHRINKING: Final = settings(
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProgramPools]:
+    """Workers, started once for all programs."""
+    found = ProgramPools(tmp_path_factory.mktemp("programs"))
+    yield found
+    found.close()
+
+
+def run(pools: ProgramPools, schedule: Schedule, clip_norm: float | None) -> None:
+    """Compare with the emulator; leave the order behind where it differs."""
+    found = pools.difference(schedule, clip_norm)
+    assert found <= TOLERANCE, f"{found:.1e} with clip_norm={clip_norm}:\n{schedule}"
+
+
+def run_drawn(pools: ProgramPools, seed: int, num_workers: int) -> None:
+    """Draw an order by a seed, and run it; a failing one is kept."""
+    random = Random(seed)
+    schedule = random_schedule(random, num_workers)
+    clip_norm = None if schedule.body else random.choice([None, 0.3])
+    try:
+        run(pools, schedule, clip_norm)
+    except AssertionError:
+        if os.access(ORDERS, os.W_OK):
+            (ORDERS / f"seed-{seed}.txt").write_text(f"{schedule}\n")
+        raise
+
+
+@pytest.mark.timeout(240)
+@settings(NO_SHRINKING, max_examples=25)
+@given(seed=SEEDS, num_workers=st.sampled_from([1, 2, 2, 4]))
+def test_any_program_equals_the_emulator(
+    pools: ProgramPools, seed: int, num_workers: int
+) -> None:
+    """Losses and weights of all nets, after some steps of AdamW in float64."""
+    run_drawn(pools, seed, num_workers)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@settings(NO_SHRINKING, max_examples=500)
+@given(seed=SEEDS, num_workers=st.sampled_from([1, 2, 4, 8]))
+def test_many_programs_equal_the_emulator(
+    pools: ProgramPools, seed: int, num_workers: int
+) -> None:
+    """The same, for many more, on up to eight workers."""
+    run_drawn(pools, seed, num_workers)
+
+
+@pytest.mark.parametrize("path", sorted(ORDERS.glob("*.txt")), ids=lambda x: x.stem)
+def test_kept_orders_equal_the_emulator(pools: ProgramPools, path: Path) -> None:
+    """Orders that were written down for what they hold, or that failed once."""
+    run(pools, Schedule.parse(path.read_text()), None)
