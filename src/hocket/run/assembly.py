@@ -41,10 +41,10 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
-from hocket.run.engine.net_setup import NetSetup
 from hocket.run.engine.plan import Plan
+from hocket.run.engine.programs.net_setup import NetSetup
+from hocket.run.engine.programs.wiring import wire_one_net
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
-from hocket.run.engine.wiring import wire_one_net
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.build import PlanConfig, build_plan
 from hocket.run.tune.choose import choose_order

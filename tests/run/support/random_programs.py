@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 from hocket.core.check import check
@@ -35,84 +35,101 @@ def random_schedule(random: Random, num_workers: int) -> Schedule:
     raise AssertionError(f"no order found in {NUM_TRIES} tries")
 
 
+@dataclass(frozen=True)
+class _Nets:
+    """What was drawn of each net.
+
+    Args:
+        sizes: the number of stages.
+        kinds: "trained", "frozen" or "follows".
+        relations: of each net but the last, where its output goes in the next one.
+    """
+
+    sizes: list[int]
+    kinds: list[str]
+    relations: list[str]
+
+    @property
+    def starts(self) -> list[int]:
+        """The first stage of each net."""
+        return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
+
+
 def random_program(random: Random, num_devices: int, num_replicas: int) -> Program:
     """Return one to three nets, on devices without gaps."""
+    while True:
+        nets = _drawn_nets(random, num_devices)
+        stages = _drawn_stages(random, nets, num_devices)
+        if len({stage.device for stage in stages}) < num_devices:
+            continue
+        try:
+            return Program(
+                tuple(_drawn_counts(random, nets)),
+                tuple(stages),
+                tuple(sorted(_drawn_flows(random, nets))),
+                num_replicas=num_replicas,
+            )
+        except HocketError:
+            continue
+
+
+def _drawn_nets(random: Random, num_devices: int) -> _Nets:
     num_nets = random.randint(1, 3)
     sizes = [random.randint(1, 3) for _ in range(num_nets)]
     while sum(sizes) < num_devices:
         sizes[random.randrange(num_nets)] += 1
-    devices = [*range(num_devices)]
-    devices += random.choices(devices, k=sum(sizes) - num_devices)
-    random.shuffle(devices)
     relations = [random.choice(["none", "input", "loss"]) for _ in sizes[1:]]
     kinds = [random.choice(["trained", "frozen", "follows"]) for _ in sizes]
     kinds[-1] = "trained"
     for i, relation in enumerate(relations):
-        if relation == "input" and kinds[i] == "trained":
+        if relation == "loss" and relations[i + 1 : i + 2] not in ([], ["none"]):
+            relations[i] = relation = "none"  # a loss is where gradients begin
+        if relation == "loss" or (relation == "input" and kinds[i] == "trained"):
             kinds[i + 1] = "trained"
-        if relation == "loss":
-            kinds[i + 1] = "trained"
-    for i, relation in enumerate(relations[:-1]):  # a loss is at the end of gradients
-        if relation == "loss" and relations[i + 1] != "none":
-            relations[i] = "none"
+    return _Nets(sizes, kinds, relations)
+
+
+def _drawn_stages(random: Random, nets: _Nets, num_devices: int) -> list[Stage]:
+    devices = [*range(num_devices)]
+    devices += random.choices(devices, k=sum(nets.sizes) - num_devices)
+    random.shuffle(devices)
     stages: list[Stage] = []
-    flows: list[tuple[int, int]] = []
-    starts = [sum(sizes[:i]) for i in range(num_nets)]
-    for i, size in enumerate(sizes):
-        leader = next(
-            (
-                j
-                for j in range(num_nets)
-                if kinds[i] == "follows" and kinds[j] == "trained" and sizes[j] == size
-            ),
-            None,
-        )
+    for i, (size, kind) in enumerate(zip(nets.sizes, nets.kinds, strict=True)):
+        others = zip(nets.starts, nets.sizes, nets.kinds, strict=True)
+        leaders = [a for a, n, x in others if x == "trained" and n == size]
         for place in range(size):
-            device = devices[starts[i] + place]
-            if leader is not None:
-                stage = Stage(f"n{i}", device, False, 0, (starts[leader] + place,))
+            number = nets.starts[i] + place
+            if kind == "follows" and leaders:
+                leader = leaders[0] + place
+                stages.append(Stage(f"n{i}", devices[leader], False, 0, (leader,)))
             else:
-                stage = Stage(f"n{i}", device, kinds[i] == "trained")
-            stages.append(stage)
-        flows += [(starts[i] + k, starts[i] + k + 1) for k in range(size - 1)]
+                stages.append(Stage(f"n{i}", devices[number], kind == "trained"))
+    return stages
+
+
+def _drawn_flows(random: Random, nets: _Nets) -> Iterator[tuple[int, int]]:
+    for start, size in zip(nets.starts, nets.sizes, strict=True):
+        yield from ((start + k, start + k + 1) for k in range(size - 1))
         if size == 3 and random.random() < 0.5:
-            flows.append((starts[i], starts[i] + 2))
-    for number, stage in enumerate(stages):  # followers live with their leaders
-        if stage.follows:
-            stages[number] = replace(stage, device=stages[stage.follows[0]].device)
-    used = {device: i for i, device in enumerate(sorted({x.device for x in stages}))}
-    if len(used) < num_devices:
-        return random_program(random, num_devices, num_replicas)
-    count = random.randint(1, 3)
-    nets = []
-    for i in range(num_nets):
-        whole = kinds[i] == "trained" and random.random() < 0.4
-        ends = i == num_nets - 1 or relations[i] == "none" or kinds[i + 1] != "trained"
-        over = whole and random.random() < 0.5
-        nets.append(Net(f"n{i}", count, whole and ends, over and whole and ends))
-        if (
-            i
-            and relations[i - 1] == "loss"
-            and nets[i].batch_loss
-            and (kinds[i - 1] != "trained")
-        ):
-            nets[i] = replace(nets[i], num_microbatches=random.randint(1, 3))
-            count = nets[i].num_microbatches
-    for i, relation in enumerate(relations):
-        end = starts[i] + sizes[i] - 1
+            yield start, start + 2
+    for i, relation in enumerate(nets.relations):
+        end, target = nets.starts[i] + nets.sizes[i] - 1, nets.starts[i + 1]
         if relation == "input":
-            flows.append((end, starts[i + 1]))
+            yield end, target
         elif relation == "loss":
-            flows.append((end, starts[i + 1] + sizes[i + 1] - 1))
-    try:
-        return Program(
-            tuple(nets),
-            tuple(stages),
-            tuple(sorted(set(flows))),
-            num_replicas=num_replicas,
-        )
-    except HocketError:
-        return random_program(random, num_devices, num_replicas)
+            yield end, target + nets.sizes[i + 1] - 1
+
+
+def _drawn_counts(random: Random, nets: _Nets) -> Iterator[Net]:
+    """Return the nets; one behind a teacher may have its own microbatches."""
+    count = random.randint(1, 3)
+    for i, kind in enumerate(nets.kinds):
+        is_end = nets.relations[i : i + 1] in ([], ["none"])
+        whole = kind == "trained" and is_end and random.random() < 0.4
+        after_teacher = i > 0 and nets.kinds[i - 1] != "trained"
+        if whole and after_teacher and nets.relations[i - 1] == "loss":
+            count = random.randint(1, 3)
+        yield Net(f"n{i}", count, whole, whole and random.random() < 0.5)
 
 
 def one_step_order(random: Random, program: Program) -> Schedule | None:

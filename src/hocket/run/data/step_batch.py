@@ -80,9 +80,10 @@ def make_step_batches(
         batches: one or more.
         number: the step's number.
         layout: the ranks by device and replica.
-        num_microbatches: each net's microbatches in each replica. Several nets share the batch:
-            each replica's microbatches go to the first net, then to the second.
-        example: the example that the model was captured with; None where any form will do.
+        num_microbatches: each net's microbatches in each replica. Where several nets
+            share the batch, the first net gets the first of them.
+        example: the example that the model was captured with; None if any form will
+            do.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.

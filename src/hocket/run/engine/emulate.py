@@ -37,7 +37,7 @@ from hocket.run.engine.emulator.net import (
     make_net,
 )
 from hocket.run.engine.emulator.update import Updates
-from hocket.run.engine.net_setup import stages_of
+from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
@@ -246,6 +246,11 @@ def net_inputs(
 def check_losses(
     program: Program, names: Sequence[str], losses: Mapping[str, Any]
 ) -> None:
+    """Check that the nets at whose ends gradients begin have losses, and no others.
+
+    Raises:
+        ConfigError: a net lacks a loss, or has one too many.
+    """
     for name in names:
         last = stages_of(program, name)[-1]
         gets_gradient = bool(program.gradient_targets[last])

@@ -31,14 +31,13 @@ from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.device.stopwatch import Stopwatch, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.op_timer import OpTimer
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.ports import InputMaker
-from hocket.run.engine.record import Record
+from hocket.run.engine.programs.wiring import Wiring
+from hocket.run.engine.record import OpTimer, Record
 from hocket.run.engine.stage_ops import StageOps
 from hocket.run.engine.step_sync import NoSync, StepSync
-from hocket.run.engine.wiring import Wiring
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.momentum import Follower
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
@@ -344,19 +343,24 @@ class Player:
                 play = self._input_gradients
             case Op(kind=Kind.BACKWARD_WEIGHT, microbatch=int(index)):
                 play = self._weight_gradients
-            case Op(kind=Kind.LOSS):
-                return partial(self._loss, op.stage, timer)
-            case Op(kind=Kind.GATHER):
-                return partial(self._gather, op.stage, timer)
-            case Op(kind=Kind.REDUCE):
-                return partial(self._reduce, op.stage, timer)
-            case Op(kind=Kind.UPDATE):
-                follows = op.stage in self._followers
-                update = self._follow if follows else self._update
-                return partial(update, op.stage, timer)
+            case _:
+                return partial(self._once_per_step(op), op.stage, timer)
+        return partial(play, op.stage, index, timer)
+
+    def _once_per_step(self, op: Op) -> Callable[[int, OpTimer, NetBatches], None]:
+        match op.kind:
+            case Kind.LOSS:
+                return self._loss
+            case Kind.GATHER:
+                return self._gather
+            case Kind.REDUCE:
+                return self._reduce
+            case Kind.UPDATE if op.stage in self._followers:
+                return self._follow
+            case Kind.UPDATE:
+                return self._update
             case _:
                 raise AssertionError(f"{op}: make_order refuses what is not played")
-        return partial(play, op.stage, index, timer)
 
     def _work(self, stage: int, batch: NetBatches) -> StepBatch:
         return batch[self.stages[stage].net]

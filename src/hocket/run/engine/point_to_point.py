@@ -7,10 +7,11 @@ its stage and kind:
                       ◀─B b>a───
 
 Each of the sender's lanes has a channel of its own, whose messages come in the lane's
-order, so the receiver can have buffers ready before they are sent. What a message holds (shapes and
-types) is agreed once per shape signature, through the store, and is part of every tag,
-together with the step, the microbatch and a digest of the batch. The first output of a
-step in each channel follows a header, by which workers with different batches find out.
+order, so the receiver can have buffers ready before they are sent. What a message holds
+(shapes and types) is agreed once per shape signature, through the store, and is part of
+every tag, together with the step, the microbatch and a digest of the batch. The first
+output of a step in each channel follows a header, by which workers with different
+batches find out.
 """
 
 from __future__ import annotations
@@ -279,6 +280,7 @@ class PointToPoint:
         if self._takes_turns:
             return self._poll(incoming, step, microbatch)
         if incoming.unread and (key := _key(step)) in incoming.unread:
+            self._expect_until(incoming, step, _HEADER)
             incoming.unread.remove(key)
             self._read_header(incoming, step)
         if incoming.coming:
@@ -338,19 +340,26 @@ class PointToPoint:
         """Whether a message can be received without a wait; reads its header."""
         key = _key(step)
         if key in incoming.unread:
+            if not self._is_expected(incoming, step, _HEADER):
+                return False
             if not incoming.receiver.ready(_header_tag(step)):
                 return False
             incoming.unread.remove(key)
             self._read_header(incoming, step)
+        return self._is_expected(
+            incoming, step, microbatch
+        ) and incoming.receiver.ready(incoming.tags[step.number, microbatch])
+
+    def _is_expected(
+        self, incoming: _Incoming, step: StepHeader, microbatch: int
+    ) -> bool:
+        """Whether the receiver expects a message; looks up shapes that are known."""
         while _is_among(incoming.coming, step, microbatch):
-            if not self._store.check([self._schema_key(incoming)]):
+            signature = str(incoming.coming[0].signature)
+            if not self._store.check([schema_key(incoming.channel, signature)]):
                 return False
             self._agree(incoming)
-        return incoming.receiver.ready(incoming.tags[step.number, microbatch])
-
-    def _schema_key(self, incoming: _Incoming) -> str:
-        signature = str(incoming.coming[0].signature)
-        return schema_key(incoming.channel, signature)
+        return True
 
     def flush(self) -> None:
         """Wait until everything sent has left.

@@ -34,9 +34,9 @@ from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.emulate import ByNet
 from hocket.run.engine.gather import gather_state
 from hocket.run.engine.make_executor import make_executor
-from hocket.run.engine.net_setup import nets_of_batch
 from hocket.run.engine.play_plan import plan_to_play
-from hocket.run.engine.program_nets import ProgramNets
+from hocket.run.engine.programs.net_setup import nets_of_batch
+from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
 from hocket.run.engine.step_result import StepResult
 from hocket.run.engine.worker_context import WorkerContext
@@ -315,8 +315,8 @@ def _layout(world: World, schedule: Schedule) -> Layout:
     layout = make_layout(world, program.num_replicas)
     if layout.num_devices != program.num_devices:
         raise ShapeError(
-            f"the program has {program.num_devices} devices and {program.num_replicas} "
-            f"replicas, for {program.num_devices * program.num_replicas} workers; there "
-            f"are {world.world_size}"
+            f"there are {world.world_size} workers, and the program has "
+            f"{program.num_devices} devices and {program.num_replicas} replicas: start "
+            f"{program.num_devices * program.num_replicas}"
         )
     return layout

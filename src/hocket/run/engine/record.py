@@ -1,4 +1,4 @@
-"""When the ops of one worker's lanes ran."""
+"""When the ops of one worker's lanes ran, and what takes their times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.run.device.stopwatch import Seconds
+from hocket.run.device.stopwatch import Seconds, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +36,26 @@ class Record:
     def num_ops(self) -> int:
         """How many ops there are in all lanes."""
         return sum(len(times) for times in self.start_s)
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimer:
+    """Takes the times of one op.
+
+    Args:
+        watch: takes those of all ops of a lane.
+        index: the op's number in the lane.
+        lane: the lane's number in the schedule.
+    """
+
+    watch: Stopwatch
+    index: int
+    lane: int
+
+    def start(self) -> None:
+        """Note that the op begins."""
+        self.watch.start(self.index)
+
+    def end(self) -> None:
+        """Note that the op has ended."""
+        self.watch.end(self.index)
