@@ -175,7 +175,7 @@ def overlapping_order(random: Random, program: Program) -> Schedule | None:
         device = program.stages[op.stage].device
         lanes.setdefault((device, lane_of[op] if two[device] else 0), [])
     found, ranges = [], []
-    numbers: dict[int, int] = {}
+    num_lanes: dict[int, int] = {}
     for device, stream in sorted(lanes):
         own = [
             op
@@ -193,9 +193,9 @@ def overlapping_order(random: Random, program: Program) -> Schedule | None:
         ]
         begin = sum(len(x) for x in rounds[:last])
         ranges.append((begin, begin + len(rounds[last])))
-        stream = numbers.get(device, 0)
-        numbers[device] = stream + 1
-        found.append(Lane(device, stream, tuple(op for x in rounds for op in x)))
+        number = num_lanes.get(device, 0)
+        num_lanes[device] = number + 1
+        found.append(Lane(device, number, tuple(op for x in rounds for op in x)))
     try:
         order = Schedule(program, tuple(found), tuple(ranges), 1)
     except HocketError:

@@ -14,13 +14,12 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hocket.core.accesses import accesses
 from hocket.core.dataflow import Value
@@ -29,11 +28,12 @@ from hocket.core.op import ASYNCHRONOUS, Kind, Op
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
-from hocket.run.device.stopwatch import Stopwatch, make_stopwatch
+from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.play_plan import PlayPlan, Portion
 from hocket.run.engine.point_to_point import PointToPoint
-from hocket.run.engine.ports import InputMaker
+from hocket.run.engine.programs.ports import InputMaker
+from hocket.run.engine.programs.turns import LaneTurns, Turn
 from hocket.run.engine.programs.wiring import Wiring
 from hocket.run.engine.record import OpTimer, Record
 from hocket.run.engine.stage_ops import StageOps
@@ -47,43 +47,6 @@ OnError: TypeAlias = Callable[[Op, int, Exception], None]
 OnOutput: TypeAlias = Callable[[int, Microbatch, object], None]
 
 _ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})  # what ends a step
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One op of a lane.
-
-    Args:
-        op: its step counts from the portion's first.
-        text: what the flight recorder notes.
-        action: plays it on a batch of each net.
-        waits: values of other lanes that it needs.
-        records: values of it that other lanes wait for.
-    """
-
-    op: Op
-    text: str
-    action: Callable[[NetBatches], None]
-    waits: tuple[Value, ...]
-    records: tuple[Value, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """One lane's part of a portion, ready to play.
-
-    Args:
-        turns: its ops.
-        unfinished: the same without reductions and updates, for a batch that does not
-            end its step.
-        watch: takes their times.
-        computes: which of them take the lane's own time.
-    """
-
-    turns: list[_Turn]
-    unfinished: list[_Turn]
-    watch: Stopwatch
-    computes: NDArray[np.bool_]
 
 
 class Player:
@@ -234,7 +197,7 @@ class Player:
             lanes
         )
 
-    def _play_lane(self, lane: _Lane, first: int, batches: Batches) -> None:
+    def _play_lane(self, lane: LaneTurns, first: int, batches: Batches) -> None:
         recorder = self._recorder
         closes = all(first_of(nets).closes for nets in batches.values())
         for turn in lane.turns if closes else lane.unfinished:
@@ -277,7 +240,7 @@ class Player:
             )
         device.join()
 
-    def _issued(self, device: Device, portion: Portion) -> Iterator[tuple[int, _Turn]]:
+    def _issued(self, device: Device, portion: Portion) -> Iterator[tuple[int, Turn]]:
         """Yield the number of a lane and its next op, as the host must issue them."""
         lanes = self._parts[portion]
         if device.issue_order is IssueOrder.SIDE_LANES_FIRST:
@@ -292,7 +255,7 @@ class Player:
             yield place[lane], next(left[place[lane]])
 
     def _play_turn(
-        self, device: Device, lane: int, turn: _Turn, first: int, batches: Batches
+        self, device: Device, lane: int, turn: Turn, first: int, batches: Batches
     ) -> None:
         """Play one op in its lane."""
         number = first + turn.op.step
@@ -314,24 +277,24 @@ class Player:
 
     def _lane(
         self, number: int, plans: tuple[OpPlan, ...], shift: int, place: torch.device
-    ) -> _Lane:
+    ) -> LaneTurns:
         watch = make_stopwatch(len(plans), place)
         turns = [
             self._turn(plan, shift, OpTimer(watch, i, number))
             for i, plan in enumerate(plans)
         ]
         computes = [plan.op.kind not in ASYNCHRONOUS for plan in plans]
-        return _Lane(
+        return LaneTurns(
             turns,
             [turn for turn in turns if turn.op.kind not in _ENDS],
             watch,
             np.array(computes, dtype=bool),
         )
 
-    def _turn(self, plan: OpPlan, shift: int, timer: OpTimer) -> _Turn:
+    def _turn(self, plan: OpPlan, shift: int, timer: OpTimer) -> Turn:
         op = replace(plan.op, step=plan.op.step - shift)
         text = f"{self._prefix}{replace(op, step=0)}"
-        return _Turn(op, text, self._action(op, timer), plan.waits, plan.records)
+        return Turn(op, text, self._action(op, timer), plan.waits, plan.records)
 
     def _action(self, op: Op, timer: OpTimer) -> Callable[[NetBatches], None]:
         match op:
