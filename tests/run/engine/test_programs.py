@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.core.schedule import Schedule
+from tests.run.support.forked import answers_of
 from tests.run.support.program_pool import ProgramPools
 from tests.run.support.random_programs import random_schedule
 
@@ -84,3 +85,13 @@ def test_many_programs_equal_the_emulator(
 def test_kept_orders_equal_the_emulator(pools: ProgramPools, path: Path) -> None:
     """Orders that were written down for what they hold, or that failed once."""
     run(pools, Schedule.parse(path.read_text()), None)
+
+
+def test_a_pipeline_sends_a_skip_straight_to_its_reader(tmp_path: Path) -> None:
+    """Stage 0 sends to stages 1 and 2; trained and evaluated as in one process."""
+    for found in answers_of(
+        "tests.run.support.skipping_workers:train",
+        num_workers=2,
+        folder=tmp_path / "job",
+    ):
+        assert max(found.values()) <= TOLERANCE

@@ -158,8 +158,8 @@ def overlapping_order(random: Random, program: Program) -> Schedule | None:
     stages = list(program.stages)
     for number, stage in enumerate(stages):
         if stage.moves:
-            own = [shifts[op] for op in ops if op.stage == number]
-            least = max(0, max(own) - min(own) - 1)
+            parts = [shifts[op] for op in ops if op.stage == number]
+            least = max(0, max(parts) - min(parts) - 1)
             delay = random.randint(least, 2)
             stages[number] = replace(stage, delay=delay)
     last = max(shifts.values())

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.core.op import Kind, Op
+from hocket.core.program import Net, Program, Stage
+from hocket.core.schedule import Lane, Schedule
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -97,7 +100,7 @@ class Evaluator:
         self._recorder = recorder
         self._net = schedule.program.nets[0].name
         self._num_microbatches = schedule.program.nets[0].num_microbatches
-        self._devices = tuple(stage.device for stage in schedule.program.stages)
+        self._program = schedule.program
         self._channels = PointToPoint(
             self._forward_only(self._num_microbatches),
             layout.device,
@@ -179,11 +182,15 @@ class Evaluator:
         return self._players[num_microbatches]
 
     def _forward_only(self, num_microbatches: int) -> PlayPlan:
+        program = self._program
+        chain = tuple((s, s + 1) for s in range(program.num_stages - 1))
+        if program.flows != chain:
+            return plan_to_play(_one_by_one(program, num_microbatches))
         schedule = make_schedule(
             "forward-only",
             num_devices=self._layout.num_devices,
             num_microbatches=num_microbatches,
-            devices=self._devices,
+            devices=tuple(stage.device for stage in program.stages),
         )
         return plan_to_play(schedule)
 
@@ -230,3 +237,30 @@ class Evaluator:
         losses = {name: value / num_samples for name, value in losses.items()}
         metrics = {name: value / num_samples for name, value in metrics.items()}
         return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)
+
+
+def _one_by_one(program: Program, num_microbatches: int) -> Schedule:
+    """Return an order of forwards: each device plays one microbatch after the other.
+
+    Args:
+        program: of one net, whatever its flows.
+        num_microbatches: to evaluate.
+    """
+    stages = tuple(
+        Stage(stage.net, stage.device, trainable=False) for stage in program.stages
+    )
+    (net,) = program.nets
+    nets = (Net(net.name, num_microbatches),)
+    lanes = (
+        Lane(
+            device,
+            0,
+            tuple(
+                Op(Kind.FORWARD, stage, microbatch)
+                for microbatch in range(num_microbatches)
+                for stage in program.stages_on[device]
+            ),
+        )
+        for device in range(program.num_devices)
+    )
+    return Schedule(Program(nets, stages, program.flows), tuple(lanes))
