@@ -124,6 +124,12 @@ def _given(
 def _faults(order: Schedule) -> Iterator[str]:
     """Return what the pipeline does not run, though the schedule may be valid."""
     yield from _stage_faults(order)
+    if len(order.program.nets) > 1:
+        names = ", ".join(net.name for net in order.program.nets)
+        yield (
+            f"nets {names}: a pipeline trains one net; "
+            "hocket.run.engine.program_run.ProgramRun runs several"
+        )
     kinds = {op.kind for lane in order.lanes for op in lane.ops} - RUNS
     if kinds:
         letters = ", ".join(sorted(kind.value for kind in kinds))
