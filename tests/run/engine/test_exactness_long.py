@@ -13,8 +13,8 @@ import pytest
 from hocket.schedules import SCHEDULES
 from tests.run.support.comparison import case, check_runs
 
-# Planned and simulated only: a chimera's copies add up no gradients, and stages that
-# read old weights are emulated in one process.
+# A chimera has two nets (test_programs.py), and stages that read old weights are compared
+# with the emulator (test_flush_free.py).
 FLUSH_FREE: Final = {"pipedream", "pipedream-2bw", "wpipe", "wpipe-overlapped"}
 NOT_PLAYED: Final = {"chimera", "forward-only", *FLUSH_FREE}
 
