@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.run.engine.evaluate import EvaluationResult
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.weights.settings import Parameters
 
 

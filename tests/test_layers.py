@@ -144,7 +144,7 @@ def test_planning_half_runs_without_torch(room: str) -> None:
 def test_sees_what_it_looks_for() -> None:
     """The reader of imports finds each form in which one can be written."""
     source = (
-        "import hocket.run.engine.player\n"
+        "import hocket.run.engine.lanes.player\n"
         "from hocket import draw\n"
         "from hocket.core.op import Op\n"
         "def f():\n    from hocket.cli.main import app\n"

@@ -17,7 +17,7 @@ import torch
 
 import hocket
 from hocket.model.profile.allocations import AllocationLog, allocations
-from hocket.run.engine.play_plan import Portion
+from hocket.run.engine.lanes.play_plan import Portion
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.draw import Style, to_svg
 from hocket.run.cluster.world import World, join_world
 from hocket.schedules import SCHEDULES

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from hocket.run.cluster.world import World
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 
 NUM_STEPS: Final = 6
 _NUM_BEFORE: Final = 2

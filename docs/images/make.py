@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
 from hocket.schedules import make_schedule
 

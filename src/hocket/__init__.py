@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.core.schedule import Lane as Lane
     from hocket.core.schedule import Schedule as Schedule
     from hocket.core.simulate import simulate as simulate
-    from hocket.core.timeline import Timeline as Timeline
+    from hocket.core.timelines.timeline import Timeline as Timeline
     from hocket.errors import CaptureError as CaptureError
     from hocket.errors import CheckpointError as CheckpointError
     from hocket.errors import ConfigError as ConfigError
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hocket.planner.candidate import Candidate as Candidate
     from hocket.planner.candidate import Outcome as Outcome
     from hocket.planner.rank import Search as Search
-    from hocket.planner.ranking import Ranking as Ranking
+    from hocket.planner.ranking.ranking import Ranking as Ranking
     from hocket.planner.search.optimum import search as search
     from hocket.planner.search.result import SearchResult as SearchResult
     from hocket.run.cluster.launch import launch as launch
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
     from hocket.run.early_stop import EarlyStop as EarlyStop
-    from hocket.run.engine.emulate import emulate as emulate
+    from hocket.run.engine.emulator.emulate import emulate as emulate
     from hocket.run.engine.evaluate import EvaluationResult as EvaluationResult
     from hocket.run.engine.plan import Plan as Plan
-    from hocket.run.engine.step_result import StepResult as StepResult
+    from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fit import fit as fit
     from hocket.run.pipeline import Pipeline as Pipeline
     from hocket.run.stage.batch_loss_check import PerMicrobatch as PerMicrobatch
@@ -110,7 +110,7 @@ _HOMES = {
     "Program": "hocket.core.program",
     "Proof": "hocket.core.check",
     "RaceError": "hocket.errors",
-    "Ranking": "hocket.planner.ranking",
+    "Ranking": "hocket.planner.ranking.ranking",
     "RecipeError": "hocket.errors",
     "ResumableSampler": "hocket.run.data.sampler",
     "RunError": "hocket.errors",
@@ -124,13 +124,13 @@ _HOMES = {
     "ShapeError": "hocket.errors",
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
-    "StepResult": "hocket.run.engine.step_result",
-    "Timeline": "hocket.core.timeline",
+    "StepResult": "hocket.run.engine.sync.step_result",
+    "Timeline": "hocket.core.timelines.timeline",
     "WaitError": "hocket.errors",
     "WorkerError": "hocket.errors",
     "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",
-    "emulate": "hocket.run.engine.emulate",
+    "emulate": "hocket.run.engine.emulator.emulate",
     "fit": "hocket.run.fit",
     "launch": "hocket.run.cluster.launch",
     "make_schedule": "hocket.schedules",

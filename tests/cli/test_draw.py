@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hocket.cli.main import app
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.env import ExitCode
 from hocket.schedules import make_schedule
 from tests.draw.timelines import REAL, measured, simulated
@@ -127,7 +127,7 @@ def test_a_theme_colours_the_terminal() -> None:
         (["1f1b", *SIZES, "--forward", "inf"], 2, "no number of seconds"),
         (["1f1b", *SIZES, "--forward", "-1"], 2, "--forward"),
         (["order.txt", "--devices", "2"], 2, "order.txt is a file"),
-        (["bad.txt"], 3, "bad.txt, line 2: '1G0' is not an op"),
+        (["bad.txt"], 3, "bad.txt, line 2: '1Q0' is not an op"),
         (["bad.csv"], 3, "bad.csv, line 1"),
         (["bad.json"], 3, "bad.json: not JSON"),
         (["binary.txt"], 3, "binary.txt: is not text in UTF-8"),
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_said(
 ) -> None:
     """Usage ends with 2, what cannot be planned with 3; files with path and line."""
     Path("order.txt").write_text("d0  0F0 0B0 0U\n")
-    Path("bad.txt").write_text("d0  0F0\nd1  1G0\n")
+    Path("bad.txt").write_text("d0  0F0\nd1  1Q0\n")
     Path("bad.csv").write_text("0F0,0X0\n")
     Path("bad.json").write_text("{")
     Path("binary.txt").write_bytes(b"\xff\xfe")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import Fact, Value, needs, version_read
 from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 
 Hold = tuple[int, float, float, int]  # device, begin_s, end_s, bytes
 When = dict[Op, tuple[float, float]]  # start and end of every op

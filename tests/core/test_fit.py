@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, Link, StageCost
-from hocket.core.fit import fit
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import observed, simulate
-from hocket.core.timeline import Origin
+from hocket.core.timelines.fit import fit
+from hocket.core.timelines.timeline import Origin
 from hocket.schedules import make_schedule
 
 SECONDS = st.floats(1e-3, 4e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from hocket.core.infer import infer_program
+from hocket.core.formats.infer import infer_program
 from hocket.core.op import Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule

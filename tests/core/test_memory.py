@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, Link, StageCost, with_recompute
-from hocket.core.memory import MemoryCurve
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError
 from hocket.schedules import make_schedule
 from tests.core.flush_free import two_buffered_weights

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, StageCost
-from hocket.core.memory import activation_units
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.core.timelines.memory import activation_units
 from tests.core.holds import holds_of
 from tests.core.random_orders import costs_for, orders
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import observed, simulate
-from hocket.core.timeline import Origin
+from hocket.core.timelines.timeline import Origin
 from tests.core.random_orders import costs_for, orders
 
 TWO_STAGES = Schedule.parse("d0  0F0 0B0 0U\nd1  1F0 1B0 1U")

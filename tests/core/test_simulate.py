@@ -11,7 +11,7 @@ from hocket.core.op import Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CostsError, DeadlockError, ScheduleError
 from hocket.schedules import make_schedule
 from tests.core.flush_free import two_buffered_weights

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 
 # Weight gradients on a stream of their own: F takes 2, I 1 and W 3.
 TWO_LANES = Schedule.parse("d0    0F0 0I0 0F1 0I1\nd0.1  0W0 0W1")

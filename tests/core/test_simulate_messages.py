@@ -7,7 +7,7 @@ import pytest
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import DeadlockError
 
 # Two stages that make the input of a third, each on its own device.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.errors import ParseError
 from tests.core.random_orders import costs_for, orders
 

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 from torch.distributed.pipelining.schedules import _Action
 
+from hocket.core.formats.torch_csv import from_csv, to_csv
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.core.torch_csv import from_csv, to_csv
 from hocket.errors import ParseError, PlanError, ScheduleError
 from hocket.passes.add_messages import add_messages
 from hocket.schedules import SCHEDULES, make_schedule

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hocket.core.op import ASYNCHRONOUS
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.perfetto import to_perfetto
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student
 

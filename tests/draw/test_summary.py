@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hocket.core.costs import Costs
-from hocket.core.memory import MemoryCurve
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
+from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.memory import settled
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves, summarize

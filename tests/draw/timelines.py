@@ -8,7 +8,7 @@ from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.schedules import make_schedule
 
 

@@ -13,7 +13,7 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError, PlanError
 from hocket.passes.add_messages import add_messages
 from hocket.passes.delay_weight_gradients import delay_weight_gradients

@@ -14,7 +14,7 @@ from hocket.planner.correction_cost import CorrectionCost, predicted_versions_al
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
-from hocket.planner.report import to_html
+from hocket.planner.ranking.report import to_html
 from hocket.planner.work import MeasuredCosts
 from hocket.schedules import make_schedule
 from tests.planner.toys import MIB, cluster, work

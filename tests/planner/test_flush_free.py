@@ -9,7 +9,7 @@ import pytest
 from hocket.planner.candidate import Candidate
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
-from hocket.planner.report import to_html
+from hocket.planner.ranking.report import to_html
 from tests.planner.toys import MIB, cluster, work
 
 FLUSH_FREE = {"pipedream-2bw": 1, "wpipe": 2, "wpipe-overlapped": 2}

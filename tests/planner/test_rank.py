@@ -15,7 +15,7 @@ from hocket.errors import PlanError
 from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking import Ranking
+from hocket.planner.ranking.ranking import Ranking
 from tests.planner.toys import MIB, cluster, layers, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import DataError
 from hocket.run.engine.evaluate import EvaluationResult
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, 2))

@@ -12,7 +12,7 @@ from hocket.core.check import check
 from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ScheduleError
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 from hocket.schedules.flush_free import flush_free

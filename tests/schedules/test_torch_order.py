@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hocket.core.formats.torch_csv import from_csv
 from hocket.core.op import BACKWARDS, Kind
-from hocket.core.torch_csv import from_csv
 from hocket.errors import ShapeError
 from hocket.schedules import make_schedule
 

@@ -10,7 +10,7 @@ from hocket.core.check import check
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CostsError, FitError, ShapeError
 from hocket.schedules import make_schedule
 

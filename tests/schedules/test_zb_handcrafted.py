@@ -13,7 +13,7 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ScheduleError
 from hocket.schedules import make_schedule
 

@@ -18,7 +18,7 @@ from hocket.errors import PlanError
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
     from hocket.core.schedule import Schedule
-    from hocket.core.timeline import Timeline
+    from hocket.core.timelines.timeline import Timeline
 
 DevicesOption = Annotated[
     int | None,
@@ -149,7 +149,7 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
         ScheduleError: a CSV whose ops are there twice, or without what belongs to them.
         typer.BadParameter: a name without sizes, or a file with them.
     """
-    from hocket.core.given import read_schedule
+    from hocket.core.formats.given import read_schedule
     from hocket.schedules import SCHEDULES
 
     if source in SCHEDULES:
@@ -174,9 +174,9 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
     Raises:
         PlanError: see `load_schedule`; or the schedule cannot be simulated.
     """
-    from hocket.core.given import read_text
+    from hocket.core.formats.given import read_text
     from hocket.core.simulate import simulate
-    from hocket.core.timeline import Timeline
+    from hocket.core.timelines.timeline import Timeline
 
     if source.endswith(".json") and Path(source).exists():
         return Timeline.from_json(read_text(Path(source)), path=source)

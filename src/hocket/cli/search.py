@@ -17,7 +17,7 @@ from hocket.cli.table import aligned
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
     from hocket.core.schedule import Schedule
-    from hocket.core.timeline import Timeline
+    from hocket.core.timelines.timeline import Timeline
     from hocket.planner.search.result import SearchProgress, SearchResult
 
 SourceArgument = Annotated[

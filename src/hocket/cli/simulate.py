@@ -12,7 +12,7 @@ from hocket.cli.planning import Sizes, load_timeline
 from hocket.cli.table import aligned
 
 if TYPE_CHECKING:
-    from hocket.core.timeline import Timeline
+    from hocket.core.timelines.timeline import Timeline
     from hocket.draw.summary import Summary
 
 SourceArgument = Annotated[

@@ -149,7 +149,7 @@ class Schedule:
 
     def __str__(self) -> str:
         """The picture, which `parse` reads."""
-        from hocket.core.text import to_text
+        from hocket.core.formats.text import to_text
 
         return to_text(self)
 
@@ -160,7 +160,7 @@ class Schedule:
         Raises:
             ParseError: with the path, the line and what was expected there.
         """
-        from hocket.core.text import from_text
+        from hocket.core.formats.text import from_text
 
         return from_text(text, path=path)
 
@@ -174,7 +174,7 @@ class Schedule:
             PlanError: the order has several steps, or several lanes on a device,
                 which that format cannot hold.
         """
-        from hocket.core.torch_csv import to_csv
+        from hocket.core.formats.torch_csv import to_csv
 
         Path(path).write_text(to_csv(self), encoding="utf-8")
 
@@ -187,8 +187,8 @@ class Schedule:
             ScheduleError: an op that is there twice, or without what belongs to it;
                 says all of them, each with its place.
         """
-        from hocket.core.given import read_text
-        from hocket.core.torch_csv import from_csv
+        from hocket.core.formats.given import read_text
+        from hocket.core.formats.torch_csv import from_csv
 
         return from_csv(read_text(Path(path)), path=str(path))
 

@@ -29,7 +29,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
 from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.program import Program
@@ -41,8 +40,9 @@ from hocket.core.simulator.memory import Times, memory_curves
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.needs import LOCAL
 from hocket.core.simulator.work import Work, prepare
-from hocket.core.timeline import Origin, Timeline
-from hocket.core.traffic import Traffic
+from hocket.core.timelines.arrays import Floats, Ints
+from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.traffic import Traffic
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:

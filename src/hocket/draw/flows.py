@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hocket.core.dataflow import Value, makes, needs
 from hocket.core.op import MESSAGES
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 
 # An op's place: its lane's index, and its position in that lane.
 Place = tuple[int, int]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hocket.core.op import ASYNCHRONOUS, MESSAGES
-from hocket.core.timeline import Span, Timeline
+from hocket.core.timelines.timeline import Span, Timeline
 from hocket.draw.palette import KIND_NAMES, stage_tones
 from hocket.draw.quantity import percent, seconds
 from hocket.draw.scene import Anchor, Box, Fill, Role, Shape, Text, TextOn

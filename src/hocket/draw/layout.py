@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hocket.core.op import MESSAGES, Kind
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.lanes import lane_labels, lane_shapes
 from hocket.draw.memory import memory_shapes
 from hocket.draw.palette import KIND_NAMES

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core.memory import MemoryCurve
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import Unit, byte_unit
 from hocket.draw.scene import Anchor, Box, Path, Point, Role, Shape, Text
 from hocket.draw.summary import knows_bytes, memory_curves

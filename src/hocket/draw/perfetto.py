@@ -15,7 +15,7 @@ from typing import Any
 
 from hocket.core.op import ASYNCHRONOUS
 from hocket.core.schedule import Lane
-from hocket.core.timeline import Span, Timeline
+from hocket.core.timelines.timeline import Span, Timeline
 from hocket.draw.flows import Flow, flows
 from hocket.draw.palette import KIND_NAMES
 from hocket.draw.summary import knows_bytes, memory_curves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 
 
 def step_ends(timeline: Timeline) -> tuple[NDArray[np.float64], ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.core.memory import MemoryCurve, activation_units
 from hocket.core.program import Program
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.memory import MemoryCurve, activation_units
+from hocket.core.timelines.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

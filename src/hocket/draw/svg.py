@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import assert_never
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.layout import Style, Titled, lay_out
 from hocket.draw.palette import Theme
 from hocket.draw.scene import Box, Paint, Path, Scene, Shape, Text, colour

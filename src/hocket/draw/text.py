@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.core.op import ASYNCHRONOUS, Op
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.palette import Theme, fill, stage_tones, text_on
 from hocket.draw.quantity import percent, seconds, short, ticks, time_unit
 from hocket.draw.steps import step_ends

@@ -11,7 +11,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError, PlanError
 from hocket.passes.gaps import fill_gaps
 from hocket.passes.split_backward import split_backward

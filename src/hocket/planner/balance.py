@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
+from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ShapeError
 
 

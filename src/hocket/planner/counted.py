@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.arrays import Floats
 from hocket.core.hardware import Hardware
+from hocket.core.timelines.arrays import Floats
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.work import Affine, LayerCost, Weights
 

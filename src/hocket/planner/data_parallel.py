@@ -28,7 +28,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.step_end import repeat_step
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.planner.candidate import (
     DDP,
     FSDP,

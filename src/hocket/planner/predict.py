@@ -17,7 +17,7 @@ from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError, ShapeError
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.planner.balance import Balancer

@@ -17,11 +17,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
 from hocket.core.check import check
 from hocket.core.costs import StageCost
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
+from hocket.core.timelines.arrays import Floats, Ints
 from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
 
 

@@ -29,7 +29,7 @@ from hocket.planner.chimera import chimera_sentence
 from hocket.planner.cluster import Cluster
 from hocket.planner.data_parallel import data_parallel_outcome, data_parallel_timeline
 from hocket.planner.predict import Predictor
-from hocket.planner.ranking import Ranking
+from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.trial import NO_TRIALS, MeasuredTrials
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES

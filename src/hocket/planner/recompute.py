@@ -16,9 +16,9 @@ from itertools import zip_longest
 from typing import Literal, TypeAlias, assert_never
 
 from hocket.core.costs import Costs, with_recompute
-from hocket.core.peak import peak_parts
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.core.timelines.peak import peak_parts
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 

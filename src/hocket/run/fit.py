@@ -19,7 +19,7 @@ from typing import Any
 
 from hocket.errors import DataError
 from hocket.run.engine.evaluate import EvaluationResult
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
 
 Callback = Callable[[StepResult, EvaluationResult | None], object]

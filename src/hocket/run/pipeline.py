@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hocket.core.schedule import Schedule
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CheckpointError, RunError
 from hocket.planner.recompute import RecomputeName
 from hocket.run.assembly import PipelineConfig, assemble
@@ -28,7 +28,7 @@ from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.stage.seed import preserve_generators

@@ -15,7 +15,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.step_end import close_step
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.schedules.entry import Entry, Shape, equal_times, refuse_several_stages

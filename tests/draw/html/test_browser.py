@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html, to_report
 from tests.draw.chromium import Page, find, running
 from tests.draw.timelines import REAL, measured, simulated

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, Table, to_html, to_report
 from hocket.errors import PlanError
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student

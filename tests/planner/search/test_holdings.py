@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.program import Program
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.planner.search.holdings import Holding, Instant, always_bytes, holdings
 from hocket.planner.search.order import schedule_at
 from hocket.planner.search.problem import Problem

@@ -15,7 +15,7 @@ import pytest
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.train import train_recipe
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 
 SMALL: Final = (
     "model.width=16",

@@ -13,7 +13,7 @@ import pytest
 from hocket.schedules import SCHEDULES
 from tests.run.support.comparison import case, check_runs
 
-# A chimera has two nets (test_programs.py), and stages that read old weights are compared
+# A chimera has two nets (test_programs.py); stages that read old weights are compared
 # with the emulator (test_flush_free.py).
 FLUSH_FREE: Final = {"pipedream", "pipedream-2bw", "wpipe", "wpipe-overlapped"}
 NOT_PLAYED: Final = {"chimera", "forward-only", *FLUSH_FREE}

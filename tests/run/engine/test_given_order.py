@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.core.given import read_schedule
+from hocket.core.formats.given import read_schedule
 from hocket.core.op import Kind
 from hocket.errors import ParseError, PlanError, ScheduleError, ShapeError
 from hocket.schedules import make_schedule

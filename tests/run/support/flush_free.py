@@ -13,7 +13,7 @@ from torch import Tensor
 import hocket
 from hocket.errors import HocketError
 from hocket.run.cluster.world import World, join_world
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from tests.run.support.captured_once import captured_once
 from tests.run.support.exactness import weight_digests
 from tests.run.support.small_models import batches, make_model, specimen_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import GradientStatus
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import HocketError, WaitError
 from hocket.run.cluster.world import World, join_world
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from tests.run.support.captured_once import captured_once
 from tests.run.support.optimizers import GRADIENTS, OPTIMIZERS, make_scheduler
 from tests.run.support.training_loop import data_of, loss_of, model_of

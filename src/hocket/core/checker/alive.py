@@ -15,12 +15,12 @@ from itertools import accumulate
 import numpy as np
 
 from hocket.core.accesses import Resource
-from hocket.core.arrays import Bools, Ints
 from hocket.core.checker.happens_before import HappensBefore
 from hocket.core.checker.shared import Accesses
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.simulator.columns import CODES, Columns
+from hocket.core.timelines.arrays import Bools, Ints
 
 # Of each number of a resource, the rows of some of the ops that use it.
 _Users = dict[int, list[int]]

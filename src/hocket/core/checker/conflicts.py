@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from hocket.core.accesses import Access, Resource
-from hocket.core.arrays import Ints
 from hocket.core.checker.faults import Fault
 from hocket.core.checker.happens_before import HappensBefore
 from hocket.core.checker.shared import RESOURCES, Accesses
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import Columns
+from hocket.core.timelines.arrays import Ints
 
 
 def conflicts(

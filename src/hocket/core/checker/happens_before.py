@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.core.arrays import Ints
 from hocket.core.op import ASYNCHRONOUS
 from hocket.core.simulator.columns import Columns
 from hocket.core.simulator.needs import Needs
+from hocket.core.timelines.arrays import Ints
 
 _Clock = list[int]
 

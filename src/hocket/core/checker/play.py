@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.core.arrays import Ints
 from hocket.core.dataflow import maker
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.values import ValueNumbers
 from hocket.core.simulator.work import Work
+from hocket.core.timelines.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from hocket.core.accesses import Resource, access_rules
-from hocket.core.arrays import Bools, Ints
 from hocket.core.program import Program
 from hocket.core.simulator.columns import KINDS, Columns
+from hocket.core.timelines.arrays import Bools, Ints
 
 RESOURCES: Final = tuple(Resource)
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.arrays import Bools, Ints
 from hocket.core.op import MESSAGES, RECEIVES, Kind
 from hocket.core.schedule import Schedule
+from hocket.core.timelines.arrays import Bools, Ints
 from hocket.errors import ScheduleError
 
 KINDS: Final = tuple(Kind)

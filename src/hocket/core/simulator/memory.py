@@ -39,10 +39,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
 from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import Fact
-from hocket.core.memory import MemoryCurve
 from hocket.core.op import BACKWARDS, Kind
 from hocket.core.program import Program
 from hocket.core.simulator.columns import CODES, Columns
@@ -50,6 +48,8 @@ from hocket.core.simulator.messages import NO_OP
 from hocket.core.simulator.needs import LOCAL
 from hocket.core.simulator.values import FACTS, ValueNumbers
 from hocket.core.simulator.work import Work
+from hocket.core.timelines.arrays import Floats, Ints
+from hocket.core.timelines.memory import MemoryCurve
 
 
 class Times(NamedTuple):

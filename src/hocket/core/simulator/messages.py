@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import Fact
 from hocket.core.op import MESSAGES, RECEIVES, SENDS, Kind
@@ -16,6 +15,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import HINT, Columns
 from hocket.core.simulator.needs import Needs
 from hocket.core.simulator.values import FACTS, ValueNumbers
+from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ScheduleError
 
 NO_OP: Final = -1

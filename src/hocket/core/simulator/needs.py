@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.arrays import Ints
 from hocket.core.dataflow import NEVER_SENT, is_given, make_rules, need_rules
 from hocket.core.program import Program
 from hocket.core.simulator.columns import HINT, Columns
 from hocket.core.simulator.values import FACTS, ValueNumbers, fill
+from hocket.core.timelines.arrays import Ints
 from hocket.errors import ScheduleError
 
 NEVER: Final = -1  # no op of the schedule makes the value

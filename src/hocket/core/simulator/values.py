@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.arrays import Ints
 from hocket.core.dataflow import PER_MICROBATCH, Fact, Rule, Value
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.simulator.columns import KINDS, Columns
+from hocket.core.timelines.arrays import Ints
 
 FACTS: Final = tuple(Fact)
 _CODES: Final = {fact: code for code, fact in enumerate(FACTS)}

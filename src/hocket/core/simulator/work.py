@@ -8,13 +8,13 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hocket.core.arrays import Bools, Floats, Ints
 from hocket.core.costs import Costs
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES, Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import CODES, KINDS, Columns
 from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
 from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs
+from hocket.core.timelines.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
 from hocket.draw.layout import Titled

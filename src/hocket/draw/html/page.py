@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html.content import Chart, Facts, Figure, Table
 from hocket.draw.html.data import page_data, surface_variables
 from hocket.draw.html.numbers import number_tables

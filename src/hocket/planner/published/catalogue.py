@@ -30,7 +30,7 @@ from hocket.planner.published.networks import (
 )
 from hocket.planner.published.resnext import resnext
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking import Ranking
+from hocket.planner.ranking.ranking import Ranking
 
 _LAYERS: Final[Mapping[str, Callable[..., tuple[CountedLayer, ...]]]] = {
     "bert": bert,

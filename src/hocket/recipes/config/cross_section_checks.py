@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.core.check import check
-from hocket.core.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.recipes.config.data_settings import (

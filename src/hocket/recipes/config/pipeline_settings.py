@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hocket.core.given import is_path
+from hocket.core.formats.given import is_path
 from hocket.core.layout import WorkerLayout
 from hocket.errors import PlanError
 from hocket.nearest import nearest

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from hocket.core.arrays import Ints
+from hocket.core.timelines.arrays import Ints
 from hocket.errors import DataError
 from hocket.recipes.data.image_folder import ImageFolder, check_pillow
 from hocket.recipes.data.origin import DataOrigin

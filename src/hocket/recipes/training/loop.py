@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.recipes.training.records import (
     EvaluationRecord,
     StepRecord,
@@ -20,7 +20,7 @@ from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.early_stop import EarlyStop
 from hocket.run.engine.evaluate import EvaluationResult
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline
 

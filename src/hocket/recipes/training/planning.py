@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from hocket.planner.rank import Search
-from hocket.planner.ranking import Ranking
-from hocket.planner.report import to_html
-from hocket.planner.table import show
+from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import to_html
+from hocket.planner.ranking.table import show
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.recipes.training.run_folder import RECIPE_NAME

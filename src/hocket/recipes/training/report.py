@@ -11,7 +11,7 @@ import torch
 
 from hocket import __version__
 from hocket.core.simulate import simulate
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_report
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line

@@ -1,6 +1,7 @@
-"""Plays a device's lanes: receive, compute, send, in the schedule's order.
+"""Trains: reads batches, plays every lane of a schedule, and hands out results.
 
-`worker.py` plays one lane; `executor.py` holds what it works with; `point_to_point.py`
-moves messages; `results.py` broadcasts losses; `emulate.py` is the oracle.
-Imports `run.weights` and what is before it. Begin with `worker.py`.
+`driver.py` plays portions as batches come; `lanes/` plays the lanes of one device;
+`sync/` has losses and gates; `programs/` has what several nets need; `emulator/` is the
+single-process oracle; `make_executor.py` puts a worker together.
+Imports `run.weights` and what is before it. Begin with `driver.py`.
 """

@@ -26,9 +26,9 @@ from hocket.run.data.step_batch import NetBatches, first_of
 from hocket.run.device.memory import peak_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.play_plan import Portion
-from hocket.run.engine.record import Record
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.lanes.play_plan import Portion
+from hocket.run.engine.lanes.record import Record
+from hocket.run.engine.sync.step_result import StepResult
 
 _MOST_OPS: Final = 200_000  # whose times are kept: some megabytes
 

@@ -26,10 +26,10 @@ from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, plan_to_play
+from hocket.run.engine.lanes.player import Player
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.play_plan import PlayPlan, Portion, plan_to_play
-from hocket.run.engine.player import Player
-from hocket.run.engine.point_to_point import PointToPoint
 from hocket.schedules import make_schedule
 
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from hocket.errors import ConfigError
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches
-from hocket.run.engine.play_plan import PlayPlan, Portion
-from hocket.run.engine.player import Player
+from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
+from hocket.run.engine.lanes.player import Player
+from hocket.run.engine.lanes.record import Record
 from hocket.run.engine.programs.wiring import Wiring
-from hocket.run.engine.record import Record
-from hocket.run.engine.step_sync import StepSync
+from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.trainable_check import TrainableCheck

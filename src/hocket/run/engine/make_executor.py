@@ -19,10 +19,9 @@ from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.all_sum import AllSum
 from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.gate import Gate
-from hocket.run.engine.play_plan import PlayPlan
-from hocket.run.engine.player import OnError, Player
-from hocket.run.engine.point_to_point import PointToPoint
+from hocket.run.engine.lanes.play_plan import PlayPlan
+from hocket.run.engine.lanes.player import OnError, Player
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.programs.add_batch_losses import add_batch_losses
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
@@ -34,8 +33,9 @@ from hocket.run.engine.programs.net_setup import (
 from hocket.run.engine.programs.reduction_groups import ReductionGroups
 from hocket.run.engine.programs.wiring import Wiring
 from hocket.run.engine.refusals import refuse_hooks, refuse_shared
-from hocket.run.engine.results import Results
-from hocket.run.engine.step_sync import Norms, StepSync
+from hocket.run.engine.sync.gate import Gate
+from hocket.run.engine.sync.results import Results
+from hocket.run.engine.sync.step_sync import Norms, StepSync
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import Gradients as StageGradients

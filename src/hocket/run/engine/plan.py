@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.model.profile.profile import Profile
 from hocket.model.trace.example import Example
 

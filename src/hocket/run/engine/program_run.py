@@ -31,14 +31,14 @@ from hocket.run.comm.transports import TransportName, buffers_needed, make_trans
 from hocket.run.data.step_batch import NetBatches, make_step_batches
 from hocket.run.device.open import open_device
 from hocket.run.engine.driver import Driver, drains_after
-from hocket.run.engine.emulate import ByNet
+from hocket.run.engine.emulator.emulate import ByNet
 from hocket.run.engine.gather import gather_state
+from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.make_executor import make_executor
-from hocket.run.engine.play_plan import plan_to_play
 from hocket.run.engine.programs.net_setup import nets_of_batch
 from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
-from hocket.run.engine.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName

@@ -7,11 +7,11 @@ import numpy as np
 from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import observed
-from hocket.core.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.engine.record import Record
+from hocket.run.engine.lanes.record import Record
 
 
 def gather_timeline(

@@ -14,9 +14,9 @@ from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
 from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.play_plan import PlayPlan
-from hocket.run.engine.point_to_point import PointToPoint
-from hocket.run.engine.results import Results
+from hocket.run.engine.lanes.play_plan import PlayPlan
+from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.sync.results import Results
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, digest
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import memory_bytes
+from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan, short_hash
-from hocket.run.engine.play_plan import PlayPlan, plan_to_play
-from hocket.run.engine.point_to_point import PointToPoint
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers

@@ -27,11 +27,11 @@ from dataclasses import replace
 from typing import Final
 
 from hocket.core.costs import Costs
-from hocket.core.fit import fit
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.fit import fit
+from hocket.core.timelines.timeline import Timeline
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.measure import restored_model
 from hocket.model.stages.stage import StageModule
@@ -42,9 +42,9 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.out_of_memory import MemoryWatch
-from hocket.run.engine.play_plan import Portion, plan_to_play
-from hocket.run.engine.player import Player
-from hocket.run.engine.point_to_point import PointToPoint
+from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
+from hocket.run.engine.lanes.player import Player
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.programs.wiring import wire_one_net
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_context import WorkerContext

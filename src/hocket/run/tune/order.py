@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.core.check import check
-from hocket.core.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.op import MESSAGES, Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import ScheduleError

@@ -18,7 +18,7 @@ from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import counted_work
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking import Ranking
+from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples

@@ -34,7 +34,7 @@ from hocket.run.comm.transports import buffers_needed, make_transport
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.play_plan import plan_to_play
+from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages

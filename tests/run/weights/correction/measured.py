@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hocket
 from bench.live_bytes import distinct_bytes, play_bytes
-from hocket.core.peak import peak_parts
+from hocket.core.timelines.peak import peak_parts
 from hocket.run.cluster.world import World, join_world
 from tests.run.support.optimizers import OPTIMIZERS
 

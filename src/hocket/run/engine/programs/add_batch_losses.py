@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hocket.core.program import Program
 from hocket.run.cluster.layout import Layout
-from hocket.run.engine.player import Player
+from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather, LossInput
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.programs.reduction_groups import ReductionGroups

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from hocket.model.stages.emit import layer_seeds_of
 from hocket.run.stage.compiled.draws import Draws, LayerWatch, draw_before
-from hocket.run.stage.compiled.graphs import (
+from hocket.run.stage.compiled.graph.graphs import (
     extracted,
     inputs_of_graph,
     results_of_graph,

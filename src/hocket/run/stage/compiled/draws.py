@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.trace.observe import is_random
-from hocket.run.stage.compiled.graphs import inputs_of_graph, value_of
+from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, value_of
 
 _BY_SHAPE: Final = frozenset(
     {

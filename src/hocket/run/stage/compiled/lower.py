@@ -14,7 +14,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph, value_of
+from hocket.run.stage.compiled.graph.graphs import (
+    inputs_of_graph,
+    results_of_graph,
+    value_of,
+)
 
 # Takes a list and empties it, so that tensors without other users are freed on the way.
 Lowered: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph
+from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
 from hocket.run.stage.compiled.lower import Lowered, lowered
 from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
 

@@ -23,8 +23,8 @@ from typing import Final
 
 from torch import fx
 
-from hocket.run.stage.compiled.divide import divide
-from hocket.run.stage.compiled.graphs import (
+from hocket.run.stage.compiled.graph.divide import divide
+from hocket.run.stage.compiled.graph.graphs import (
     Nodes,
     extracted,
     inputs_of_graph,

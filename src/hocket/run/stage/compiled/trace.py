@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from hocket.model.stages.emit import Code
-from hocket.run.stage.compiled.functional import without_side_effects
+from hocket.run.stage.compiled.graph.functional import without_side_effects
 from hocket.run.stage.compiled.inputs import Inputs, inputs_of
 
 

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from hocket.model.capture.calls import preserve_attributes
 from hocket.model.capture.sequential import has_hooks
 from hocket.run.stage.compiled.capture import CannotCompileError
-from hocket.run.stage.compiled.containers import COLLECTIONS, Collection, collections_of
+from hocket.run.stage.compiled.graph.containers import (
+    COLLECTIONS,
+    Collection,
+    collections_of,
+)
 
 _VALUES = bool, int, float, str
 

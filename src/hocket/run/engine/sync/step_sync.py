@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.data.step_batch import NetBatches, StepBatch, first_of
-from hocket.run.engine.gate import Finish, Gate
-from hocket.run.engine.results import Results
+from hocket.run.engine.sync.gate import Finish, Gate
+from hocket.run.engine.sync.results import Results
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import Gradients, GradientStatus

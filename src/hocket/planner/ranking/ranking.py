@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.planner.candidate import DATA_PARALLEL, Outcome
 from hocket.planner.cluster import Cluster
 
@@ -55,7 +55,7 @@ class Ranking:
 
     def __str__(self) -> str:
         """Return the table, the choice and its picture, as plain text."""
-        from hocket.planner.table import to_text
+        from hocket.planner.ranking.table import to_text
 
         return to_text(self)
 

@@ -18,13 +18,13 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
 from hocket.core.costs import MAX_JITTER, Costs, StageCost
 from hocket.core.op import Kind
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.needs import LOCAL
 from hocket.core.simulator.work import Work, prepare
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.arrays import Floats, Ints
+from hocket.core.timelines.timeline import Timeline
 
 _QUARTILES: Final = 1.349  # how many standard deviations lie between them
 _EARLY_S: Final = 200e-6  # made so long before it was read, nobody waited for it

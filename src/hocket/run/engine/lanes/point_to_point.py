@@ -36,7 +36,7 @@ from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_
 from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
-from hocket.run.engine.play_plan import PlayPlan, PortionPlan
+from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
 
 # What a message's shapes follow from: numbers of samples.
 Signature = int | tuple[int, ...]

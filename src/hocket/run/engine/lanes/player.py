@@ -30,14 +30,14 @@ from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.play_plan import PlayPlan, Portion
-from hocket.run.engine.point_to_point import PointToPoint
+from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
+from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.record import OpTimer, Record
+from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.programs.ports import InputMaker
 from hocket.run.engine.programs.turns import LaneTurns, Turn
 from hocket.run.engine.programs.wiring import Wiring
-from hocket.run.engine.record import OpTimer, Record
-from hocket.run.engine.stage_ops import StageOps
-from hocket.run.engine.step_sync import NoSync, StepSync
+from hocket.run.engine.sync.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.momentum import Follower
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies

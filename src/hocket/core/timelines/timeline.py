@@ -9,12 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
-from hocket.core.arrays import Floats
-from hocket.core.memory import MemoryCurve, activation_units
 from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.schedule import Schedule
-from hocket.core.steady import Window, num_repeats_in_window, steady_windows
-from hocket.core.traffic import Traffic, Transfer
+from hocket.core.timelines.arrays import Floats
+from hocket.core.timelines.memory import MemoryCurve, activation_units
+from hocket.core.timelines.steady import Window, num_repeats_in_window, steady_windows
+from hocket.core.timelines.traffic import Traffic, Transfer
 from hocket.errors import PlanError
 
 
@@ -169,7 +169,7 @@ class Timeline:
 
     def to_json(self) -> str:
         """Everything in the timeline, as text that `from_json` reads."""
-        from hocket.core.timeline_json import to_json
+        from hocket.core.timelines.timeline_json import to_json
 
         return to_json(self)
 
@@ -180,7 +180,7 @@ class Timeline:
         Raises:
             ParseError: with the path, and what is wrong where.
         """
-        from hocket.core.timeline_json import from_json
+        from hocket.core.timelines.timeline_json import from_json
 
         return from_json(text, path=path)
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hocket.core.infer import infer_program
+from hocket.core.formats.infer import infer_program
 from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule

@@ -16,7 +16,7 @@ from typing import Final
 
 from hocket.draw.quantity import byte_size, byte_unit, percent, short, ticks
 from hocket.planner.candidate import Outcome
-from hocket.planner.ranking import Ranking
+from hocket.planner.ranking.ranking import Ranking
 
 # Okabe and Ito's, which are distinct for every eye: https://jfly.uni-koeln.de/color/
 COLOURS: Final = (

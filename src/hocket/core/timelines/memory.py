@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.core.arrays import Floats
 from hocket.core.op import BACKWARDS, Kind
+from hocket.core.timelines.arrays import Floats
 
 if TYPE_CHECKING:
-    from hocket.core.timeline import Timeline
+    from hocket.core.timelines.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,11 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from hocket.run.stage.compiled.graphs import inputs_of_graph, results_of_graph, value_of
+from hocket.run.stage.compiled.graph.graphs import (
+    inputs_of_graph,
+    results_of_graph,
+    value_of,
+)
 
 
 def without_side_effects(

@@ -24,11 +24,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
-from hocket.core.memory import MemoryCurve
 from hocket.core.schedule import Schedule
-from hocket.core.timeline import Origin, Timeline
-from hocket.core.traffic import Traffic
+from hocket.core.timelines.arrays import Floats, Ints
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.traffic import Traffic
 from hocket.errors import ParseError
 
 VERSION: Final = 1

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from hocket.core.arrays import Floats
 from hocket.core.op import BACKWARDS, Kind
 from hocket.core.schedule import Lane, Schedule
+from hocket.core.timelines.arrays import Floats
 
 Window: TypeAlias = tuple[float, float]  # begin_s, end_s
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hocket.core.formats.torch_csv import from_csv
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.core.torch_csv import from_csv
 from hocket.errors import ParseError, ShapeError
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.core.arrays import Floats
 from hocket.core.costs import Costs
-from hocket.core.memory import MemoryCurve
 from hocket.core.simulator.memory import (
     Times,
     activation_curves,
     gradient_curves,
 )
 from hocket.core.simulator.work import prepare
-from hocket.core.timeline import Timeline
+from hocket.core.timelines.arrays import Floats
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.core.timelines.timeline import Timeline
 
 _NO_TIMES = np.zeros(0)
 

@@ -22,7 +22,7 @@ from hocket.draw.quantity import (
 )
 from hocket.draw.text import to_text as timeline_text
 from hocket.planner.candidate import DATA_PARALLEL, Outcome
-from hocket.planner.ranking import Ranking
+from hocket.planner.ranking.ranking import Ranking
 
 NUM_ROWS: Final = 12
 NUM_MISFITS: Final = 5

@@ -25,7 +25,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from hocket.core.infer import infer_program
+from hocket.core.formats.infer import infer_program
 from hocket.core.op import Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from hocket.core.arrays import Floats, Ints
 from hocket.core.op import Op
+from hocket.core.timelines.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

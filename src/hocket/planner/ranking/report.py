@@ -10,9 +10,9 @@ from hocket.draw.html import Facts, Figure, Table, to_report
 from hocket.draw.quantity import byte_size, percent, short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
-from hocket.planner.ranking import Ranking
-from hocket.planner.scatter import to_svg
-from hocket.planner.table import (
+from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.scatter import to_svg
+from hocket.planner.ranking.table import (
     cells,
     choice,
     columns,
