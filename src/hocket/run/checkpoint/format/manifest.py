@@ -244,6 +244,9 @@ class Manifest:
 T = TypeVar("T", Manifest, WorkerPart)
 
 
+_NAMES: Final = {Manifest: "manifest", WorkerPart: "part"}
+
+
 def to_json(value: Manifest | WorkerPart) -> bytes:
     """Return a record as it is written to the file."""
     return json.dumps(value, default=_plain, indent=1).encode()
@@ -262,8 +265,7 @@ def from_json(kind: type[T], content: bytes, path: object) -> T:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole file"
         raise DamagedError(
-            f"{path} is no {kind.__name__.lower()} of a checkpoint: {where}: "
-            f"{first['msg']}"
+            f"{path} is no {_NAMES[kind]} of a checkpoint: {where}: {first['msg']}"
         ) from None
 
 
