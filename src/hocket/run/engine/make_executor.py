@@ -38,7 +38,7 @@ from hocket.run.engine.sync.results import Results
 from hocket.run.engine.sync.step_sync import Norms, StepSync
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
-from hocket.run.stage.runner import GradientFlow, StageRunner
+from hocket.run.stage.runner import StageGradients, StageRunner
 from hocket.run.weights.gradients import Gradients
 from hocket.run.weights.momentum import Follower, follow
 from hocket.run.weights.reduce import Reducer
@@ -375,7 +375,7 @@ def _make_runner(
     if stage in wiring.takes_grad:
         takes = wiring.takes_grad[stage]
         takes = takes[: len(module.inputs)] if stage in program.loss_stages else takes
-        gradients = GradientFlow(takes, wiring.gives_grad[stage])
+        gradients = StageGradients(takes, wiring.gives_grad[stage])
     runner = StageRunner(
         stage,
         module.to(device),

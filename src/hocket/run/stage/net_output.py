@@ -19,7 +19,7 @@ class NetOutput:
 
     Args:
         spec: puts the leaves back into the model's structure.
-        wants_grad: whether each leaf can have a gradient.
+        wants_grad: for each leaf, whether it can have a gradient.
     """
 
     spec: pytree.TreeSpec

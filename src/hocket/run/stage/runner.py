@@ -64,19 +64,19 @@ class _SavedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientFlow:
+class StageGradients:
     """Which values of a stage want a gradient.
 
     Args:
-        takes: whether the gradient of each input is computed.
-        gives: whether a gradient of each output is given.
+        takes: for each input, whether its gradient is computed.
+        gives: for each output, whether its gradient is given.
     """
 
     takes: tuple[bool, ...]
     gives: tuple[bool, ...]
 
     @classmethod
-    def of(cls, module: StageModule) -> GradientFlow:
+    def of(cls, module: StageModule) -> StageGradients:
         """Find out what a model wants that is trained as it is."""
         return cls(
             tuple(value.requires_grad for value in module.inputs),
@@ -99,7 +99,7 @@ class StageRunner:
         precision: the type that forwards and losses compute in.
         recomputes: keep nothing of a forward but its input, and run it once more in
             the backward; to the same result, bit for bit.
-        splits: how backwards are split, where they are.
+        splits: how backwards are split into I and W, if they are.
         checks_loss: whether the loss must be a mean over samples, for each microbatch
             is only a part of the batch.
         trainable: whether it has backwards.
@@ -110,10 +110,11 @@ class StageRunner:
             without a loss, what comes before the batch's own tensors.
 
     Attributes:
-        losses: the losses of forwards since they were last read, on the last stage.
-        live: what waits for its backward, by step and microbatch.
-        versions: the weight versions, where forwards read old ones.
-        batch_loss: the loss over the whole batch, on the net's last stage.
+        losses: the losses of the forwards since they were last read, on a net's last
+            stage.
+        live: what forwards have saved for their backwards, by step and microbatch.
+        versions: the versions of the weights, if forwards read old ones.
+        batch_loss: the loss over the whole batch, on a net's last stage.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class StageRunner:
         checks_loss: bool = False,
         trainable: bool = True,
         training: bool = True,
-        gradients: GradientFlow | None = None,
+        gradients: StageGradients | None = None,
         others: Sequence[NetOutput] = (),
     ) -> None:
         self.number = number
@@ -147,7 +148,7 @@ class StageRunner:
         self.live: dict[tuple[int, int], _SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
         self.batch_loss: LossFunction | None = None
-        gradients = GradientFlow.of(module) if gradients is None else gradients
+        gradients = StageGradients.of(module) if gradients is None else gradients
         self._takes_grad = gradients.takes
         self._gives_grad = gradients.gives
         self._trains = trainable and any(p.requires_grad for p in module.parameters())
@@ -403,7 +404,7 @@ class StageRunner:
         """Return the named losses of what the model returned.
 
         Args:
-            output: what this net returned.
+            output: what the model returned.
             targets: as the loss takes them.
             others: outputs of other nets.
         """

@@ -25,7 +25,7 @@ Places: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FlowPlaces:
+class FlowValues:
     """What goes along one flow.
 
     Args:
@@ -49,7 +49,7 @@ class Wiring:
         gives_grad: of each stage, whether each of its outputs does.
     """
 
-    links: Mapping[tuple[int, int], FlowPlaces] = field(default_factory=dict)
+    links: Mapping[tuple[int, int], FlowValues] = field(default_factory=dict)
     takes_grad: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
     gives_grad: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ def wire(
         modules: of every stage, in the program's order.
         outputs: of the nets whose last stage makes no loss of its own.
     """
-    links: dict[tuple[int, int], FlowPlaces] = {}
+    links: dict[tuple[int, int], FlowValues] = {}
     takes: dict[int, tuple[bool, ...]] = {}
     gives: dict[int, tuple[bool, ...]] = {}
     for number, (stage, module) in enumerate(zip(program.stages, modules, strict=True)):
@@ -106,7 +106,7 @@ def wire(
             taken += flags
             kept = [place for place, flag in zip(wanted, flags, strict=True) if flag]
             giving = [i for i, flag in enumerate(gives[source]) if flag]
-            links[source, number] = FlowPlaces(
+            links[source, number] = FlowValues(
                 tuple(wanted),
                 tuple(range(first, first + len(kept))),
                 tuple(giving.index(place) for place in kept),
