@@ -14,6 +14,7 @@ from hocket.core.op import Kind
 from hocket.errors import ParseError, PlanError, ScheduleError, ShapeError
 from hocket.schedules import make_schedule
 
+NUM_STEPS = 7
 GOOD = "0F0,0F1,0I0,0I1,0W0,0W1\n"
 
 
@@ -95,12 +96,30 @@ def test_a_file_that_is_not_there(free_dir: Path) -> None:
         pipeline("none.csv")
 
 
-def test_gradients_of_two_steps_are_not_complete_at_once(free_dir: Path) -> None:
-    """A weight has one place for complete gradients: the first must be used first."""
+def test_gradients_of_two_steps_are_complete_at_once(free_dir: Path) -> None:
+    """Those of the later step wait for the update of the earlier one."""
     Path("order.txt").write_text(
         "steps 3\nnet model microbatches=2\nstage 0 net=model device=0 delay=2\n"
         "d0  0F0 0F1 0B0 0B1 |: 0F0@1 0F1@1 0B0@1 0B1@1 0U :| "
         "0F0@2 0F1@2 0B0@2 0B1@2 0U@1 0U@2"
     )
-    with pytest.raises(ScheduleError, match="0B1@1, the step's last backward on its"):
-        pipeline("order.txt")
+    torch.manual_seed(1)
+    batches = [
+        (torch.randn(4, 3), torch.tensor([0, 1, 1, 0])) for _ in range(NUM_STEPS)
+    ]
+    with pipeline("order.txt") as trained:
+        losses = [result.loss for result in trained.train(batches)]
+        program = trained.plan.schedule.program
+        state = trained.state_dict()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    expected = hocket.emulate(
+        program,
+        model,
+        nn.functional.cross_entropy,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batches,
+    )
+    assert losses == [each["loss"] for each in expected]
+    for name, value in model.state_dict().items():
+        assert torch.equal(state[name], value), name

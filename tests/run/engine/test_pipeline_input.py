@@ -50,7 +50,7 @@ def answers_of(
 
 
 SETTINGS: Final = {
-    "no such cut": ("ModelError", "7.linear is no module of the model; the nearest"),
+    "no such cut": ("ModelError", "7.linear is no module of the model; there are"),
     "order of cuts": ("ModelError", "cut points must follow the order of the model"),
     "too few cuts": ("ModelError", "1 cut points make 2 stages, the schedule has 4"),
     "too few layers": ("ModelError", "2 layers that it can be cut between, too few"),
@@ -253,7 +253,9 @@ def test_small_batches_count_by_their_samples(tmp_path: Path) -> None:
     right = sum(sound.hits(model(x), y)["hits"].item() * len(y) for x, y in batches)
     count = sum(sound.SIZES)
 
-    for answers in answers_of("sound:small_batches", tmp_path, num_workers=4):
+    for answers in answers_of(
+        "support.good_input_workers:small_batches", tmp_path, num_workers=4
+    ):
         assert answers["steps"] == [16, 9]
         expected = [total / count, right / count, count]
         assert answers["before"] == pytest.approx(expected, rel=1e-12)
@@ -261,15 +263,18 @@ def test_small_batches_count_by_their_samples(tmp_path: Path) -> None:
 
 
 def test_random_numbers_belong_to_the_user(tmp_path: Path) -> None:
-    """Steps and evaluations leave the generator alone; dropout follows the seed."""
-    for answers in answers_of("sound:random_numbers", tmp_path):
+    """Steps and evaluations leave the generator alone; dropout follows the seed.
+
+    No loss depends on the order of the work or on the cut.
+    """
+    for answers in answers_of("support.good_input_workers:random_numbers", tmp_path):
         losses = {name: found for name, (found, _) in answers.items()}
         assert all(kept for _, kept in answers.values())
         assert losses["1f1b"] == losses["1f1b again"]
         assert losses["1f1b"][0] != losses["1f1b, another seed"][0]
         assert losses["gpipe"] == pytest.approx(losses["1f1b"], rel=1e-12)
         assert losses["looped"] == pytest.approx(losses["interleaved"], rel=1e-12)
-        assert losses["looped"][0] != losses["1f1b"][0]
+        assert losses["looped"] == pytest.approx(losses["1f1b"], rel=1e-12)
 
 
 LOOPBACK: Final = {"0100007F", "00000000000000000000000001000000"}
