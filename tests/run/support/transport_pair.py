@@ -68,9 +68,12 @@ class Worker:
         self.store.set("fault", str(time.monotonic()))
 
     def meet(self, name: str) -> None:
-        """Go on when the other worker is here too."""
+        """Go on when the other worker is here too, or after `LIMIT_S`."""
         self.store.set(f"{name}/{self.rank}", "")
+        until_s = time.monotonic() + LIMIT_S
         while not self.store.check([f"{name}/{1 - self.rank}"]):
+            if time.monotonic() > until_s:
+                return
             time.sleep(0.002)
 
 
@@ -192,6 +195,9 @@ def _work(
         outcome = Outcome(error=str(error), kind=type(error).__name__)
     end_s = time.monotonic()
     pipe.send(replace(outcome, wall_s=end_s - begin_s, end_s=end_s))
+    if not outcome.error:
+        # gloo loses a message that the other end has not read when this one exits.
+        worker.meet("end")
     worker.transport.close()
     os._exit(0)
 
