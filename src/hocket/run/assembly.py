@@ -40,10 +40,10 @@ from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.net_setup import NetSetup
-from hocket.run.engine.programs.wiring import wire_one_net
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.build import PlanConfig, build_plan

@@ -15,7 +15,7 @@ from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.record import Record
-from hocket.run.engine.programs.wiring import Wiring
+from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner

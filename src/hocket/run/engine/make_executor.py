@@ -22,6 +22,7 @@ from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.add_batch_losses import add_batch_losses
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
@@ -31,7 +32,6 @@ from hocket.run.engine.programs.net_setup import (
     stages_of,
 )
 from hocket.run.engine.programs.reduction_groups import ReductionGroups
-from hocket.run.engine.programs.wiring import Wiring
 from hocket.run.engine.refusals import refuse_hooks, refuse_shared
 from hocket.run.engine.sync.gate import Gate
 from hocket.run.engine.sync.results import Results

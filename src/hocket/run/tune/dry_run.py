@@ -45,7 +45,7 @@ from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.programs.wiring import wire_one_net
+from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision

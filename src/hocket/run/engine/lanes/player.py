@@ -32,11 +32,11 @@ from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.ports import InputMaker
 from hocket.run.engine.lanes.record import OpTimer, Record
 from hocket.run.engine.lanes.stage_ops import StageOps
-from hocket.run.engine.programs.ports import InputMaker
-from hocket.run.engine.programs.turns import LaneTurns, Turn
-from hocket.run.engine.programs.wiring import Wiring
+from hocket.run.engine.lanes.turns import LaneTurns, Turn
+from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.momentum import Follower

@@ -28,13 +28,13 @@ from hocket.run.engine.emulator.emulate import (
 )
 from hocket.run.engine.emulator.update import check_optimizer
 from hocket.run.engine.gather import holders_of
+from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
     modules_of,
     nets_of_batch,
     stages_of,
 )
-from hocket.run.engine.programs.wiring import wire
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum

@@ -24,7 +24,7 @@ from hocket.core.program import Program
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.point_to_point import PointToPoint, Route
-from hocket.run.engine.programs.wiring import Places, Wiring
+from hocket.run.engine.lanes.wiring import Places, Wiring
 
 Values: TypeAlias = tuple[Tensor, ...]
 Key: TypeAlias = tuple[int, int]  # step, microbatch
