@@ -26,7 +26,8 @@ class StepBatch:
     """One batch of a step, cut for this worker's replica.
 
     Args:
-        step: the step's header, for tags and random numbers.
+        step: the step's header, for tags and random numbers. Its microbatches are
+            numbered from `step.first` on, in each replica.
         microbatches: this replica's microbatches.
         closes: whether the step ends with it: gradients are reduced, weights updated.
         loss_scale: what the loss is multiplied by before the backward.
@@ -38,13 +39,6 @@ class StepBatch:
     closes: bool = True
     loss_scale: float = 1.0
     everywhere: tuple[Microbatch, ...] = ()
-
-    def number(self, index: int) -> int:
-        """Return a microbatch's number in the step; `index` is the schedule's.
-
-        All replicas count from 0: `StageRunner` adds an offset for each.
-        """
-        return self.step.first + index
 
     def share(self, index: int) -> float:
         """Return a microbatch's share of the whole step, by samples."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -43,19 +44,16 @@ class OpTimer:
     """Takes the times of one op.
 
     Args:
-        watch: takes those of all ops of a lane.
-        index: the op's number in the lane.
-        lane: the lane's number in the schedule.
+        start: called when the op begins.
+        end: called when it has ended.
+        lane: the number of the op's lane in the schedule.
     """
 
-    watch: Stopwatch
-    index: int
+    start: Callable[[], None]
+    end: Callable[[], None]
     lane: int
 
-    def start(self) -> None:
-        """Note that the op begins."""
-        self.watch.start(self.index)
-
-    def end(self) -> None:
-        """Note that the op has ended."""
-        self.watch.end(self.index)
+    @classmethod
+    def of(cls, watch: Stopwatch, index: int, lane: int) -> OpTimer:
+        """Take the times of the op that has number `index` in its lane."""
+        return cls(partial(watch.start, index), partial(watch.end, index), lane)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.split.splitter import Remainder
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class StageOps:
         evaluates: forwards keep nothing.
 
     Attributes:
+        number: the stage.
         net: the stage's net.
         loss: op L; None where the loss is part of F, or there is none.
         gather: op G, where the stage has one.
@@ -64,6 +69,7 @@ class StageOps:
         evaluates: bool,
     ) -> None:
         self._runner = runner
+        self.number = number
         self.net = program.stages[number].net
         keeps = program.stages[number].trainable and not evaluates
         self._keeps = keeps
@@ -77,11 +83,17 @@ class StageOps:
             if source not in program.loss_inputs(number)
         ]
         self._outputs = maker.output(number, copies=not keeps)
+        self._take_inputs = _taking(self._inputs)
         targets = program.gradient_targets[number]
         self._gradient_inputs = [maker.gradient_of(one, number) for one in targets]
         if keeps and number in program.loss_stages:
             near = maker.loss_gradient(number)
             self._gradient_inputs = [NearInput(near, self.net)]
+        self._take_gradients = (
+            _taking(self._gradient_inputs)
+            if len(self._gradient_inputs) < 2
+            else self._sum_of_gradients
+        )
         self._wanted = [wiring.wanted(number, target) for target in targets]
         self._gradient_outputs = maker.gradient(number)
         self._received_from = _far(self._inputs)
@@ -105,16 +117,32 @@ class StageOps:
         self._device = device
         self._lanes = dict(zip(numbers, device.lanes, strict=True))
 
-    @contextmanager
-    def _computing(self, timer: OpTimer) -> Iterator[None]:
-        """Hold what only one lane may use, while the module runs forward."""
+    def _timed(
+        self,
+        timer: OpTimer,
+        compute: Callable[_P, _T],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _T:
+        """Run the module, and take the op's time.
+
+        Where several lanes have the stage's ops, they hold what only one may use.
+        """
+        device = self._device
+        if device is None:
+            timer.start()
+            result = compute(*args, **kwargs)
+            timer.end()
+            return result
         with self.lock:
-            if self._device is None or not self._runner.module.random_layers:
-                yield
-                return
             # The runner seeds the generator, which all lanes of a device share.
-            with self._device.fork_rng(self._lanes[timer.lane], 0):
-                yield
+            draws = self._runner.module.random_layers
+            lane = self._lanes[timer.lane]
+            with device.fork_rng(lane, 0) if draws else nullcontext():
+                timer.start()
+                result = compute(*args, **kwargs)
+                timer.end()
+                return result
 
     def forward(
         self, batch: NetBatches, index: int, timer: OpTimer, *, splits: bool
@@ -129,20 +157,19 @@ class StageOps:
         """
         work = batch[self.net]
         step = work.step
-        received = _taken(self._inputs, batch, index)
+        received = self._take_inputs(batch, index)
         if splits:
             self._received[step.number, index] = received
-        with self._computing(timer):
-            timer.start()
-            values = self._runner.forward(
-                step.number,
-                work.number(index),
-                work.microbatches[index],
-                received,
-                work.share(index) * work.loss_scale,
-                splits=splits,
-            )
-            timer.end()
+        values = self._timed(
+            timer,
+            self._runner.forward,
+            step.number,
+            step.first + index,
+            work.microbatches[index],
+            received,
+            work.share(index) * work.loss_scale,
+            splits=splits,
+        )
         self._outputs.put(batch, timer.lane, index, values)
         if not self._keeps:
             _release(self._received_from, batch, index)  # no backward will do so
@@ -153,7 +180,7 @@ class StageOps:
         Returns:
             The model's output, from its last stage; None from others.
         """
-        received = _taken(self._inputs, batch, index)
+        received = self._take_inputs(batch, index)
         timer.start()
         values = self._runner.evaluate(batch[self.net].microbatches[index], received)
         timer.end()
@@ -164,28 +191,28 @@ class StageOps:
 
     def backward(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play B."""
-        work = batch[self.net]
-        grads = self._gradients(batch, index)
-        with self._computing(timer):
-            timer.start()
-            values = self._runner.backward(work.step.number, work.number(index), grads)
-            timer.end()
+        step = batch[self.net].step
+        grads = self._take_gradients(batch, index)
+        values = self._timed(
+            timer, self._runner.backward, step.number, step.first + index, grads
+        )
         _release(self._gradients_from, batch, index)
         self._put_gradients(batch, index, timer, values)
         _release(self._received_from, batch, index)
 
     def input_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
-        """Play I; inputs that W does not read are given back at once."""
-        work = batch[self.net]
-        grads = self._gradients(batch, index)
-        with self._computing(timer):
-            timer.start()
-            values, remainder = self._runner.input_gradients(
-                work.step.number, work.number(index), grads
-            )
-            timer.end()
+        """Play I; inputs that W does not read are released at once."""
+        step = batch[self.net].step
+        grads = self._take_gradients(batch, index)
+        values, remainder = self._timed(
+            timer,
+            self._runner.input_gradients,
+            step.number,
+            step.first + index,
+            grads,
+        )
         self._put_gradients(batch, index, timer, values)
-        key = work.step.number, index
+        key = step.number, index
         held: list[Input] = []
         for inputs, tensors in (
             (self._gradients_from, grads),
@@ -205,17 +232,15 @@ class StageOps:
         timer.end()
         _release(waiting.held, batch, index)
 
-    def _gradients(self, batch: NetBatches, index: int) -> Sequence[Tensor]:
+    def _sum_of_gradients(self, batch: NetBatches, index: int) -> Values:
         """Return the gradients of the stage's outputs, added up over their readers."""
-        if len(self._gradient_inputs) < 2:
-            return _taken(self._gradient_inputs, batch, index)
         sums: dict[int, Tensor] = {}
         for one, wanted in zip(self._gradient_inputs, self._wanted, strict=True):
             values = one.take(batch, index)
             places = range(len(values)) if wanted is None else wanted
             for place, value in zip(places, values, strict=True):
                 sums[place] = sums[place] + value if place in sums else value
-        return [value for _, value in sorted(sums.items(), key=itemgetter(0))]
+        return tuple(value for _, value in sorted(sums.items(), key=itemgetter(0)))
 
     def _put_gradients(
         self, batch: NetBatches, index: int, timer: OpTimer, values: Values
@@ -234,7 +259,7 @@ def _in_order(program: Program, number: int) -> list[int]:
 
 
 def _far(inputs: Sequence[Input]) -> list[Input]:
-    """Return the inputs whose memory must be given back."""
+    """Return the inputs whose memory must be released."""
     return [one for one in inputs if not isinstance(one, NearInput)]
 
 
@@ -243,8 +268,10 @@ def _release(inputs: Sequence[Input], batch: NetBatches, index: int) -> None:
         one.release(batch, index)
 
 
-def _taken(inputs: Sequence[Input], batch: NetBatches, index: int) -> Sequence[Tensor]:
-    """Take a microbatch's values from all inputs, in their order."""
+def _taking(inputs: Sequence[Input]) -> Callable[[NetBatches, int], Values]:
+    """Return what takes a microbatch's values from all inputs, in their order."""
     if len(inputs) == 1:
-        return inputs[0].take(batch, index)
-    return tuple(value for one in inputs for value in one.take(batch, index))
+        return inputs[0].take
+    return lambda batch, index: tuple(
+        value for one in inputs for value in one.take(batch, index)
+    )

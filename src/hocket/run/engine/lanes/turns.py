@@ -24,6 +24,7 @@ class Turn:
         action: plays it on a batch of each net.
         waits: values of other lanes that it needs.
         records: values of it that other lanes wait for.
+        ends_step: whether it is a reduction or an update.
     """
 
     op: Op
@@ -31,6 +32,7 @@ class Turn:
     action: Callable[[NetBatches], None]
     waits: tuple[Value, ...]
     records: tuple[Value, ...]
+    ends_step: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,10 @@ class LaneTurns:
 
     Args:
         turns: its ops.
-        unfinished: the same without reductions and updates, for a batch that does not
-            end its step.
         watch: takes their times.
         computes: which of them take the lane's own time.
     """
 
     turns: list[Turn]
-    unfinished: list[Turn]
     watch: Stopwatch
     computes: NDArray[np.bool_]

@@ -1,0 +1,286 @@
+"""The two ends of a channel: messages in order, behind a header, of agreed schemas.
+
+    a channel's messages   header of step 0 │ microbatch 0 │ 1 │ 2 │ header of step 1
+    announced to the       ├── shapes are known ──────────┤   └ waits for its schema
+    receiver, with buffers
+
+The schema of each shape signature is agreed once, through the store: the sender puts it
+there with its first message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import WaitError
+from hocket.run.comm.schema import Schema, message_tag, schema_of
+from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_key
+from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
+from hocket.run.comm.transport import Channel, Receiver, Sender
+
+# What a message's shapes follow from: numbers of samples.
+Signature: TypeAlias = int | tuple[int, ...]
+StepKey: TypeAlias = tuple[int, int]  # the step's number, its batch's first microbatch
+
+_HEADER: Final = -1  # in the place of a microbatch: what comes before all of a step
+_FIRST_PAUSE_S: Final = 2e-5
+_LAST_PAUSE_S: Final = 1e-3
+
+
+class _Coming(NamedTuple):
+    """A message on its way; `_HEADER` in the place of a microbatch for a header."""
+
+    step: StepHeader
+    microbatch: int
+    signature: Signature
+
+
+class Schemas:
+    """Looks up what is agreed in the store.
+
+    Args:
+        store: the job's.
+        timeout_s: after which a wait for the other end's schema ends.
+    """
+
+    def __init__(self, store: dist.Store, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._store = store
+        # Equal schemas are one object, so that they are found at once.
+        self._known: dict[Schema, Schema] = {}
+
+    def agree(
+        self, channel: Channel, signature: Signature, own: Schema | None
+    ) -> Schema:
+        """Return the schema of a signature in a channel.
+
+        Args:
+            channel: the channel.
+            signature: the signature.
+            own: what the sender sends; None at the receiver, which waits for it.
+
+        Raises:
+            WaitError: the sender put nothing there within the timeout.
+        """
+        end = ChannelEnd.RECEIVER if own is None else ChannelEnd.SENDER
+        schema = agree_on_schema(
+            self._store, channel, str(signature), own, end, self.timeout_s
+        )
+        return self._known.setdefault(schema, schema)
+
+    def is_there(self, channel: Channel, signature: Signature) -> bool:
+        """Whether the sender has put a signature's schema there."""
+        return self._store.check([schema_key(channel, str(signature))])
+
+
+class Outgoing:
+    """A channel that this worker sends into.
+
+    Args:
+        channel: its name and ends.
+        sender: its end here.
+        schemas: looks up schemas.
+    """
+
+    def __init__(self, channel: Channel, sender: Sender, schemas: Schemas) -> None:
+        self._channel = channel
+        self._sender = sender
+        self._schemas = schemas
+        self._agreed: dict[Signature, Schema] = {}
+        self._headers: set[StepKey] = set()  # that go before a step's first message
+
+    def begin(self, step: StepHeader) -> None:
+        """Send a header before the first message of a step."""
+        self._headers.add(_key(step))
+
+    def send(
+        self,
+        step: StepHeader,
+        microbatch: int,
+        signature: Signature,
+        values: Sequence[Tensor],
+    ) -> None:
+        """Send values, which must not be changed afterwards.
+
+        Raises:
+            SchemaError: their shapes differ from what was agreed.
+            WaitError: the receiver took nothing within the timeout.
+        """
+        if self._headers and (key := _key(step)) in self._headers:
+            self._headers.remove(key)
+            self._sender.send(_header_tag(step), (step.header(),), HEADER)
+        schema = self._agreed.get(signature)
+        if schema is None:
+            schema = self._schemas.agree(self._channel, signature, schema_of(values))
+            self._agreed[signature] = schema
+        self._sender.send(_tag(schema, step, microbatch), values, schema)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything sent has left."""
+        self._sender.flush(timeout_s)
+
+
+class Incoming:
+    """A channel that this worker receives from.
+
+    Args:
+        channel: its name and ends.
+        receiver: its end here.
+        schemas: looks up schemas.
+        turn: held while the receiver is used, where several lanes of this device use
+            receivers, which share buffers; None for one lane.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        receiver: Receiver,
+        schemas: Schemas,
+        turn: threading.RLock | None,
+    ) -> None:
+        self._channel = channel
+        self._receiver = receiver
+        self._schemas = schemas
+        self._turn = turn
+        self._agreed: dict[Signature, Schema] = {}
+        self._coming: deque[_Coming] = deque()  # that the receiver does not expect yet
+        # The tags of those that it expects, by step and microbatch, until released.
+        self._tags: dict[tuple[int, int], int] = {}
+        self._headers: set[StepKey] = set()  # of steps that are not added yet
+        self._unread: set[StepKey] = set()
+
+    def begin(self, step: StepHeader) -> None:
+        """Expect a header before the first message of a step."""
+        self._headers.add(_key(step))
+
+    def add(self, step: StepHeader, microbatch: int, signature: Signature) -> None:
+        """Add a message behind those that will come."""
+        key = _key(step)
+        if key in self._headers:
+            self._headers.remove(key)
+            self._unread.add(key)
+            self._coming.append(_Coming(step, _HEADER, 0))
+        self._coming.append(_Coming(step, microbatch, signature))
+
+    def announce(self) -> None:
+        """Have buffers ready, in order, up to the first message of an unknown shape."""
+        while self._coming:
+            step, microbatch, signature = self._coming[0]
+            if microbatch == _HEADER:
+                self._receiver.expect([_header_tag(step)], HEADER)
+            else:
+                schema = self._agreed.get(signature)
+                if schema is None:
+                    return
+                tag = _tag(schema, step, microbatch)
+                self._tags[step.number, microbatch] = tag
+                self._receiver.expect([tag], schema)
+            self._coming.popleft()
+
+    def receive(self, step: StepHeader, microbatch: int) -> tuple[Tensor, ...]:
+        """Wait for a message; its values stay valid until `release`.
+
+        Raises:
+            WaitError: it did not come within the timeout, or the sender is gone.
+            SchemaError: something else came, or the two sides' batches differ.
+        """
+        if self._turn is not None:
+            return self._poll(self._turn, step, microbatch)
+        if self._unread and (key := _key(step)) in self._unread:
+            self._announce_until(step, _HEADER)
+            self._unread.remove(key)
+            self._read_header(step)
+        if self._coming:
+            self._announce_until(step, microbatch)
+        return self._receiver.receive(self._tags[step.number, microbatch])
+
+    def release(self, step: StepHeader, microbatch: int) -> None:
+        """Release the buffer of a message."""
+        tag = self._tags.pop((step.number, microbatch))
+        if self._turn is None:
+            self._receiver.release(tag)
+            return
+        with self._turn:
+            self._receiver.release(tag)
+
+    def _poll(
+        self, turn: threading.RLock, step: StepHeader, microbatch: int
+    ) -> tuple[Tensor, ...]:
+        """Receive without keeping other lanes, whose ops the sender may wait for."""
+        timeout_s, pause_s = self._schemas.timeout_s, _FIRST_PAUSE_S
+        until_s = time.monotonic() + timeout_s
+        while True:
+            with turn:
+                if self._has_come(step, microbatch):
+                    return self._receiver.receive(self._tags[step.number, microbatch])
+            if time.monotonic() >= until_s:
+                channel = self._channel
+                raise WaitError(
+                    f"{channel}: waited {timeout_s:.1f} s for microbatch "
+                    f"{microbatch} of step {step.number}; rank {channel.from_rank} is "
+                    "gone, stuck, or slower than the timeout allows"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def _has_come(self, step: StepHeader, microbatch: int) -> bool:
+        """Whether a message can be received without a wait; reads its header."""
+        key = _key(step)
+        if key in self._unread:
+            if not self._is_announced(step, _HEADER):
+                return False
+            if not self._receiver.ready(_header_tag(step)):
+                return False
+            self._unread.remove(key)
+            self._read_header(step)
+        return self._is_announced(step, microbatch) and self._receiver.ready(
+            self._tags[step.number, microbatch]
+        )
+
+    def _is_announced(self, step: StepHeader, microbatch: int) -> bool:
+        """Whether the receiver expects a message; looks up shapes that are known."""
+        while self._is_coming(step, microbatch):
+            if not self._schemas.is_there(self._channel, self._coming[0].signature):
+                return False
+            self._agree()
+        return True
+
+    def _announce_until(self, step: StepHeader, microbatch: int) -> None:
+        """Look up the shapes of a message, and of those that are made before it."""
+        while self._is_coming(step, microbatch):
+            self._agree()
+
+    def _is_coming(self, step: StepHeader, microbatch: int) -> bool:
+        return any(x.step is step and x.microbatch == microbatch for x in self._coming)
+
+    def _agree(self) -> None:
+        """Look up the shapes of the first message that is not announced yet."""
+        signature = self._coming[0].signature
+        self._agreed[signature] = self._schemas.agree(self._channel, signature, None)
+        self.announce()
+
+    def _read_header(self, step: StepHeader) -> None:
+        tag = _header_tag(step)
+        (header,) = self._receiver.receive(tag)
+        ends = self._channel
+        check_same_header(step.header(), ends.to_rank, header, ends.from_rank)
+        self._receiver.release(tag)
+
+
+def _key(step: StepHeader) -> StepKey:
+    return step.number, step.first
+
+
+def _tag(schema: Schema, step: StepHeader, microbatch: int) -> int:
+    return message_tag(schema, step.number, step.first + microbatch, step.salt)
+
+
+def _header_tag(step: StepHeader) -> int:
+    return message_tag(HEADER, step.number, step.first)

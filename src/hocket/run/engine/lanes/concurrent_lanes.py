@@ -1,0 +1,113 @@
+"""Issue the ops of several lanes of one device, which run concurrently.
+
+host      issues 0F0 1F0 0W0 ...       in an order in which no lane waits for an op
+lane 0    0F0 ─────── 1F0              that is not issued yet
+lane 1          └ event ─ 0W0
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from hocket.core.accesses import accesses
+from hocket.core.dataflow import Value
+from hocket.run.data.step_batch import Batches
+from hocket.run.device.device import Device, Event, IssueOrder
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
+from hocket.run.engine.lanes.turns import LaneTurns, Turn
+
+
+class ConcurrentLanes:
+    """Plays portions in the lanes of one device.
+
+    Args:
+        device: has the lanes.
+        plan: what is played.
+        numbers: the lanes' numbers in the schedule, ascending.
+        lanes: their ops, by portion.
+        play: plays one op, of a step, on the batches under way, in a lane.
+        recorder: notes each op that has ended; ops overlap, so not its beginning.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        plan: PlayPlan,
+        numbers: tuple[int, ...],
+        lanes: Mapping[Portion, Sequence[LaneTurns]],
+        play: Callable[[Turn, int, Batches, int], None],
+        recorder: FlightRecorder,
+    ) -> None:
+        self._device = device
+        self._plan = plan
+        self._numbers = numbers
+        self._lanes = lanes
+        self._play = play
+        self._recorder = recorder
+        self._lock = threading.Lock()  # of the recorder
+        # The order of issue, and the values for which there are events; by portion.
+        self._issued = {portion: [*self._in_order(portion)] for portion in lanes}
+        self._made = {
+            portion: {
+                value for one in own for turn in one.turns for value in turn.records
+            }
+            for portion, own in lanes.items()
+        }
+
+    def play(
+        self, portion: Portion, first: int, batches: Batches, *, closes: bool
+    ) -> None:
+        """Play a portion; the lanes are joined at its end, where the next one begins.
+
+        Args:
+            portion: the portion.
+            first: the step that its step 0 is.
+            batches: all batches under way.
+            closes: whether its steps end, with reductions and updates.
+
+        Raises:
+            RunError: an op failed.
+        """
+        device, made = self._device, self._made[portion]
+        events: defaultdict[Value, Event] = defaultdict(device.new_event)
+        device.fork()
+        for number, turn in self._issued[portion]:
+            if turn.ends_step and not closes:
+                continue
+            device.lanes[number].submit(
+                partial(self._play_turn, number, turn, first, batches),
+                waits=[events[value] for value in turn.waits if value in made],
+                records=[events[value] for value in turn.records],
+                label=turn.text,
+            )
+        device.join()
+
+    def _play_turn(self, lane: int, turn: Turn, first: int, batches: Batches) -> None:
+        sanitizer = self._device.sanitizer
+        if sanitizer is not None:
+            for access in accesses(turn.op, self._plan.program):
+                what = access.resource, access.stage, access.number + first
+                sanitizer.access(lane, turn.text, what, writes=access.writes)
+        number = first + turn.op.step
+        self._play(turn, number, batches, lane)
+        with self._lock:
+            self._recorder.begin(turn.text, number)
+            self._recorder.end()
+
+    def _in_order(self, portion: Portion) -> Iterator[tuple[int, Turn]]:
+        """Yield the number of a lane and its next op, as the host must issue them."""
+        lanes = self._lanes[portion]
+        if self._device.issue_order is IssueOrder.SIDE_LANES_FIRST:
+            for number in reversed(range(len(lanes))):
+                for turn in lanes[number].turns:
+                    yield number, turn
+            return
+        left = [iter(lane.turns) for lane in lanes]
+        part, program = self._plan.portions[portion], self._plan.program
+        place = {lane: i for i, lane in enumerate(self._numbers)}
+        for lane, _ in part.in_order(self._numbers, program):
+            yield place[lane], next(left[place[lane]])

@@ -1,0 +1,185 @@
+"""Reduce the gradients of a device's stages, and update their weights.
+
+    F F B F B B  ──▶ complete ──▶ R ──▶ summed ──▶ U
+            └ the last op that adds to a stage's gradients
+
+Reductions end by themselves at any time: they are looked at between ops. Gradients that
+are complete before an earlier step is updated wait for that update.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from hocket.run.data.step_batch import NetBatches, StepBatch
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.lanes.record import OpTimer
+from hocket.run.engine.lanes.stage_ops import StageOps
+from hocket.run.engine.sync.step_sync import NoSync
+from hocket.run.stage.runner import StageRunner
+from hocket.run.weights.momentum import Follower
+from hocket.run.weights.stale_ties.worker_ties import WorkerTies
+from hocket.run.weights.updater import Updater
+
+
+class Countdown:
+    """Counts the microbatches of each stage's batches down to the last one."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, int, int], int] = {}
+
+    def is_last(self, stage: int, work: StepBatch) -> bool:
+        """Count one microbatch of a stage's batch; return whether it was the last."""
+        key = stage, work.step.number, work.step.first
+        num_left = self._left.pop(key, len(work.microbatches)) - 1
+        if num_left:
+            self._left[key] = num_left
+        return not num_left
+
+
+class StepEnd:
+    """Plays ops R and U of one device.
+
+    Args:
+        runners: this device's stages.
+        updaters: their updaters; none in evaluation.
+        followers: the stages whose weights follow those of others.
+        sync: losses, gradients and gates.
+        ties: the weights that stages of different delays share.
+        recorder: notes that waits are over.
+
+    Attributes:
+        reducing: the batches whose gradients are being reduced, by stage.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[int, StageRunner],
+        updaters: Mapping[int, Updater],
+        followers: Mapping[int, Follower],
+        sync: NoSync,
+        ties: WorkerTies,
+        recorder: FlightRecorder,
+    ) -> None:
+        self._runners = runners
+        self._updaters = updaters
+        self._followers = followers
+        self._sync = sync
+        self._ties = ties
+        self._has_ties = bool(ties)
+        self._recorder = recorder
+        self._lock = threading.RLock()  # of the reductions
+        self._left = Countdown()  # of ops that add to gradients
+        self._timers: dict[int, OpTimer] = {}  # of R, by stage, as long as it is timed
+        self.reducing: dict[int, StepBatch] = {}
+        # What waits for an update of an earlier step, by stage.
+        self._postponed: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
+
+    def count_gradient(self, ops: StageOps, work: StepBatch) -> None:
+        """Count an op that added to a stage's gradients, and act behind the last.
+
+        Then they go where the optimizer looks for them: the next step's may begin
+        before the update, with other weights or the same.
+        """
+        stage = ops.number
+        if not self._left.is_last(stage, work) or not work.closes:
+            return
+        versions = self._runners[stage].versions
+        if versions is not None:
+            with ops.lock:
+                versions.complete(work.step.number)
+        self._when_next(stage, work, partial(self._complete, stage, work))
+
+    def reduce(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
+        """Play R: begin the sum of a stage's gradients over replicas."""
+        stage, work = ops.number, batch[ops.net]
+
+        def start() -> None:
+            reducer = self._updaters[stage].reducer
+            assert reducer is not None
+            timer.start()
+            reducer.start()
+            self._timers[stage] = timer
+            self.reducing[stage] = work
+            self._sync.after_reduction_began(stage, work)
+
+        self._when_next(stage, work, start)
+
+    def take_finished(self) -> None:
+        """Take the reductions that have ended."""
+        with self._lock:
+            for stage, work in [*self.reducing.items()]:
+                reducer = self._updaters[stage].reducer
+                assert reducer is not None
+                if reducer.is_done():
+                    self.finish(stage)
+                    self._sync.after_gradients(stage, work)
+
+    def finish(self, stage: int) -> None:
+        """Wait for the sum of a stage's gradients, where it is under way."""
+        with self._lock:
+            self._updaters[stage].wait()
+            self.reducing.pop(stage, None)
+            if stage in self._timers:
+                self._timers.pop(stage).end()
+
+    def end_record(self) -> None:
+        """End the times of reductions that go on behind a portion."""
+        for timer in self._timers.values():
+            timer.end()
+        self._timers.clear()
+
+    def update(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
+        """Play U, behind the gate of the stage.
+
+        Raises:
+            NonFiniteError: a gradient is not finite.
+            WaitError: another worker did not come to the gate.
+        """
+        stage, work = ops.number, batch[ops.net]
+        updater = self._updaters[stage]
+        updates = self._sync.before_update(stage, work, self.finish)
+        self._recorder.resume()
+        self._change(ops, timer, updater.update if updates else updater.forget)
+        self._ties.after_update(stage)
+        postponed = self._postponed.get(stage)
+        while postponed and postponed[0][0] <= work.step.number + 1:
+            postponed.popleft()[1]()
+
+    def follow(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
+        """Play U of a stage whose weights follow those of another one."""
+        follower, step = self._followers[ops.number], batch[ops.net].step.number
+        self._change(ops, timer, partial(follower.update, step))
+
+    def _change(
+        self, ops: StageOps, timer: OpTimer, change: Callable[[], None]
+    ) -> None:
+        """Change a stage's weights; steps that read older ones go on doing so."""
+        versions = self._runners[ops.number].versions
+        with ops.lock:
+            timer.start()
+            if versions is not None:
+                versions.before_update()
+            change()
+            if versions is not None:
+                versions.after_update()
+            timer.end()
+
+    def _when_next(self, stage: int, work: StepBatch, act: Callable[[], None]) -> None:
+        """Act on a step's complete gradients, when earlier steps have been updated."""
+        versions = self._runners[stage].versions
+        if versions is None or versions.is_next(work.step.number):
+            act()
+        else:
+            self._postponed.setdefault(stage, deque()).append((work.step.number, act))
+
+    def _complete(self, stage: int, work: StepBatch) -> None:
+        if self._has_ties:
+            self._ties.complete(stage, work.step.number)
+            self._recorder.resume()
+        self._sync.after_backwards(stage, work)
+        if stage in self._updaters and self._updaters[stage].reducer is None:
+            self._sync.after_gradients(stage, work)
