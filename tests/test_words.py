@@ -54,7 +54,6 @@ NOT_YET: Final = (
     "passes/",
     "planner/published/",
     "recipes/",
-    "run/engine/",
     "schedules/",
 )
 

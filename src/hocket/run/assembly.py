@@ -15,7 +15,7 @@ import contextlib
 import gc
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,10 @@ from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.freed_memory import give_back_freed_memory
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
-from hocket.run.comm.transport import NUM_BUFFERS, Transport
-from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
+from hocket.run.comm.transport import NUM_BUFFERS
+from hocket.run.comm.transports import TransportName, make_transport
 from hocket.run.data.batch import call_arguments, split_batch
 from hocket.run.data.loss import LossFunction
-from hocket.run.device.open import open_device
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.evaluate import Evaluator
@@ -45,7 +44,7 @@ from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
-from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.tune.build import PlanConfig, build_plan
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.order import make_order
@@ -171,9 +170,15 @@ def _assembled(
     clips = config.settings.clip_norm is not None
     if is_timed(schedule, plan_config, stages_per_device):
         own_store = dist.PrefixStore("before the order", store)
-        with closing(
-            _transport(config, world, own_store, recorder, timeout_s)
-        ) as carrier:
+        carrier = make_transport(
+            config.transport,
+            world,
+            own_store,
+            recorder,
+            num_buffers=NUM_BUFFERS,
+            timeout_s=timeout_s,
+        )
+        with closing(carrier):
             context = WorkerContext(
                 world, layout, recorder, carrier, own_store, timeout_s
             )
@@ -185,16 +190,18 @@ def _assembled(
     if config.schedule != "auto":  # which may choose one without old weights
         refuse_without_effect(config.settings, order, config.max_delay)
     refuse_settings(config.settings, order)
-    num_buffers = buffers_needed(order, clips=clips)
-    carrier = _transport(config, world, store, recorder, timeout_s, num_buffers)
-    stack.callback(carrier.close)
     name = "" if isinstance(schedule, Schedule) else str(schedule)
-    context = WorkerContext(world, layout, recorder, carrier, store, timeout_s)
-    num_lanes = len(order.lanes_of(layout.device))
-    if num_lanes > 1:
-        lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
-        stack.callback(lanes.close)
-        context = replace(context, lanes=lanes)
+    context = open_context(
+        config.transport,
+        world,
+        layout,
+        recorder,
+        store,
+        order,
+        stack,
+        timeout_s=timeout_s,
+        clips=clips,
+    )
     plan, play_plan, modules, channels = build_plan(plan_config, name, order, context)
     if world.rank == 0:
         warn_of_repeating_bubble(config.schedule, plan)
@@ -219,24 +226,6 @@ def _assembled(
     stack.callback(checkpoints.release)
     evaluator = Evaluator(executor, world, layout, recorder, plan, timeout_s=timeout_s)
     return PipelineParts(layout, plan, outline, executor, checkpoints, evaluator)
-
-
-def _transport(
-    config: PipelineConfig,
-    world: World,
-    store: dist.Store,
-    recorder: FlightRecorder,
-    timeout_s: float,
-    num_buffers: int = NUM_BUFFERS,
-) -> Transport:
-    return make_transport(
-        config.transport,
-        world,
-        store,
-        recorder,
-        num_buffers=num_buffers,
-        timeout_s=timeout_s,
-    )
 
 
 _num_pipelines = count()

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
 
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import CheckpointError, RunError
 from hocket.planner.recompute import RecomputeName
 from hocket.run.assembly import PipelineConfig, assemble
-from hocket.run.cluster.freed_memory import give_back_freed_memory
-from hocket.run.cluster.reporting import open_flight_recorder
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.loss import LossFunction
@@ -31,6 +27,7 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
+from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.settings import (
@@ -42,7 +39,7 @@ from hocket.run.weights.settings import (
 )
 
 
-class Pipeline:
+class Pipeline(WorkerRun):
     """Trains a model in stages on several workers.
 
     Every worker makes the same Pipeline from the same model, and iterates over the same
@@ -163,16 +160,7 @@ class Pipeline:
             correction,
             num_discounted_updates,
         )
-        self._stack = contextlib.ExitStack()
-        if world is None:
-            world = join_world(timeout_s=timeout_s)
-            self._stack.callback(world.close)
-        self.world = world
-        self._stack.callback(give_back_freed_memory)
-        self._recorder = self._stack.enter_context(open_flight_recorder(world, run_dir))
-        timeout_s = world.timeout_s if timeout_s is None else timeout_s
-        self._why_ended = ""
-        self._step = 0  # of the next batch
+        super().__init__("pipeline", world, timeout_s, run_dir)
         with self._reported():
             config = PipelineConfig(
                 model=model,
@@ -192,7 +180,9 @@ class Pipeline:
                 seed=seed,
                 transport=transport,
             )
-            parts = assemble(config, world, self._recorder, self._stack, timeout_s)
+            parts = assemble(
+                config, self.world, self._recorder, self._stack, self._timeout_s
+            )
         self.plan: Plan = parts.plan
         self._num_parts = config.num_parts
         nets = parts.plan.schedule.program.nets
@@ -413,38 +403,6 @@ class Pipeline:
         self._stack.close()
         self._checkpoints.finish()
 
-    def __enter__(self) -> Pipeline:
-        """Return the pipeline: `with Pipeline(...) as pipeline`."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close, and report an error that ended the block."""
-        if error is None:
-            self.close()
-        else:
-            self._why_ended = f"{type(error).__name__} in step {self._step}"
-            self._stack.__exit__(kind, error, trace)
-
-    @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Report any error of the block, and close the connections."""
-        if self._why_ended:
-            raise RunError(
-                f"this pipeline has ended ({self._why_ended}): make another one"
-            )
-        try:
-            yield
-        except CheckpointError:  # the same on all workers, and nothing was changed
-            raise
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-
     def _works_of(self, batches: Sequence[Any]) -> list[NetBatches]:
         """The next step's."""
         step_batches = make_step_batches(
@@ -452,15 +410,6 @@ class Pipeline:
         )
         self._step += 1
         return step_batches
-
-    @contextlib.contextmanager
-    def _playing(self) -> Iterator[None]:
-        with self._reported(), preserve_generators(self.world.device):
-            try:
-                yield
-            except BaseException:
-                self._step -= 1  # it has not been trained
-                raise
 
     def _drain(self) -> None:
         """Finish all steps in flight, before weights are read."""

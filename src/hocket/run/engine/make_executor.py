@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from hocket.core.gates import gates_of
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
-from hocket.run.comm.all_sum import AllSum
-from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
@@ -33,20 +28,16 @@ from hocket.run.engine.programs.net_setup import (
 )
 from hocket.run.engine.programs.reduction_groups import ReductionGroups
 from hocket.run.engine.refusals import refuse_hooks, refuse_shared
-from hocket.run.engine.sync.gate import Gate
-from hocket.run.engine.sync.results import Results
-from hocket.run.engine.sync.step_sync import Norms, StepSync
+from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageGradients, StageRunner
-from hocket.run.weights.gradients import Gradients
 from hocket.run.weights.momentum import Follower, follow
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.make import give_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.tied_weights import (
-    Tie,
     equal_start,
     find_ties,
     owned_parameters,
@@ -138,14 +129,14 @@ def make_executor(
     # These are equal by now.
     ties = [tie for tie in ties if tie.name not in stale_names]
     names = ParameterNames(program, nets)
-    parts = _Parts(
+    maker = SyncMaker(
         play_plan,
         modules,
         settings,
         context,
         updaters,
         names,
-        _stage_of(program, nets, names),
+        first_stages(program, nets, names),
         ties,
         {
             stage: tie_reducers(ties, groups, {stage: own})
@@ -164,7 +155,7 @@ def make_executor(
         for net, last in losses.items()
     }
     ends = {last: net for net, last in losses.items() if last in runners}
-    sync = parts.sync(runners, ends, results, replicas)
+    sync = maker.make(runners, ends, results, replicas)
     player = Player(
         play_plan,
         layout.device,
@@ -184,7 +175,7 @@ def make_executor(
         play_plan,
         runners,
         updaters,
-        parts.scale,
+        maker.scale,
         context.transport,
         context.store,
         context.world.device,
@@ -193,147 +184,6 @@ def make_executor(
         worker_ties,
         wiring,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What gates are made from.
-
-    Args:
-        plan: what is played.
-        modules: all stages.
-        settings: how to train.
-        context: this worker's.
-        updaters: this device's, by stage.
-        names: of the parameters of all nets.
-        stage_of: the stage of each trained parameter, in the uncut model's order.
-        ties: the weights that stages on several devices hold.
-        tie_sums: of each of this device's stages, the sums of their gradients.
-        scale: the loss scale, where the precision needs one.
-        norms: the norms that gates have seen.
-    """
-
-    plan: PlayPlan
-    modules: Sequence[StageModule]
-    settings: TrainingConfig
-    context: WorkerContext
-    updaters: dict[int, Updater]
-    names: ParameterNames
-    stage_of: dict[str, int]
-    ties: Sequence[Tie]
-    tie_sums: Mapping[int, Sequence[Reducer]]
-    scale: LossScale | None
-    norms: Norms = field(default_factory=Norms)
-
-    def sync(
-        self,
-        runners: Mapping[int, StageRunner],
-        ends: Mapping[int, str],
-        results: Mapping[str, Results],
-        replicas: WorkerGroup | None,
-    ) -> StepSync:
-        """Make what is exchanged in each step. Every worker must call this."""
-        gates, gate_of = self._gates()
-        everyone = None
-        if self.plan.overlaps:
-            sums = self.context.with_everyone()
-            everyone = self._gradients(sums, self._counted(), self.updaters)
-        return StepSync(
-            runners,
-            ends,
-            results,
-            None if replicas is None else ReplicaCheck(replicas),
-            gates,
-            gate_of,
-            everyone,
-            self.norms,
-        )
-
-    def _gates(self) -> tuple[list[Gate], dict[int, Gate]]:
-        """All stages together; or, where steps overlap, each delay or each stage."""
-        clips = self.settings.clip_norm is not None
-        overlaps, stages = self.plan.overlaps, self.plan.program.stages
-        groups = gates_of(self.plan.program, overlaps=overlaps, clips=clips)
-        waits = clips or not overlaps
-        gates: list[Gate] = []
-        gate_of: dict[int, Gate] = {}
-        for number, group in enumerate(groups):
-            own = [n for n in group if stages[n].device == self.context.layout.device]
-            gate = self._gate(number, group, own, waits=waits)
-            if gate is not None:
-                gates.append(gate)
-                gate_of |= dict.fromkeys(own, gate)
-        return gates, gate_of
-
-    def _gate(
-        self, number: int, group: Sequence[int], own: Sequence[int], *, waits: bool
-    ) -> Gate | None:
-        """Make this worker's part; None where it has none. Every worker must call."""
-        layout, stages = self.context.layout, self.plan.program.stages
-        devices = sorted({stages[n].device for n in group})
-        if not self.plan.overlaps:
-            devices = list(range(layout.num_devices))  # errors are raised on all
-        sums = None
-        if waits and (len(devices) > 1 or not self.plan.overlaps):
-            sums = self.context.with_devices(devices, f"norms of gate {number}")
-        if layout.device not in devices:
-            return None
-        counts = layout.replica == 0
-        counted = self._counted() if counts or sums is None else set()
-        return Gate(
-            own,
-            self._gradients(sums, counted, own),
-            self.updaters,
-            self.tie_sums,
-            self.stage_of,
-            waits=waits,
-            counts=counts,
-            clip_norm=self.settings.clip_norm,
-            scale=self.scale,
-            on_norms=self.norms.add if self.plan.overlaps else _ignore,
-            lanes_wait_s=None if self.context.lanes is None else self.context.timeout_s,
-        )
-
-    def _counted(self) -> set[str]:
-        """The weights whose norms this device posts: those of which it is the first."""
-        own = self.context.layout.device
-        elsewhere = {tie.name for tie in self.ties if tie.devices[0] != own}
-        stages = self.plan.program.stages
-        # Of stages that are copies, the first counts, wherever the tie is.
-        here = {
-            name
-            for name, stage in self.stage_of.items()
-            if stages[stage].device == own or not self.plan.program.copies
-        }
-        return here - elsewhere
-
-    def _gradients(
-        self, sums: AllSum | None, counted: Collection[str], stages: Iterable[int]
-    ) -> Gradients:
-        held = {
-            self.names.of(stage, name): parameter
-            for stage in stages
-            for name, parameter in self.updaters[stage].parameters.items()
-            if parameter.requires_grad
-        }
-        types = {
-            parameter.dtype
-            for module in self.modules
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        }
-        return Gradients(
-            tuple(self.stage_of),
-            held,
-            frozenset(held).intersection(counted),
-            sums,
-            device=self.context.world.device,
-            dtype=reduce(torch.promote_types, types or {torch.float32}),
-        )
-
-
-def _ignore(step: int, norms: torch.Tensor) -> None:
-    """Keep nothing: one gate knows the norms of all gradients."""
 
 
 def _check_types(modules: Sequence[StageModule], precision: Precision) -> None:
@@ -465,24 +315,4 @@ def _followers(
             found[stage] = follow(
                 net.momentum, own, held, f"stage {stage} of {net.name}"
             )
-    return found
-
-
-def _stage_of(
-    program: Program, nets: Sequence[NetSetup], names: ParameterNames
-) -> dict[str, int]:
-    """Return the first stage of each trained parameter, in the models' order."""
-    found: dict[str, int] = {}
-    for net in nets:
-        if net.settings is None or not names.is_first(net.name):
-            continue
-        stages: dict[str, int] = {}
-        numbers = stages_of(program, net.name)
-        for number, module in zip(numbers, net.modules, strict=True):
-            for name, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    stages.setdefault(name, number)
-        for name in net.parameter_names:
-            if name in stages:
-                found[names.of(stages[name], name)] = stages[name]
     return found

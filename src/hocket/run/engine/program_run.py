@@ -9,44 +9,38 @@ Every run equals `hocket.emulate` of the same program.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hocket.core.check import check
 from hocket.core.schedule import Schedule
-from hocket.errors import RunError, ScheduleError, ShapeError
-from hocket.passes.drop_messages import drop_messages
-from hocket.passes.updates_last import updates_last
+from hocket.errors import ShapeError
 from hocket.run.cluster.layout import Layout, make_layout
-from hocket.run.cluster.reporting import open_flight_recorder
-from hocket.run.cluster.world import World, join_world
-from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
+from hocket.run.cluster.world import World
+from hocket.run.comm.transports import TransportName
 from hocket.run.data.step_batch import NetBatches, make_step_batches
-from hocket.run.device.open import open_device
 from hocket.run.engine.driver import Driver, drains_after
-from hocket.run.engine.emulator.emulate import ByNet
 from hocket.run.engine.gather import gather_state
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.make_executor import make_executor
+from hocket.run.engine.playable_order import playable_order
+from hocket.run.engine.programs.by_net import ByNet
 from hocket.run.engine.programs.net_setup import nets_of_batch
 from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.stage.seed import preserve_generators
+from hocket.run.engine.worker_context import open_context
+from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory
 
 
-class ProgramRun:
+class ProgramRun(WorkerRun):
     """Trains the nets of a program on the workers of a job.
 
     Every worker makes the same run from the same models, and iterates over the same
@@ -100,19 +94,11 @@ class ProgramRun:
         run_dir: str | Path | None = None,
         world: World | None = None,
     ) -> None:
-        self._stack = contextlib.ExitStack()
-        if world is None:
-            world = join_world(timeout_s=timeout_s)
-            self._stack.callback(world.close)
-        self.world = world
-        recorder = open_flight_recorder(world, run_dir)
-        self._recorder = self._stack.enter_context(recorder)
-        self._why_ended = ""
-        self._step = 0  # of the next batch
+        super().__init__("run", world, timeout_s, run_dir)
         with self._reported():
-            self.schedule = _playable(schedule)
+            self.schedule = playable_order(schedule)
             program = self.schedule.program
-            self._layout = _layout(world, self.schedule)
+            self._layout = _layout(self.world, self.schedule)
             self._nets = ProgramNets(
                 program,
                 models,
@@ -127,10 +113,17 @@ class ProgramRun:
             )
             settings = self._nets.settings
             refuse_settings(settings, self.schedule)
-            context = self._context(
+            store = dist.PrefixStore(f"program {next(_num_runs)}", self.world.store)
+            context = open_context(
                 transport,
-                timeout_s=world.timeout_s if timeout_s is None else timeout_s,
-                num_buffers=buffers_needed(self.schedule, clips=clip_norm is not None),
+                self.world,
+                self._layout,
+                self._recorder,
+                store,
+                self.schedule,
+                self._stack,
+                timeout_s=self._timeout_s,
+                clips=clip_norm is not None,
             )
             plan = plan_to_play(self.schedule)
             self._executor = make_executor(
@@ -202,23 +195,6 @@ class ProgramRun:
             self._why_ended = "it was closed"
         self._stack.close()
 
-    def __enter__(self) -> ProgramRun:
-        """Use as `with ProgramRun(...) as run`."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close, and report an error that ended the block."""
-        if error is None:
-            self.close()
-        else:
-            self._why_ended = f"{type(error).__name__} in step {self._step}"
-            self._stack.__exit__(kind, error, trace)
-
     def _next(self, batch: Any) -> list[NetBatches]:
         """Cut the batch of the next step."""
         program, by_net = self.schedule.program, isinstance(batch, Mapping)
@@ -240,74 +216,8 @@ class ProgramRun:
         self._step += 1
         return [{net: x for made in parts.values() for net, x in made.items()}]
 
-    def _context(
-        self, transport: TransportName, *, timeout_s: float, num_buffers: int
-    ) -> WorkerContext:
-        world, layout = self.world, self._layout
-        store = dist.PrefixStore(f"program {next(_num_runs)}", world.store)
-        carrier = make_transport(
-            transport,
-            world,
-            store,
-            self._recorder,
-            num_buffers=num_buffers,
-            timeout_s=timeout_s,
-        )
-        self._stack.callback(carrier.close)
-        lanes = None
-        num_lanes = len(self.schedule.lanes_of(layout.device))
-        if num_lanes > 1:
-            lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
-            self._stack.callback(lanes.close)
-        return WorkerContext(
-            world, layout, self._recorder, carrier, store, timeout_s, lanes
-        )
-
-    @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Leave a report of the error that ends the block, and free the others."""
-        if self._why_ended:
-            raise RunError(f"this run has ended ({self._why_ended}): make another one")
-        try:
-            yield
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-
-    @contextlib.contextmanager
-    def _playing(self) -> Iterator[None]:
-        with self._reported(), preserve_generators(self.world.device):
-            yield
-
 
 _num_runs: Final = count()
-
-
-def _playable(schedule: Schedule) -> Schedule:
-    """Return the order as it is played: without messages, updates behind all else.
-
-    Raises:
-        ScheduleError: it must not run, or has several steps and no body.
-    """
-    order = drop_messages(schedule)
-    if not order.body:
-        order = updates_last(order)
-    check(order)
-    faults = []
-    if not order.body and order.program.num_steps > 1:
-        faults.append(
-            f"the order has {order.program.num_steps} steps and no body that repeats: "
-            "one step is enough, or some with a body between |: and :|"
-        )
-    faults += [
-        f"stage {number} has delay {stage.delay}: such an order needs several steps, "
-        "and a body that repeats"
-        for number, stage in enumerate(order.program.stages)
-        if stage.delay and not order.body
-    ]
-    if faults:
-        raise ScheduleError(tuple(faults), str(order))
-    return order
 
 
 def _layout(world: World, schedule: Schedule) -> Layout:

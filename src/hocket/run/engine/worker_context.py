@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from hocket.core.schedule import Schedule
 from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import World
 from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
+from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
 from hocket.run.device.device import Device
+from hocket.run.device.open import open_device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -21,12 +25,12 @@ from hocket.run.engine.sync.results import Results
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """One worker's place.
+    """One worker's place in a job, and its connections.
 
     Args:
         world: the job.
         layout: this worker's device and replica.
-        recorder: told of waits.
+        recorder: notes waits.
         transport: carries all messages.
         store: with a prefix of this pipeline's own.
         timeout_s: after which a wait for another worker ends.
@@ -103,3 +107,48 @@ class WorkerContext:
             self.store,
             timeout_s=self.timeout_s,
         )
+
+
+def open_context(
+    name: TransportName,
+    world: World,
+    layout: Layout,
+    recorder: FlightRecorder,
+    store: dist.Store,
+    order: Schedule,
+    stack: ExitStack,
+    *,
+    timeout_s: float,
+    clips: bool,
+) -> WorkerContext:
+    """Open the transport and the lanes that an order needs. Every worker must call.
+
+    Args:
+        name: the transport that the user asked for.
+        world: the job.
+        layout: this worker's device and replica.
+        recorder: notes waits.
+        store: a store with a prefix of this run's own.
+        order: what will be played.
+        stack: closes both at the end.
+        timeout_s: after which a wait for another worker ends.
+        clips: whether gradients are clipped.
+
+    Raises:
+        RunError: shared memory was asked for, and not all workers can share it.
+    """
+    transport = make_transport(
+        name,
+        world,
+        store,
+        recorder,
+        num_buffers=buffers_needed(order, clips=clips),
+        timeout_s=timeout_s,
+    )
+    stack.callback(transport.close)
+    lanes = None
+    num_lanes = len(order.lanes_of(layout.device))
+    if num_lanes > 1:
+        lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
+        stack.callback(lanes.close)
+    return WorkerContext(world, layout, recorder, transport, store, timeout_s, lanes)

@@ -11,15 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
-from hocket.core.op import MESSAGES, Kind
+from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import ScheduleError
-from hocket.passes.drop_messages import drop_messages
 from hocket.passes.merge_backward import merge_unneeded_splits
-from hocket.passes.updates_last import updates_last
 from hocket.run.cluster.layout import Layout
+from hocket.run.engine.playable_order import playable_order
 from hocket.schedules import make_schedule, options_of
 
 RUNS = frozenset(
@@ -108,9 +106,6 @@ def _given(
 ) -> Schedule:
     if not isinstance(schedule, Schedule):
         schedule = read_schedule(Path(schedule), num_replicas=layout.num_replicas)
-    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
-        check(schedule)
-        schedule = drop_messages(schedule)  # the engine derives its own
     refuse_other_sizes(
         schedule.program,
         num_devices=layout.num_devices,
@@ -118,7 +113,7 @@ def _given(
         num_replicas=layout.num_replicas,
         has_body=bool(schedule.body),
     )
-    return schedule if schedule.body else updates_last(schedule)
+    return playable_order(schedule)
 
 
 def _faults(order: Schedule) -> Iterator[str]:
@@ -143,8 +138,3 @@ def _stage_faults(order: Schedule) -> Iterator[str]:
     for number, stage in enumerate(order.program.stages):
         if not stage.trainable:
             yield f"stage {number} is not trained: evaluate() runs it forward only"
-        if stage.delay and not order.body:
-            yield (
-                f"stage {number} has delay {stage.delay}: such an order needs several "
-                "steps, and a body that repeats"
-            )

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hocket.core.program import Net, Program
-from hocket.errors import ModelError
 from hocket.run.data.batch import Microbatch
+from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL, losses_of, sum_of
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
 
@@ -119,32 +117,6 @@ class Step:
         if own == other:
             return rows
         return range(rows.start // own * other, rows.stop // own * other)
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Outputs or targets of several microbatches as one, in the order of samples.
-
-    Args:
-        parts: of one structure, whose tensors have samples along dimension 0.
-
-    Raises:
-        ModelError: the structures differ, or a tensor has no dimension.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    flat = [pytree.tree_flatten(part) for part in parts]
-    _, spec = flat[0]
-    columns = list(zip(*(leaves for leaves, _ in flat), strict=False))
-    is_open = any(isinstance(x, Tensor) and x.dim() == 0 for c in columns for x in c)
-    if is_open or any(other != spec for _, other in flat):
-        raise ModelError(
-            "a loss over the whole batch needs outputs and targets of one structure, "
-            "whose tensors have samples along dimension 0, to join those of "
-            f"{len(parts)} microbatches; got {spec} with other parts or scalars"
-        )
-    return pytree.tree_unflatten(
-        [torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in columns], spec
-    )
 
 
 def gradient_groups(program: Program, names: Sequence[str]) -> list[list[str]]:

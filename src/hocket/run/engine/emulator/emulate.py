@@ -18,16 +18,15 @@ updates: both are the updater's, and the old weights know nothing of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import ConfigError, ModelError
+from hocket.errors import ConfigError
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.engine.emulator.batch import Step, gradient_groups
-from hocket.run.engine.emulator.copies import without_copies
 from hocket.run.engine.emulator.net import (
     CPU,
     EmulatedNet,
@@ -37,6 +36,14 @@ from hocket.run.engine.emulator.net import (
     make_net,
 )
 from hocket.run.engine.emulator.update import Updates
+from hocket.run.engine.programs.by_net import (
+    ByNet,
+    arguments_by_net,
+    check_losses,
+    net_inputs,
+    nets_in_order,
+)
+from hocket.run.engine.programs.copies import without_copies
 from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.correction.correction import CorrectionName
@@ -47,8 +54,6 @@ from hocket.run.weights.settings import (
     TrainingConfig,
 )
 
-T = TypeVar("T")
-ByNet: TypeAlias = T | Mapping[str, T]
 Losses = dict[str, float]
 
 
@@ -174,93 +179,6 @@ def emulate(
             updates.update(number)
             history.append(step.sums)
     return [x[names[0]] for x in history] if len(names) == 1 else history
-
-
-def arguments_by_net(
-    value: Any, names: Sequence[str], what: str, *, depth: int = 1
-) -> dict[str, Any]:
-    """An argument by net.
-
-    Args:
-        value: by net, or of the only net.
-        names: of all nets.
-        what: the argument's name, for errors.
-        depth: how many mappings deep it is by net.
-    """
-    inner = value
-    for _ in range(depth - 1):
-        inner = next(iter(inner.values()), {}) if isinstance(inner, Mapping) else inner
-    if isinstance(inner, Mapping):
-        unknown = [str(name) for name in value if name not in names]
-        if unknown:
-            raise ConfigError(
-                f"{what} names {', '.join(unknown)}; the nets are {', '.join(names)}"
-            )
-        return dict(value)
-    if len(names) > 1:
-        raise ConfigError(
-            f"{what} must be a mapping by net, for there are {len(names)}: "
-            f"{', '.join(names)}"
-        )
-    return {names[0]: value}
-
-
-def nets_in_order(program: Program, names: Sequence[str]) -> list[str]:
-    """The nets by their first stages: a net's inputs are made by nets before it."""
-    first = {name: stages_of(program, name)[0] for name in names}
-    return sorted(names, key=first.__getitem__)
-
-
-def net_inputs(
-    program: Program, name: str, *, has_loss: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The nets whose outputs go before a net's inputs, and those that go to its loss.
-
-    Raises:
-        ModelError: a flow leads from another net to where its output cannot go.
-    """
-    stages = stages_of(program, name)
-    inputs, loss_inputs = [], []
-    for source, target in program.flows:
-        other = program.stages[source].net
-        if target not in stages or other == name:
-            continue
-        if source != stages_of(program, other)[-1]:
-            raise ModelError(
-                f"flow {source} -> {target} leaves net {other} in the middle: only the "
-                "output of its last stage, which is the model's, goes to other nets"
-            )
-        if target == stages[-1] and has_loss:
-            loss_inputs.append(other)
-        elif target == stages[0]:
-            inputs.append(other)
-        else:
-            raise ModelError(
-                f"flow {source} -> {target} leads into the middle of net {name}: an "
-                "output of another net goes to the last stage, for the loss, or to the "
-                "first, as the model's input"
-            )
-    return tuple(inputs), tuple(loss_inputs)
-
-
-def check_losses(
-    program: Program, names: Sequence[str], losses: Mapping[str, Any]
-) -> None:
-    """Check that the nets at whose ends gradients begin have losses, and no others.
-
-    Raises:
-        ConfigError: a net lacks a loss, or has one too many.
-    """
-    for name in names:
-        last = stages_of(program, name)[-1]
-        gets_gradient = bool(program.gradient_targets[last])
-        if program.stages[last].trainable and not gets_gradient and name not in losses:
-            raise ConfigError(f"net {name} is trained and has no loss: give losses")
-        if gets_gradient and name in losses:
-            raise ConfigError(
-                f"net {name} gets its gradient from the nets that its output flows to: "
-                f"leave out losses[{name!r}]"
-            )
 
 
 def _make_nets(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from hocket.core.program import Program
-from hocket.errors import ConfigError
 from hocket.run.engine.emulator.net import EmulatedNet
+from hocket.run.engine.programs.by_net import check_optimizer
 from hocket.run.weights.momentum import Follower, Momentum, follow
 from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.run.weights.updater import Updater
@@ -97,32 +97,6 @@ def _updaters(
             own = {name: p for name, p in held.items() if net.owners[name] == i}
             found.append((stage.delay, Updater(own, settings, delay=stage.delay)))
     return found
-
-
-def check_optimizer(
-    program: Program, name: str, optimizer: OptimizerFactory | Momentum | None
-) -> None:
-    """See that a net has an optimizer, a momentum or neither, as it needs.
-
-    Raises:
-        ConfigError: it has another.
-    """
-    stages = [stage for stage in program.stages if stage.net == name]
-    is_momentum = isinstance(optimizer, Momentum)
-    if any(stage.trainable for stage in stages):
-        if optimizer is None or is_momentum:
-            raise ConfigError(f"net {name} is trained: give optimizers[{name!r}]")
-    elif any(stage.follows for stage in stages):
-        if not is_momentum:
-            raise ConfigError(
-                f"net {name} follows other stages: give optimizers[{name!r}] = "
-                "hocket.Momentum(m)"
-            )
-    elif optimizer is not None:
-        raise ConfigError(
-            f"net {name} is neither trained nor does it follow another net: leave out "
-            f"optimizers[{name!r}]"
-        )
 
 
 def _follower(

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.data.batch import Microbatch
+from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.step_batch import NetBatches
-from hocket.run.engine.emulator.batch import joined
 from hocket.run.engine.lanes.ports import Input, Key, Output, Values
 from hocket.run.engine.lanes.record import OpTimer
 from hocket.run.stage.net_output import NetOutput

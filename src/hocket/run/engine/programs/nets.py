@@ -18,17 +18,17 @@ from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import call_arguments, split_batch
-from hocket.run.engine.emulator.copies import without_copies
-from hocket.run.engine.emulator.emulate import (
+from hocket.run.engine.gather import holders_of
+from hocket.run.engine.lanes.wiring import wire
+from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
     check_losses,
+    check_optimizer,
     net_inputs,
     nets_in_order,
 )
-from hocket.run.engine.emulator.update import check_optimizer
-from hocket.run.engine.gather import holders_of
-from hocket.run.engine.lanes.wiring import wire
+from hocket.run.engine.programs.copies import without_copies
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
     modules_of,

@@ -1,0 +1,38 @@
+"""Join the outputs or targets of microbatches, for a loss over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.errors import ModelError
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Join outputs or targets of several microbatches, in the order of samples.
+
+    Args:
+        parts: all of one structure, whose tensors have samples along dimension 0.
+
+    Raises:
+        ModelError: the structures differ, or a tensor has no dimension.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    flat = [pytree.tree_flatten(part) for part in parts]
+    _, spec = flat[0]
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=False))
+    is_open = any(isinstance(x, Tensor) and x.dim() == 0 for c in columns for x in c)
+    if is_open or any(other != spec for _, other in flat):
+        raise ModelError(
+            "a loss over the whole batch needs outputs and targets of one structure, "
+            "whose tensors have samples along dimension 0, to join those of "
+            f"{len(parts)} microbatches; got {spec} with other parts or scalars"
+        )
+    return pytree.tree_unflatten(
+        [torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in columns], spec
+    )

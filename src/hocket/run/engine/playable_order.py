@@ -1,0 +1,46 @@
+"""Turn a schedule that is given into the order that the engine plays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hocket.core.check import check
+from hocket.core.schedule import Schedule
+from hocket.errors import ScheduleError
+from hocket.passes.drop_messages import drop_messages
+from hocket.passes.updates_last import updates_last
+
+
+def playable_order(schedule: Schedule) -> Schedule:
+    """Return an order without messages, whose updates in one step are behind all else.
+
+    The engine derives messages from the program.
+
+    Raises:
+        ScheduleError: it must not run, or has several steps and no body; says all.
+    """
+    check(schedule)  # with its messages, if it has any
+    order = drop_messages(schedule)
+    if not order.body:
+        order = updates_last(order)
+    faults = tuple(body_faults(order))
+    if faults:
+        raise ScheduleError(faults, str(order))
+    return order
+
+
+def body_faults(order: Schedule) -> Iterator[str]:
+    """Return for what reasons an order needs a body that repeats."""
+    if order.body:
+        return
+    if order.program.num_steps > 1:
+        yield (
+            f"the order has {order.program.num_steps} steps and no body that repeats: "
+            "one step is enough, or some with a body between |: and :|"
+        )
+    for number, stage in enumerate(order.program.stages):
+        if stage.delay:
+            yield (
+                f"stage {number} has delay {stage.delay}: such an order needs several "
+                "steps, and a body that repeats"
+            )

@@ -1,0 +1,134 @@
+"""Arguments that are given by net: models, losses, optimizers; and their checks.
+
+A run and the emulator take the same ones, and refuse the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from hocket.core.program import Program
+from hocket.errors import ConfigError, ModelError
+from hocket.run.engine.programs.net_setup import stages_of
+from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.settings import OptimizerFactory
+
+T = TypeVar("T")
+ByNet: TypeAlias = T | Mapping[str, T]
+
+
+def arguments_by_net(
+    value: Any, names: Sequence[str], what: str, *, depth: int = 1
+) -> dict[str, Any]:
+    """Return an argument by net.
+
+    Args:
+        value: a mapping by net, or the only net's.
+        names: all nets.
+        what: the argument's name, for errors.
+        depth: how many mappings deep it is by net.
+
+    Raises:
+        ConfigError: it names an unknown net; or there are several, and no mapping.
+    """
+    inner = value
+    for _ in range(depth - 1):
+        inner = next(iter(inner.values()), {}) if isinstance(inner, Mapping) else inner
+    if isinstance(inner, Mapping):
+        unknown = [str(name) for name in value if name not in names]
+        if unknown:
+            raise ConfigError(
+                f"{what} names {', '.join(unknown)}; the nets are {', '.join(names)}"
+            )
+        return dict(value)
+    if len(names) > 1:
+        raise ConfigError(
+            f"{what} must be a mapping by net, for there are {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return {names[0]: value}
+
+
+def nets_in_order(program: Program, names: Sequence[str]) -> list[str]:
+    """Sort nets by their first stages: a net's inputs are made by nets before it."""
+    first = {name: stages_of(program, name)[0] for name in names}
+    return sorted(names, key=first.__getitem__)
+
+
+def net_inputs(
+    program: Program, name: str, *, has_loss: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the nets whose outputs are a net's inputs, and those that go to its loss.
+
+    Raises:
+        ModelError: a flow leads from another net to where its output cannot go.
+    """
+    stages = stages_of(program, name)
+    inputs, loss_inputs = [], []
+    for source, target in program.flows:
+        other = program.stages[source].net
+        if target not in stages or other == name:
+            continue
+        if source != stages_of(program, other)[-1]:
+            raise ModelError(
+                f"flow {source} -> {target} leaves net {other} in the middle: only the "
+                "output of its last stage, which is the model's, goes to other nets"
+            )
+        if target == stages[-1] and has_loss:
+            loss_inputs.append(other)
+        elif target == stages[0]:
+            inputs.append(other)
+        else:
+            raise ModelError(
+                f"flow {source} -> {target} leads into the middle of net {name}: an "
+                "output of another net goes to the last stage, for the loss, or to the "
+                "first, as the model's input"
+            )
+    return tuple(inputs), tuple(loss_inputs)
+
+
+def check_losses(
+    program: Program, names: Sequence[str], losses: Mapping[str, Any]
+) -> None:
+    """Check that the nets at whose ends gradients begin have losses, and no others.
+
+    Raises:
+        ConfigError: a net lacks a loss, or has one too many.
+    """
+    for name in names:
+        last = stages_of(program, name)[-1]
+        gets_gradient = bool(program.gradient_targets[last])
+        if program.stages[last].trainable and not gets_gradient and name not in losses:
+            raise ConfigError(f"net {name} is trained and has no loss: give losses")
+        if gets_gradient and name in losses:
+            raise ConfigError(
+                f"net {name} gets its gradient from the nets that its output flows to: "
+                f"leave out losses[{name!r}]"
+            )
+
+
+def check_optimizer(
+    program: Program, name: str, optimizer: OptimizerFactory | Momentum | None
+) -> None:
+    """Check that a net has an optimizer, a momentum or neither, as it needs.
+
+    Raises:
+        ConfigError: it has another.
+    """
+    stages = [stage for stage in program.stages if stage.net == name]
+    is_momentum = isinstance(optimizer, Momentum)
+    if any(stage.trainable for stage in stages):
+        if optimizer is None or is_momentum:
+            raise ConfigError(f"net {name} is trained: give optimizers[{name!r}]")
+    elif any(stage.follows for stage in stages):
+        if not is_momentum:
+            raise ConfigError(
+                f"net {name} follows other stages: give optimizers[{name!r}] = "
+                "hocket.Momentum(m)"
+            )
+    elif optimizer is not None:
+        raise ConfigError(
+            f"net {name} is neither trained nor does it follow another net: leave out "
+            f"optimizers[{name!r}]"
+        )

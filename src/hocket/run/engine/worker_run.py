@@ -1,0 +1,101 @@
+"""What a run has opened on one worker, and how it ends.
+
+The first error ends the run: it leaves a report, closes the connections, so that other
+workers find out, and every later call says why the run has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hocket.errors import CheckpointError, RunError
+from hocket.run.cluster.freed_memory import give_back_freed_memory
+from hocket.run.cluster.reporting import open_flight_recorder
+from hocket.run.cluster.world import World, join_world
+from hocket.run.stage.seed import preserve_generators
+
+
+class WorkerRun(ABC):
+    """A run on one worker: `with` it, or close it.
+
+    Args:
+        what: what the run is called in errors.
+        world: the job; joined here, and left at the end, when it is None.
+        timeout_s: after which any wait for another worker ends in an error; the job's
+            when it is None.
+        run_dir: where reports of failures go.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        world: World | None,
+        timeout_s: float | None,
+        run_dir: str | Path | None,
+    ) -> None:
+        self._what = what
+        self._stack = contextlib.ExitStack()
+        if world is None:
+            world = join_world(timeout_s=timeout_s)
+            self._stack.callback(world.close)
+        self.world = world
+        self._timeout_s = world.timeout_s if timeout_s is None else timeout_s
+        self._stack.callback(give_back_freed_memory)
+        self._recorder = self._stack.enter_context(open_flight_recorder(world, run_dir))
+        self._why_ended = ""
+        self._step = 0  # of the next batch
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the run, when all workers have called this."""
+
+    def __enter__(self) -> Self:
+        """Return the run."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close, and report an error that ended the block."""
+        if error is None:
+            self.close()
+        else:
+            self._why_ended = f"{type(error).__name__} in step {self._step}"
+            self._stack.__exit__(kind, error, trace)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Report any error of the block, and close the connections.
+
+        Raises:
+            RunError: the run has ended.
+        """
+        if self._why_ended:
+            raise RunError(
+                f"this {self._what} has ended ({self._why_ended}): make another one"
+            )
+        try:
+            yield
+        except CheckpointError:  # the same on all workers, and nothing was changed
+            raise
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    @contextlib.contextmanager
+    def _playing(self) -> Iterator[None]:
+        """Report errors of steps, and leave random state as it was."""
+        with self._reported(), preserve_generators(self.world.device):
+            try:
+                yield
+            except BaseException:
+                self._step -= 1  # it has not been trained
+                raise
