@@ -41,7 +41,7 @@ class EvaluationResult:
         loss: what is trained.
         losses: every scalar that the loss function names.
         metrics: every scalar that the metrics function names.
-        num_samples: that they are means of.
+        num_samples: how many samples they are means over.
     """
 
     loss: float
@@ -77,7 +77,7 @@ class Evaluator:
         executor: whose stages and transport are used.
         world: to add up over replicas.
         layout: this worker's place.
-        recorder: told of each op.
+        recorder: notes each op.
         plan: for training: evaluation uses its placement and microbatches.
         timeout_s: after which a wait ends.
     """
@@ -243,7 +243,7 @@ def _one_by_one(program: Program, num_microbatches: int) -> Schedule:
     """Return an order of forwards: each device plays one microbatch after the other.
 
     Args:
-        program: of one net, whatever its flows.
+        program: a program of one net, with any flows.
         num_microbatches: to evaluate.
     """
     stages = tuple(

@@ -25,7 +25,7 @@ def gather_state(
     weight one, under each of its names.
 
     Args:
-        outline: of the uncut model, for names, shapes and order.
+        outline: the uncut model's, for names, shapes and order.
         runners: this worker's stages of the model.
         holders: a rank of the first replica that holds each name.
         device: where the stages are.
@@ -59,7 +59,7 @@ def holders_of(
 
     Args:
         program: says which device holds which stage.
-        state_names: of each stage of one model, the names in its `state_dict()`.
+        state_names: the names in each stage's `state_dict()`, for one model.
     """
     holders: dict[str, int] = {}
     for stage, names in state_names.items():

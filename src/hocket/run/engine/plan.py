@@ -19,13 +19,13 @@ class Plan:
     Args:
         boundaries: the layers at which stages 1, 2, ... begin.
         stage_names: the first layer of each stage.
-        state_names: of each stage, the names in the uncut model's `state_dict()`.
+        state_names: the names that each stage has of the uncut model's `state_dict()`.
         example: what the model was captured with; batches must have its form.
         schedule_name: asked for or chosen, or the path of the order's file; empty
             where the order itself was given.
         schedule: one step; or several, where they overlap, with a body to repeat.
-        profile: of each layer.
-        costs: of each stage and message.
+        profile: each layer's costs, as measured.
+        costs: each stage's and message's.
         predicted: the simulated timeline of the schedule.
     """
 

@@ -51,8 +51,8 @@ class ProgramRun(WorkerRun):
         schedule: an order of one step, or of several with a body that repeats.
         models: the model of each net.
         losses: the loss of each net that ends in one.
-        optimizers: of each trained net, as for `Pipeline`; of each net that follows
-            another one, a `Momentum`.
+        optimizers: the optimizer of each trained net, as for `Pipeline`; a `Momentum`
+            for each net that follows another one.
         example: a batch as training will give them: a pair `(inputs, targets)` for all
             nets, or a mapping of pairs by net.
         cut_at: the modules with which the stages of a net but the first begin.

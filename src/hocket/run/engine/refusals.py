@@ -23,7 +23,7 @@ def refuse_without_effect(
     Args:
         settings: how to train.
         schedule: the order that was asked for, and not chosen.
-        max_delay: of the choice.
+        max_delay: the largest delay that the choice allows.
 
     Raises:
         ConfigError: it has none.
@@ -109,10 +109,10 @@ def _why_not_tied(tie: StaleTie, schedule: Schedule) -> str:
 
 
 def refuse_hooks(stage: int, parameters: Mapping[str, nn.Parameter]) -> None:
-    """See that nobody waits to be told of gradients that old weights get.
+    """Refuse hooks of parameters: old weights get the gradients, and call none.
 
     Args:
-        stage: of a delay.
+        stage: a stage that has a delay.
         parameters: its own.
 
     Raises:

@@ -24,9 +24,9 @@ def gather_timeline(
     Args:
         schedule: what was done.
         costs: say how many bytes everything has.
-        record: of this worker.
+        record: this worker's times.
         world: the job.
-        layout: of the ranks.
+        layout: the ranks by device and replica.
     """
     offset = world.clock_offset_s
     own: Json = {

@@ -64,7 +64,7 @@ class WorkerContext:
         """Add up over some devices, of all replicas; every worker must call this.
 
         Args:
-            devices: that take part.
+            devices: the devices that take part.
             what: is added up; another word each time.
 
         Returns:

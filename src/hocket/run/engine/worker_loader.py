@@ -21,10 +21,10 @@ def worker_loader(
     layout: Layout,
     device: torch.device,
 ) -> Iterable[Any]:
-    """What one worker iterates over: of a PartLoader, only what it needs.
+    """Return what one worker iterates over: what it needs of a PartLoader, or all.
 
     Args:
-        loader: of any kind; others yield whole batches.
+        loader: any iterable; one that is no PartLoader yields whole batches.
         executor: this worker's stages.
         plan: with the number of microbatches.
         layout: this worker's place.

@@ -26,11 +26,11 @@ class Step:
 
     Args:
         nets: by name.
-        facts: of each net, as the program has them.
-        losses: of the nets that have one.
-        parts: of each net, the microbatches of all replicas.
-        num_replicas: of the program.
-        seed: of the run.
+        facts: the nets of the program, by name.
+        losses: the losses of the nets that have one.
+        parts: the microbatches of all replicas, by net.
+        num_replicas: the replicas of the program.
+        seed: the run's seed.
         step: from 0.
     """
 
@@ -124,7 +124,7 @@ def gradient_groups(program: Program, names: Sequence[str]) -> list[list[str]]:
 
     Args:
         program: the whole.
-        names: of all nets, in order.
+        names: all nets, in order.
     """
     group_of = {name: [name] for name in names}
     for a, b in program.flows:

@@ -92,9 +92,9 @@ def emulate(
     Args:
         program: what to compute: nets, stages, flows, delays, replicas.
         models: on the CPU; they are trained in place.
-        losses: of each net that ends in a loss.
-        optimizers: of each trained net, as for `Pipeline`: called once per stage; of
-            each net that follows another one, a `Momentum`.
+        losses: the loss of each net that ends in one.
+        optimizers: the optimizer of each trained net, as for `Pipeline`: called once
+            per stage; a `Momentum` for each net that follows another one.
         batches: one per step: a pair `(inputs, targets)` for all nets, or a mapping of
             pairs by net. Each is cut into the net's microbatches of all replicas.
         freeze_at: by step, the first module that still trains: from that step on,

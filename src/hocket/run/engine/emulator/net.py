@@ -30,15 +30,15 @@ class EmulatedStages:
     """Where a net stands in the program.
 
     Args:
-        name: of the net.
+        name: the net.
         stages: its stages, by their numbers in the program.
         inputs: the nets whose outputs come before the model's own inputs.
         loss_inputs: the nets whose outputs the loss reads.
         cut_at: the modules with which its stages but the first begin.
         freeze_at: by step, the first module that still trains.
-        shares: of a replica, the microbatches of each copy of the net; each copy of
+        shares: the microbatches of each copy of the net in a replica; each copy of
             each replica has buffers of its own.
-        num_replicas: of the program.
+        num_replicas: the replicas of the program.
     """
 
     name: str
@@ -63,8 +63,8 @@ class EmulatedNet:
 
     Args:
         plan: where it stands in the program.
-        held: of each stage, the parameters that it uses, by name.
-        owners: of each parameter, the stage that updates it.
+        held: the parameters that each stage uses, by name.
+        owners: the stage that updates each parameter.
         weights: the parameters that move, by name.
         segments: the whole net, in order.
         frozen_layers: by step, how many layers at the front are frozen from then on.
@@ -87,9 +87,9 @@ class EmulatedNet:
 
         Args:
             leaves: its arguments.
-            seed: of the run.
+            seed: the run's seed.
             step: from 0.
-            number: of the microbatch, counted over all copies and replicas.
+            number: the microbatch, counted over all copies and replicas.
         """
         values: Any = ()
         with self._buffers_of(self.plan.buffer_set(number)):

@@ -20,8 +20,8 @@ class Updates:
     Args:
         program: the whole.
         nets: by name.
-        optimizers: of each net, what its updates are made with.
-        settings: of each trained net: how, and with which schedule.
+        optimizers: what updates are made with, by net.
+        settings: how each trained net is trained, and with which schedule.
         clip_norm: the most that the gradients of one gate may measure together. The
             stages of one delay are one gate.
 

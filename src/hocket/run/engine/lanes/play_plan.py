@@ -78,7 +78,7 @@ class PlayPlan:
         schedule: the one that is played.
         portions: its parts.
         num_steps: batches that a prologue takes.
-        num_ended: of these, the steps that are over when the prologue is.
+        num_ended: how many of these steps are over when the prologue is.
     """
 
     schedule: Schedule

@@ -138,7 +138,8 @@ class PointToPoint:
         evaluation); those that it has come in the schedule's order.
 
         Args:
-            orders: of the portion that is about to be played, as `orders_of` says.
+            orders: the messages of the portion that is about to be played, as
+                `orders_of` returns them.
             first: the step that the portion's step 0 is.
             batches: the batches under way, by step and net.
         """

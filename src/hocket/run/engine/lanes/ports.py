@@ -42,7 +42,7 @@ class Input(ABC):
 
     @abstractmethod
     def release(self, batch: NetBatches, microbatch: int) -> None:
-        """Give back the memory of a microbatch's values."""
+        """Release the memory of a microbatch's values."""
 
 
 class NearInput(Input):
@@ -50,7 +50,7 @@ class NearInput(Input):
 
     Args:
         values: where that stage's op puts them.
-        net: that stage's net.
+        net: the net of the stage that makes them.
     """
 
     def __init__(self, values: dict[Key, Values], net: str) -> None:
@@ -62,21 +62,21 @@ class NearInput(Input):
         return self._values.pop((batch[self._net].step.number, microbatch), ())
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
-        """See `Input.release`; there is nothing to give back."""
+        """See `Input.release`; there is nothing to release."""
 
 
 class FarInput(Input):
     """Values of a stage of another device.
 
     One message may serve several stages of this device: the first that takes it waits,
-    and the last that releases it gives the buffer back.
+    and the last that releases it frees the buffer.
 
     Args:
         channels: this device's messages.
         fact: what the values are.
         stage: the stage that makes them.
-        net: that stage's net.
-        counts: of each stage of this device that reads them, for how many microbatches.
+        net: the net of the stage that makes them.
+        counts: for how many microbatches each stage of this device reads them.
         recorder: notes that a wait is over.
     """
 
@@ -173,7 +173,7 @@ class Output:
         net: the stage's net.
         far: to other devices.
         near: to stages of this device.
-        copies: whether values may lie in a buffer that is given back when the op has
+        copies: whether values may lie in a buffer that is released when the op has
             ended, so that a stage here needs copies.
     """
 

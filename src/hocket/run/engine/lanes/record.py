@@ -16,8 +16,8 @@ class Record:
     """When the ops of each lane ran, in this process's seconds; 0 if one did not.
 
     Args:
-        start_s: of each lane, the moment at which each op began.
-        end_s: of each lane, the moment at which each op ended.
+        start_s: the moment at which each op began, by lane.
+        end_s: the moment at which each op ended, by lane.
     """
 
     start_s: tuple[Seconds, ...]

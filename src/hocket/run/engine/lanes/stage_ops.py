@@ -55,7 +55,8 @@ class StageOps:
         loss: op L; None where the loss is part of F, or there is none.
         gather: op G, where the stage has one.
         makes_loss: whether its forwards make a loss.
-        lock: of the module and its weights, where several lanes have the stage's ops.
+        lock: guards the module and its weights, where several lanes have the stage's
+            ops.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class StageOps:
 
         Args:
             device: has the lanes.
-            numbers: of its lanes in the schedule.
+            numbers: its lanes' numbers in the schedule.
         """
         self.lock = threading.RLock()
         self._device = device

@@ -31,7 +31,7 @@ class FlowValues:
     Args:
         sent: places among the source's outputs.
         returned: places among the gradients that the target makes.
-        wanted: of those, places among the source's outputs that want a gradient.
+        wanted: those places among the source's outputs that want a gradient.
     """
 
     sent: Places
@@ -45,8 +45,8 @@ class Wiring:
 
     Args:
         links: what goes along each flow; all values along a flow that is not listed.
-        takes_grad: of each stage, whether each of its inputs wants a gradient.
-        gives_grad: of each stage, whether each of its outputs does.
+        takes_grad: whether each input of a stage wants a gradient, by stage.
+        gives_grad: whether each output of a stage wants one, by stage.
     """
 
     links: Mapping[tuple[int, int], FlowValues] = field(default_factory=dict)
@@ -85,8 +85,8 @@ def wire(
 
     Args:
         program: the whole.
-        modules: of every stage, in the program's order.
-        outputs: of the nets whose last stage makes no loss of its own.
+        modules: all stages, in the program's order.
+        outputs: the outputs of nets whose last stage makes no loss of its own.
     """
     links: dict[tuple[int, int], FlowValues] = {}
     takes: dict[int, tuple[bool, ...]] = {}

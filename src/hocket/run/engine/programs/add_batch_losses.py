@@ -29,7 +29,7 @@ def add_batch_losses(
         nets: by name.
         runners: this device's stages.
         layout: this worker's place.
-        groups: of the workers that gather outputs.
+        groups: the workers that gather outputs.
     """
     for stage, runner in runners.items():
         net = nets[program.stages[stage].net]

@@ -18,7 +18,7 @@ class Merged:
 
     Args:
         program: without copies.
-        shares: of each net, the microbatches per step of each copy, in order.
+        shares: the microbatches per step of each copy, in order, by net.
     """
 
     program: Program

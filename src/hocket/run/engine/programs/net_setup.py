@@ -18,16 +18,16 @@ class NetSetup:
     """One net of a program.
 
     Args:
-        name: of the net in the program.
+        name: the net's name in the program.
         modules: all of its stages.
-        parameter_names: of the uncut model, in its order.
-        loss: of its outputs; None where other nets read them.
+        parameter_names: the uncut model's names, in its order.
+        loss: the loss of its outputs; None where other nets read them.
         settings: how it is trained; None for other nets.
         momentum: how it follows other nets; None where it does not.
         training: whether it runs in training mode.
         seed_name: its name in seeds of random numbers.
-        others: of each of its stages that reads outputs of other nets, their form, by
-            the stage's number in the program.
+        others: the forms of other nets' outputs that a stage reads, by the stage's
+            number in the program.
         output: its own form, where other nets or a loss over the whole batch read it.
     """
 

@@ -52,7 +52,8 @@ class ProgramNets:
         program: the whole.
         models: the model of each net; of copies, that of the first.
         losses: the loss of each net that ends in one.
-        optimizers: of each trained net; a `Momentum` of each that follows another one.
+        optimizers: the optimizer of each trained net; a `Momentum` for each net that
+            follows another one.
         example: a batch.
         cut_at: the modules with which the stages of a net but the first begin.
         schedulers: as for `Pipeline`.
@@ -64,8 +65,8 @@ class ProgramNets:
         setups: each net, as workers are set up from it.
         settings: how to train; nets differ in their optimizers alone.
         wiring: which values go along each flow.
-        outlines: of each model, once for all copies.
-        holders: of each model, the rank that holds each name of its state.
+        outlines: the outline of each model, once for all copies.
+        holders: the rank that holds each name of a state, by model.
 
     Raises:
         ConfigError: a net lacks a model, a loss or an optimizer, or has one too many.

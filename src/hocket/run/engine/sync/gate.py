@@ -59,7 +59,7 @@ class Gate:
         stages: this device's stages of the gate; none where it has no member.
         gradients: the gradients of these stages, as a part of the gate's.
         updaters: their updaters, by stage.
-        ties: of each stage, the sums of shared weights' gradients over their holders.
+        ties: the sums of shared weights' gradients over their holders, by stage.
         stage_of: the stage of each trained parameter of the model, for errors.
         waits: whether updates wait for all members.
         counts: whether this worker's norms count; those of one replica do.
@@ -70,7 +70,7 @@ class Gate:
             for another; None where one lane has all of its stages.
 
     Attributes:
-        status: of the gradients of the last step that was decided.
+        status: what the gradients were, of the last step that was decided.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Gate:
         """Come to the update of a stage: whether it is made.
 
         Args:
-            stage: of this device.
+            stage: a stage of this device.
             step: whose gradients they are.
             finish: waits for the reduction of a stage's gradients.
 
@@ -170,7 +170,7 @@ class Gate:
                 )
 
     def close(self, step: int, finish: Finish) -> None:
-        """Decide a step on a worker that updates nothing, so that nobody waits for it.
+        """Decide a step on a worker that updates nothing, since the others wait for it.
 
         Raises:
             NonFiniteError: a gradient is not finite; every member raises it.

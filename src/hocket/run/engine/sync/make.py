@@ -39,10 +39,10 @@ class SyncMaker:
         settings: how to train.
         context: this worker's.
         updaters: this device's, by stage.
-        names: of the parameters of all nets.
+        names: names the parameters of all nets.
         stage_of: the stage of each trained parameter, in the uncut model's order.
         ties: the weights that stages on several devices hold.
-        tie_sums: of each of this device's stages, the sums of their gradients.
+        tie_sums: the sums of their gradients, by stage of this device.
         scale: the loss scale, where the precision needs one.
         norms: the norms that gates have seen.
     """

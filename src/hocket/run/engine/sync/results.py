@@ -1,4 +1,4 @@
-"""Tell every worker the step's losses, which only the last stage knows.
+"""Send every worker the step's losses, which only the last stage has.
 
 They are ready when the last forward has run, long before the step's end:
 
@@ -33,7 +33,7 @@ class Results:
 
     Args:
         net: the net whose losses they are.
-        ranks: of each device in this replica.
+        ranks: each device's, in this replica.
         last_device: where the last stage lives.
         device: this worker's.
         transport: between the devices of this replica.
@@ -60,7 +60,7 @@ class Results:
         self._timeout_s = timeout_s
         self._names: list[str] = []
         self._schema: Schema | None = None  # of a message, once the names are known
-        self._sums: dict[int, Tensor] = {}  # of each step, until they are told
+        self._sums: dict[int, Tensor] = {}  # of each step, until they are sent
         self._works: dict[int, dist.Work] = {}
         self._named: dict[int, dict[str, float]] = {}  # until they are asked for
         self._senders: list[Sender] = []
@@ -83,12 +83,14 @@ class Results:
         losses: Mapping[int, Mapping[str, float]],
         shares: Mapping[int, float],
     ) -> None:
-        """On the last stage, when the step's last forward has run.
+        """Begin to add up the losses, when the step's last forward has run.
+
+        Only the last stage calls this.
 
         Args:
             step: whose losses they are.
-            losses: of each microbatch of the step, by name.
-            shares: of each microbatch in the whole step, by samples.
+            losses: each microbatch's, by name.
+            shares: each microbatch's share of the whole step, by samples.
 
         Raises:
             ModelError: the names are not the same for all microbatches and steps.
@@ -115,11 +117,13 @@ class Results:
             self._works[step] = self._group.all_reduce(sums, _WHAT)
 
     def is_ready(self, step: int) -> bool:
-        """On the last stage, after `begin`: whether `post` would wait for nobody."""
+        """Whether `post` would not wait; only the last stage asks, after `begin`."""
         return self._group is None or bool(self._works[step].is_completed())
 
     def post(self, step: int) -> None:
-        """On the last stage, after `begin`: tell all others, before `finish` would.
+        """Send the losses to all others, before `finish` would.
+
+        Only the last stage calls this, after `begin`.
 
         Raises:
             WaitError: another replica's last stage did not come as far.

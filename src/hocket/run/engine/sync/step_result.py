@@ -14,14 +14,14 @@ class StepResult:
     Args:
         step: numbered from 0 over the life of the pipeline.
         loss: what is trained, the mean over all samples of the step.
-        losses: every scalar that the loss function names, likewise. Of several nets,
-            those of one name are added up.
-        num_samples: of all its batches, over all replicas.
+        losses: every scalar that the loss function names, the mean over all samples.
+            Those of one name in several nets are added up.
+        num_samples: the samples of all its batches, over all replicas.
         seconds: the step took on this worker.
         bubble_fraction: the share of them in which this worker's lane did not work.
         peak_bytes: the most memory that this worker has held so far (on the GPU, or
             the process's resident set on a CPU).
-        gradient_status: of its gradients.
+        gradient_status: what its gradients were.
         losses_of: each net's losses by name.
     """
 
@@ -37,13 +37,13 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float:
-        """Of all gradients together, before they were clipped.
+        """The norm of all gradients together, before they were clipped.
 
         Where steps overlap, it is known when the next result is; to ask earlier is to
         wait for all other workers, which takes what a flush does.
 
         Raises:
-            WaitError: another worker did not tell about its gradients; or the pipeline
+            WaitError: another worker did not report its gradients; or the pipeline
                 ended before this one knew.
         """
         return self.gradient_status.status.norm
@@ -52,6 +52,6 @@ class StepResult:
     def skipped(self) -> bool:
         """Whether no weight was updated, for gradients of float16 were too large.
 
-        Asked for like `grad_norm`.
+        Like `grad_norm`, it may wait for all other workers where steps overlap.
         """
         return not self.gradient_status.status.is_finite

@@ -61,7 +61,7 @@ class _Step:
     """A step under way.
 
     Args:
-        shares: of each net, each microbatch's share of the step, by samples.
+        shares: each microbatch's share of the step, by samples, for each net.
         posted: the nets whose losses this worker has posted.
     """
 
@@ -74,7 +74,7 @@ class StepSync(NoSync):
 
     Args:
         runners: this device's stages.
-        ends: of those that make losses, their nets.
+        ends: the nets of those that make losses.
         results: broadcasts the losses of each net that has any.
         replicas: sees that all replicas have the same batches; None without replicas.
         gates: the gates of this program, in one order on all workers.
