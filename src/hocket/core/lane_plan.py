@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from hocket.core.dataflow import Fact, Value, is_given, is_sent, makes, needs, reads
-from hocket.core.op import ASYNCHRONOUS, MESSAGES, Op
+from hocket.core.gates import Gates
+from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
@@ -75,9 +76,10 @@ class OpPlan:
     Args:
         op: the op.
         waits: values whose event the lane waits for: other lanes of the device make
-            them, or an op that only starts in the lane and ends later (R, G). A value
-            is listed at the first op of the lane that needs it. What a collective
-            brings from other devices is not: it has come when the device's own R ends.
+            them, for this op or for its gate, or an op that only starts in the lane and
+            ends later (R, G). A value is listed at the first op of the lane that needs
+            it. What a collective brings from other devices is not: it has come when
+            the device's own R ends.
         receives: messages that must have arrived, each at the first op of the lane
             that needs its value.
         records: values that `op` makes and whose event other ops wait for.
@@ -93,11 +95,13 @@ class OpPlan:
     releases: tuple[Release, ...]
 
 
-def plan_lanes(schedule: Schedule) -> tuple[tuple[OpPlan, ...], ...]:
+def plan_lanes(schedule: Schedule, gates: Gates = ()) -> tuple[tuple[OpPlan, ...], ...]:
     r"""The plan of each lane, in the order of the schedule's lanes.
 
     Args:
         schedule: one that `check` accepts, without explicit messages.
+        gates: the stages whose gradients are judged together. An update waits for the
+            gradients of its gate that other lanes of the device make.
 
     Raises:
         PlanError: the schedule holds explicit messages.
@@ -116,7 +120,7 @@ def plan_lanes(schedule: Schedule) -> tuple[tuple[OpPlan, ...], ...]:
             f"{explicit[0]}: remove them by hocket.passes.drop_messages, since a plan "
             "derives messages from the other ops"
         )
-    facts = _Facts(schedule)
+    facts = _Facts(schedule, gates)
     return tuple(
         tuple(_lane(schedule, number, facts)) for number in range(len(schedule.lanes))
     )
@@ -133,8 +137,9 @@ class _Place(NamedTuple):
 class _Facts:
     """Where each value is made, needed and last read."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, gates: Gates) -> None:
         program = schedule.program
+        self.gate_of = {stage: gate for gate in gates for stage in gate}
         self.made: dict[Value, _Place] = {}
         self.asynchronous: set[Value] = set()
         # Of each value and device, the flows by which its stages need it.
@@ -152,6 +157,8 @@ class _Facts:
                 self._read(op, place, program)
 
     def _read(self, op: Op, place: _Place, program: Program) -> None:
+        for value in self.gate_needs(op, program):
+            self.needing_lanes[value].add(place.lane)
         for value in needs(op, program):
             self.needing_lanes[value].add(place.lane)
             self.flows[value, place.device].add((value.stage, op.stage))
@@ -159,6 +166,18 @@ class _Facts:
             if value.fact in _IN_BUFFERS:
                 self.last_read[value, place.lane] = place.position
                 self.reading_lanes[value, place.device].add(place.lane)
+
+    def gate_needs(self, op: Op, program: Program) -> tuple[Value, ...]:
+        """What the other stages of an update's gate need on its device."""
+        if op.kind is not Kind.UPDATE:
+            return ()
+        device = program.stages[op.stage].device
+        return tuple(
+            value
+            for other in self.gate_of.get(op.stage, ())
+            if other != op.stage and program.stages[other].device == device
+            for value in needs(replace(op, stage=other), program)
+        )
 
     def message(self, value: Value, to_device: int) -> Message:
         """The message that brings a value to another device."""
@@ -170,13 +189,22 @@ class _Facts:
 def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
     program, lane = schedule.program, schedule.lanes[number]
     seen: set[Value] = set()
+    waited: set[Value] = set()
     for position, op in enumerate(lane.ops):
         needed = [v for v in needs(op, program) if not is_given(v) and v not in seen]
         seen.update(needed)
         made = makes(op, program)
+        waits = [
+            v
+            for v in dict.fromkeys((*needed, *facts.gate_needs(op, program)))
+            if not is_given(v)
+            and v not in waited
+            and _is_waited_for(v, number, lane.device, facts)
+        ]
+        waited.update(waits)
         yield OpPlan(
             op,
-            tuple(v for v in needed if _is_waited_for(v, number, lane.device, facts)),
+            tuple(waits),
             tuple(
                 facts.message(v, lane.device)
                 for v in needed

@@ -143,7 +143,12 @@ def difference(world: World, text: str, clip_norm: float | None) -> float:
     given = arguments(program)
     alone = copy.deepcopy(given)
     with ProgramRun(
-        schedule, **given, example=batches[0], clip_norm=clip_norm, world=world
+        schedule,
+        **given,
+        example=batches[0],
+        clip_norm=clip_norm,
+        sanitize=len(schedule.lanes) > program.num_devices,
+        world=world,
     ) as run:
         found = [result.losses_of for result in run.train(batches)]
         states = run.state_dict()

@@ -64,10 +64,13 @@ class ProgramRun(WorkerRun):
         transport: as for `Pipeline`: what carries messages between workers.
         timeout_s: after which any wait for another worker ends in an error.
         run_dir: where reports of failures go.
+        sanitize: whether to look for accesses of two lanes of a device that no path of
+            events orders; takes time.
         world: the job, where it is joined already.
 
     Raises:
-        ConfigError: a net lacks a model, a loss or an optimizer, or has one too many.
+        ConfigError: a net lacks a model, a loss or an optimizer, or has one too many;
+            or `sanitize`, and every device has one lane.
         ShapeError: there are other numbers of workers or stages than the program has.
         ModelError: a model cannot be cut so; or a flow leads to where no output of
             another net can go.
@@ -92,6 +95,7 @@ class ProgramRun(WorkerRun):
         transport: TransportName = "auto",
         timeout_s: float | None = None,
         run_dir: str | Path | None = None,
+        sanitize: bool = False,
         world: World | None = None,
     ) -> None:
         super().__init__("run", world, timeout_s, run_dir)
@@ -124,8 +128,9 @@ class ProgramRun(WorkerRun):
                 self._stack,
                 timeout_s=self._timeout_s,
                 clips=clip_norm is not None,
+                sanitize=sanitize,
             )
-            plan = plan_to_play(self.schedule)
+            plan = plan_to_play(self.schedule, clips=clip_norm is not None)
             self._executor = make_executor(
                 plan,
                 self._nets.setups,

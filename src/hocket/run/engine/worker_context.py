@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from hocket.core.schedule import Schedule
+from hocket.errors import ConfigError
 from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import World
@@ -120,6 +121,7 @@ def open_context(
     *,
     timeout_s: float,
     clips: bool,
+    sanitize: bool = False,
 ) -> WorkerContext:
     """Open the transport and the lanes that an order needs. Every worker must call.
 
@@ -133,10 +135,18 @@ def open_context(
         stack: closes both at the end.
         timeout_s: after which a wait for another worker ends.
         clips: whether gradients are clipped.
+        sanitize: whether to look for races between lanes.
 
     Raises:
+        ConfigError: `sanitize`, and every device has one lane.
         RunError: shared memory was asked for, and not all workers can share it.
     """
+    if sanitize and len(order.lanes) == order.program.num_devices:
+        raise ConfigError(
+            "sanitize=True looks for races between the lanes of a device, and each of "
+            f"the {order.program.num_devices} devices of this order has one lane: "
+            "leave it out"
+        )
     transport = make_transport(
         name,
         world,
@@ -149,6 +159,8 @@ def open_context(
     lanes = None
     num_lanes = len(order.lanes_of(layout.device))
     if num_lanes > 1:
-        lanes = open_device(world.device, num_lanes, timeout_s=timeout_s)
+        lanes = open_device(
+            world.device, num_lanes, timeout_s=timeout_s, sanitize=sanitize
+        )
         stack.callback(lanes.close)
     return WorkerContext(world, layout, recorder, transport, store, timeout_s, lanes)

@@ -205,7 +205,7 @@ def build_plan(
             modules, config.loss, world.device, config.settings.precision
         )
         compile_stages(work, order, config.compiled_for, context)
-    play_plan = plan_to_play(order)
+    play_plan = plan_to_play(order, clips=config.settings.clip_norm is not None)
     channels = context.channels(play_plan)
     if world.device.type == "cpu":
         costs = dry_run(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from hocket.core.accesses import accesses
+from hocket.core.accesses import Resource, accesses
 from hocket.core.dataflow import Value
 from hocket.run.data.step_batch import Batches
 from hocket.run.device.device import Device, Event, IssueOrder
@@ -90,8 +91,12 @@ class ConcurrentLanes:
         sanitizer = self._device.sanitizer
         if sanitizer is not None:
             for access in accesses(turn.op, self._plan.program):
-                what = access.resource, access.stage, access.number + first
-                sanitizer.access(lane, turn.text, what, writes=access.writes)
+                what = (
+                    access
+                    if access.resource is Resource.BUFFERS
+                    else (replace(access, number=access.number + first))
+                )
+                sanitizer.access(lane, turn.text, str(what), writes=access.writes)
         number = first + turn.op.step
         self._play(turn, number, batches, lane)
         with self._lock:

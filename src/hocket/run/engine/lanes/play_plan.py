@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hocket.core.dataflow import makes, needs
+from hocket.core.gates import gates_of
 from hocket.core.lane_plan import OpPlan, plan_lanes
 from hocket.core.portions import portions
 from hocket.core.program import Program
@@ -64,7 +65,9 @@ class PortionPlan:
         due = {v for lane in left for plan in lane for v in makes(plan.op, program)}
         while any(left):
             for number, lane in zip(numbers, left, strict=True):
-                while lane and due.isdisjoint(needs(lane[-1].op, program)):
+                while lane and due.isdisjoint(
+                    (*needs(lane[-1].op, program), *lane[-1].waits)
+                ):
                     plan = lane.pop()
                     due.difference_update(makes(plan.op, program))
                     yield number, plan
@@ -97,17 +100,19 @@ class PlayPlan:
         return self.schedule.program
 
 
-def plan_to_play(schedule: Schedule) -> PlayPlan:
+def plan_to_play(schedule: Schedule, *, clips: bool = False) -> PlayPlan:
     """Plan a schedule of one step, or one with a body.
 
     Args:
         schedule: accepted by `check`, without explicit messages.
+        clips: whether gradients are clipped, by the norms of gates.
     """
-    parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule)))}
+    gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=clips)
+    parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule), gates))}
     if not schedule.body:
         return PlayPlan(schedule, parts)
     cut = portions(schedule)
-    plans = plan_lanes(schedule.with_num_steps(cut.num_steps + 1))
+    plans = plan_lanes(schedule.with_num_steps(cut.num_steps + 1), gates)
     ends = [
         (len(first), len(first) + len(body))
         for first, body in zip(cut.prologue, cut.body, strict=True)

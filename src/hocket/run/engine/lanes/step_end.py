@@ -104,7 +104,6 @@ class StepEnd:
             reducer.start()
             self._timers[stage] = timer
             self.reducing[stage] = work
-            self._sync.after_reduction_began(stage, work)
 
         self._when_next(stage, work, start)
 

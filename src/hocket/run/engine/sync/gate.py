@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from hocket.errors import NonFiniteError, WaitError
+from hocket.errors import NonFiniteError
 from hocket.run.stage.precision import LossScale
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import Gradients, GradientStatus
@@ -37,15 +37,12 @@ class _Pending:
     """A step that has begun to come to the gate.
 
     Args:
-        begun: the stages of this worker whose gradients are complete or under
-            reduction; noted where several lanes have them.
         complete: the stages of this worker whose gradients are complete.
         passed: those that were updated.
         norms: the norms of this worker's gradients, once they are posted.
         updates: whether the step's updates are made, once that is decided.
     """
 
-    begun: set[int] = field(default_factory=set)
     complete: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
     norms: Tensor | None = None
@@ -66,8 +63,8 @@ class Gate:
         clip_norm: the most that the gate's gradients may measure together.
         scale: the loss scale, where gradients are unscaled before they are judged.
         on_norms: called with each step and the norms of this worker's gradients.
-        lanes_wait_s: where lanes of this device share the gate, for how long one waits
-            for another; None where one lane has all of its stages.
+        posts_early: whether norms are posted once they are complete; not where several
+            lanes of this device have the gate's stages.
 
     Attributes:
         status: what the gradients were, of the last step that was decided.
@@ -86,7 +83,7 @@ class Gate:
         clip_norm: float | None,
         scale: LossScale | None,
         on_norms: Callable[[int, Tensor], None],
-        lanes_wait_s: float | None = None,
+        posts_early: bool = True,
     ) -> None:
         self._stages = frozenset(stages)
         self._gradients = gradients
@@ -98,9 +95,8 @@ class Gate:
         self._clip_norm = clip_norm
         self._scale = scale
         self._on_norms = on_norms
-        self._lanes_wait_s = lanes_wait_s
-        self._changed = threading.Condition()  # of what lanes note here
-        self._deciding = threading.Lock()
+        self._posts_early = posts_early
+        self._lock = threading.Lock()  # several lanes may come to it
         self._steps: dict[int, _Pending] = {}
         self.status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
@@ -112,23 +108,15 @@ class Gate:
         """
         pending = self._steps.setdefault(step, _Pending())
         pending.complete.add(stage)
-        if self._lanes_wait_s is not None:
-            self.begin(stage, step)
-        elif (
-            self._waits
+        if (
+            self._posts_early
+            and self._waits
             and self._gradients.allows_any_order
             and self._stages <= pending.complete
             and min(self._steps) == step  # the gate's sums are read one after the other
             and not any(self._ties[other] for other in self._stages)
         ):
             self._post(pending, step)
-
-    def begin(self, stage: int, step: int) -> None:
-        """Note that all ops on a stage's gradients have begun in their lanes."""
-        if self._lanes_wait_s is not None:
-            with self._changed:
-                self._steps.setdefault(step, _Pending()).begun.add(stage)
-                self._changed.notify_all()
 
     def enter(self, stage: int, step: int, finish: Finish) -> bool:
         """Come to the update of a stage: whether it is made.
@@ -144,30 +132,14 @@ class Gate:
             WaitError: another worker did not come.
         """
         pending = self._steps.setdefault(step, _Pending())
-        if self._lanes_wait_s is not None:
-            self._wait_for_lanes(pending, step, self._lanes_wait_s)
-        with self._deciding:
+        with self._lock:
             if pending.updates is None:
                 self._decide(pending, step, finish)
-        assert pending.updates is not None
-        updates = pending.updates
-        with self._changed:
             pending.passed.add(stage)
             if pending.passed >= self._stages:
                 del self._steps[step]
-        return updates
-
-    def _wait_for_lanes(self, pending: _Pending, step: int, limit_s: float) -> None:
-        """Wait until other lanes have done or begun all that adds to the gradients."""
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: pending.begun >= self._stages, limit_s
-            ):
-                missing = ", ".join(map(str, sorted(self._stages - pending.begun)))
-                raise WaitError(
-                    f"the gradients of stages {missing} of step {step} did not come "
-                    f"within {limit_s:g} s, in another lane of this device"
-                )
+        assert pending.updates is not None
+        return pending.updates
 
     def close(self, step: int, finish: Finish) -> None:
         """Decide a step on a worker that updates nothing, since the others wait for it.

@@ -125,7 +125,7 @@ class SyncMaker:
             clip_norm=self.settings.clip_norm,
             scale=self.scale,
             on_norms=self.norms.add if self.plan.overlaps else _ignore,
-            lanes_wait_s=None if self.context.lanes is None else self.context.timeout_s,
+            posts_early=self.context.lanes is None,
         )
 
     def _counted(self) -> set[str]:

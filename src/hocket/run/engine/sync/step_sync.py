@@ -42,9 +42,6 @@ class NoSync:
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """Called when a stage's last backward of a step has run."""
 
-    def after_reduction_began(self, stage: int, work: StepBatch) -> None:
-        """Called when the reduction of a stage's gradients is under way."""
-
     def after_gradients(self, stage: int, work: StepBatch) -> None:
         """Called when a stage's gradients are complete, over all replicas."""
 
@@ -140,10 +137,6 @@ class StepSync(NoSync):
         if net not in posted:
             self._results[net].post(number)
             posted.add(net)
-
-    def after_reduction_began(self, stage: int, work: StepBatch) -> None:
-        """See `NoSync.after_reduction_began`; a gate in another lane may go on."""
-        self._gate_of[stage].begin(stage, work.step.number)
 
     def after_gradients(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_gradients`; the gate may post its norms early."""
