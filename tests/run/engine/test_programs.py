@@ -95,3 +95,29 @@ def test_a_pipeline_sends_a_skip_straight_to_its_reader(tmp_path: Path) -> None:
         folder=tmp_path / "job",
     ):
         assert max(found.values()) <= TOLERANCE
+
+
+TWO_STAGES: Final = """
+net n0 microbatches=2
+stage 0 net=n0 device=0
+stage 1 net=n0 device=1
+flow 0>1
+
+d0  0F0 0F1 0B0 0B1 0U
+d1  1F0 1F1 1B0 1B1 1U
+"""
+
+
+def test_workers_that_differ_are_refused(tmp_path: Path) -> None:
+    """Both ranks raise at the start, and say in what they differ."""
+    answers = answers_of(
+        "tests.run.support.program_workers:refused_differences",
+        TWO_STAGES,
+        num_workers=2,
+        folder=tmp_path / "job",
+    )
+    for errors in answers:
+        assert "ranks 0 and 1 differ in the schedule" in errors["schedule"]
+        assert "differ in the weights of net n0" in errors["weights"]
+        assert "differ in the updates of net n0" in errors["updates"]
+        assert "differ in the seed" in errors["seed"]

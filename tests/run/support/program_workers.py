@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
+from hocket.errors import SchemaError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.engine.program_run import ProgramRun
 
@@ -200,3 +202,32 @@ def serve(folder: str) -> None:
         answer.write_text(repr(found))
         answer.rename(path.with_suffix(f".{world.rank}"))
         number += 1
+
+
+def refused_differences(text: str) -> dict[str, str]:
+    """Make runs that differ from rank 1 on in one thing; return each error."""
+    torch.set_num_threads(1)
+    world = join_world()
+    errors = {}
+    for what in ("schedule", "weights", "updates", "seed"):
+        differs = what if world.rank else ""
+        swapped = text.replace("1B0 1B1", "1B1 1B0")
+        schedule = Schedule.parse(swapped if differs == "schedule" else text)
+        given = arguments(schedule.program)
+        if differs == "weights":
+            given["models"]["n0"].blocks[0][0].bias.data += 1.0
+        if differs == "updates":
+            given["optimizers"]["n0"] = partial(torch.optim.AdamW, lr=2e-2)
+        example = make_batches(schedule.program)[0]
+        try:
+            ProgramRun(
+                schedule,
+                **given,
+                example=example,
+                seed=int(differs == "seed"),
+                world=world,
+            )
+        except SchemaError as error:
+            errors[what] = str(error)
+    world.close()
+    return errors

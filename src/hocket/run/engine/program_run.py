@@ -27,11 +27,13 @@ from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.gather import gather_state
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.make_executor import make_executor
+from hocket.run.engine.plan import short_hash
 from hocket.run.engine.playable_order import playable_order
 from hocket.run.engine.programs.by_net import ByNet
 from hocket.run.engine.programs.net_setup import nets_of_batch
 from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
+from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_context import open_context
 from hocket.run.engine.worker_run import WorkerRun
@@ -75,6 +77,7 @@ class ProgramRun(WorkerRun):
         ModelError: a model cannot be cut so; or a flow leads to where no output of
             another net can go.
         ScheduleError: the schedule must not run; says everything wrong with it.
+        SchemaError: the workers have different models, schedules or settings.
         DataError: the example is no batch, or smaller than the microbatches.
     """
 
@@ -115,6 +118,8 @@ class ProgramRun(WorkerRun):
                 correction=correction,
                 num_discounted_updates=num_discounted_updates,
             )
+            digests = {"schedule": short_hash(str(self.schedule)), "seed": str(seed)}
+            refuse_differences(self.world, digests | self._nets.digests)
             settings = self._nets.settings
             refuse_settings(settings, self.schedule)
             store = dist.PrefixStore(f"program {next(_num_runs)}", self.world.store)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -19,7 +18,7 @@ from hocket.core.costs import Costs
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.errors import ModelError, SchemaError
+from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.measure import profile
@@ -36,6 +35,7 @@ from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan, short_hash
+from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
@@ -126,15 +126,15 @@ def profile_model(config: PlanConfig, world: World) -> ProfiledModel:
     """
     args, kwargs = pytree.tree_unflatten(config.example.leaves, config.spec)
     captured = capture(config.model, args, kwargs, cut=config.cut_names or ())
-    _compare(
-        world,
-        settings=short_hash(config.settings.text),
-        model=captured.digest,
-        weights=f"{digest(dict(captured.state.tensors)):08x}",
-        seed=str(config.seed),
-        updates=short_hash(_update_text(config, captured)),
-        compile=str(bool(config.compiled_for)),
-    )
+    digests = {
+        "settings": short_hash(config.settings.text),
+        "model": captured.digest,
+        "weights": f"{digest(dict(captured.state.tensors)):08x}",
+        "seed": str(config.seed),
+        "updates": short_hash(_update_text(config, captured)),
+        "compile": str(bool(config.compiled_for)),
+    }
+    refuse_differences(world, digests)
     return ProfiledModel(captured, _profile(captured, config, world))
 
 
@@ -195,7 +195,7 @@ def build_plan(
         SchemaError: the workers came to different plans.
     """
     world = context.world
-    _compare(world, schedule=short_hash(str(order)))
+    refuse_differences(world, {"schedule": short_hash(str(order))})
     found = config.cut_model or cut_and_measure(config, order.program, context)
     captured, modules = found.known.captured, found.modules
     order = freeze_stages(order, num_frozen_stages(modules))
@@ -230,7 +230,7 @@ def build_plan(
         costs,
         simulate(order, costs),
     )
-    _compare(world, plan=plan.digest)
+    refuse_differences(world, {"plan": plan.digest})
     return plan, play_plan, modules, channels
 
 
@@ -296,27 +296,3 @@ def _boundaries(
             "device"
         )
     return balance(known.profile.layer_s, num_stages)
-
-
-def _compare(world: World, **digests: str) -> None:
-    """Refuse to start workers with different models or settings.
-
-    Raises:
-        SchemaError: two workers differ; names both, and what differs.
-    """
-    by_rank = world.gather_json(dict(digests), "compare")
-    for what in digests:
-        first, *others = [part[what] for part in by_rank if isinstance(part, dict)]
-        for rank, other in enumerate(others, start=1):
-            if other != first:
-                raise SchemaError(
-                    f"ranks 0 and {rank} differ in the {what} (digests "
-                    f"{str(first)[:8]} and {str(other)[:8]}): make the pipeline from "
-                    f"the same model, example and settings on every worker. {_REMEDY}"
-                )
-
-
-_REMEDY: Final = (
-    "Weights are the same where every worker seeds before it makes the model, or loads "
-    "the same checkpoint"
-)

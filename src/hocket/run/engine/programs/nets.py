@@ -17,9 +17,10 @@ from hocket.model.profile.measure import restored_model
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
-from hocket.run.data.batch import call_arguments, split_batch
+from hocket.run.data.batch import call_arguments, digest, split_batch
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.lanes.wiring import wire
+from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
@@ -43,6 +44,7 @@ from hocket.run.weights.settings import (
     SchedulerFactory,
     TrainingConfig,
 )
+from hocket.run.weights.update_text import update_text
 
 
 class ProgramNets:
@@ -65,6 +67,7 @@ class ProgramNets:
         setups: each net, as workers are set up from it.
         settings: how to train; nets differ in their optimizers alone.
         wiring: which values go along each flow.
+        digests: what all workers must have alike.
         outlines: the outline of each model, once for all copies.
         holders: the rank that holds each name of a state, by model.
 
@@ -122,6 +125,7 @@ class ProgramNets:
         self.outlines = {name: Outline.of(model_of[name]) for name in names}
         self._outputs: dict[str, NetOutput] = {}
         self._examples: dict[str, Any] = {}
+        self.digests: dict[str, str] = {"settings": short_hash(self.settings.text)}
         self.setups: list[NetSetup] = []
         for name in nets_in_order(program, [net.name for net in program.nets]):
             first = nets_of_batch(program, name)[0]
@@ -153,6 +157,17 @@ class ProgramNets:
             for net in self.setups
         }
 
+    def _add_digests(
+        self, captured: Captured, name: str, settings: TrainingConfig | None
+    ) -> None:
+        tensors = dict(captured.state.tensors)
+        self.digests[f"model of net {name}"] = captured.digest
+        self.digests[f"weights of net {name}"] = f"{digest(tensors):08x}"
+        if settings is not None:
+            trained = {key: x for key, x in tensors.items() if x.requires_grad}
+            text = update_text(settings, trained)
+            self.digests[f"updates of net {name}"] = short_hash(text)
+
     def forget_modules(self) -> None:
         """Free the stages of other workers."""
         self.setups.clear()
@@ -179,6 +194,8 @@ class ProgramNets:
         spec = pytree.tree_structure(((*leaves, *args), kwargs))
         args, kwargs = pytree.tree_unflatten([*leaves, *part.leaves], spec)
         captured = capture(model, args, kwargs, cut=cut_at)
+        if name == seed_name:
+            self._add_digests(captured, name, settings)
         numbers = stages_of(program, name)
         modules = _cut(program, name, captured, cut_at)
         _check_readers(name, modules, len(leaves))
