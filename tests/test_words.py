@@ -52,8 +52,6 @@ NOT_YET: Final = (
     "core/",
     "draw/",
     "passes/",
-    "planner/published/",
-    "recipes/",
     "schedules/",
 )
 

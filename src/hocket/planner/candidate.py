@@ -58,7 +58,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """What one device holds at its peak, by kind.
+    """A device's memory at its peak, by kind.
 
     Args:
         weight_bytes: one version of the weights.
@@ -80,12 +80,12 @@ class MemorySplit:
 
     @property
     def update_bytes(self) -> int:
-        """What updates keep for later ones."""
+        """The optimizer's state and the correction's."""
         return self.optimizer_bytes + self.correction_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of all kinds."""
         return (
             self.weight_bytes
             + self.gradient_bytes

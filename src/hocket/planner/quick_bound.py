@@ -27,7 +27,9 @@ from hocket.planner.correction_cost import CorrectionCost, predicted_versions_al
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a schedule puts stages, for any number of microbatches.
+    """The devices, delays and versions of a schedule's stages.
+
+    They do not depend on the number of microbatches.
 
     Args:
         devices: the device of each stage.

@@ -58,8 +58,8 @@ class Search:
         data_parallel: whether to include plain data parallelism.
         num_best: how many outcomes must be the best that there are.
         is_exhaustive: whether to simulate also what cannot be among them.
-        max_delay: by how many updates the weights of the choice may be stale; staler
-            orders are included only if they are named.
+        max_delay: the most updates by which the weights of the choice may be stale;
+            staler orders are included only if they are named.
         clips: whether updates without a flush need all gradients of their group, and so
             come later.
     """

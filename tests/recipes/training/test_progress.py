@@ -15,10 +15,10 @@ from hocket.recipes.training import progress
 from hocket.recipes.training.progress import (
     LiveProgress,
     PlainProgress,
-    Recent,
+    RecentSteps,
     duration,
     make_progress,
-    named,
+    metrics_text,
     plan_line,
 )
 from hocket.run.pipeline import Pipeline
@@ -111,7 +111,7 @@ def test_a_run_with_nothing_left_says_so() -> None:
 
 def test_means_are_weighted() -> None:
     """Loss by samples, bubble by seconds, speed as samples over seconds."""
-    recent = Recent(num_epochs=1)
+    recent = RecentSteps(num_epochs=1)
     recent.add(
         step_record(0, loss=1.0, num_samples=1, seconds=3.0, bubble_fraction=0.0)
     )
@@ -149,7 +149,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_named_metrics() -> None:
     """Accuracy in percent, all else as it is."""
-    assert named({"accuracy": 0.98765, "bits_per_byte": 2.5}) == (
+    assert metrics_text({"accuracy": 0.98765, "bits_per_byte": 2.5}) == (
         "accuracy 98.77%, bits_per_byte 2.5000"
     )
 

@@ -16,7 +16,7 @@ from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.training.metrics_log import JSON_NAME, History
 from hocket.recipes.training.records import StepRecord
 from hocket.recipes.training.run_folder import enter_folder
-from hocket.recipes.training.saving import CHECKPOINTS_NAME, Start, starting_point
+from hocket.recipes.training.saving import CHECKPOINTS_NAME, ResumePoint, resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.folder import saved
@@ -213,7 +213,7 @@ def test_what_was_asked_for_must_be_there(free_dir: Path) -> None:
     """A missing checkpoint is an error, never a fresh start."""
     recipe = resolved("checkpoint.resume=absent")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*absent"):
-        starting_point(free_dir, recipe.recipe.checkpoint, is_restart=False)
+        resume_point(free_dir, recipe.recipe.checkpoint, is_restart=False)
     with pytest.raises(RecipeError, match=r"name it with --run-dir"):
         enter_folder(resolved("checkpoint.resume=auto"), None)
     with pytest.raises(RecipeError, match=r"--run-dir"):
@@ -224,16 +224,16 @@ def test_a_restarted_run_prefers_its_own_checkpoints(free_dir: Path) -> None:
     """To the one that it began with, which is older."""
     train(free_dir / "first", resolved(), 3)
     recipe = resolved("checkpoint.resume=first")
-    first = Start(free_dir / "first" / CHECKPOINTS_NAME)
+    first = ResumePoint(free_dir / "first" / CHECKPOINTS_NAME)
     run_dir = free_dir / "second"
 
-    def start(*, is_restart: bool) -> Start | None:
-        return starting_point(run_dir, recipe.recipe.checkpoint, is_restart=is_restart)
+    def start(*, is_restart: bool) -> ResumePoint | None:
+        return resume_point(run_dir, recipe.recipe.checkpoint, is_restart=is_restart)
 
     assert start(is_restart=True) == start(is_restart=False) == first
     train(run_dir, recipe)
     assert start(is_restart=False) == first
-    assert start(is_restart=True) == Start(run_dir / CHECKPOINTS_NAME)
+    assert start(is_restart=True) == ResumePoint(run_dir / CHECKPOINTS_NAME)
 
 
 def test_two_runs_never_share_a_folder(free_dir: Path) -> None:

@@ -173,7 +173,7 @@ def _with_call(key: str, path: str) -> str:
 def _is_whole(
     value: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> bool:
-    """Whether a slice takes everything; the arguments are those of aten.slice."""
+    """Return whether a slice takes all; the arguments are those of aten.slice."""
     to_end = end is None or end == sys.maxsize
     return start in (None, 0) and to_end and step == 1
 

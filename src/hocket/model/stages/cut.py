@@ -63,7 +63,7 @@ def cut(
 
 
 def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int, ...]:
-    """The boundaries at which the named modules begin.
+    """Return the boundaries at which the named modules begin.
 
     Args:
         captured: the model.
@@ -91,7 +91,7 @@ def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int
 
 
 def shared_parameters(stages: Sequence[StageModule]) -> dict[str, tuple[int, ...]]:
-    """Parameters that several stages use: their gradients must be added up.
+    """Return the parameters that several stages use: their gradients are summed.
 
     Args:
         stages: the stages of one model.
@@ -107,7 +107,7 @@ def shared_parameters(stages: Sequence[StageModule]) -> dict[str, tuple[int, ...
 
 
 def num_frozen_stages(stages: Sequence[StageModule]) -> int:
-    """How many stages at the front have nothing to train, in them or before them.
+    """Count the stages at the front that have nothing to train, in or before them.
 
     The last stage is never among them: without it nothing would be trained at all.
 
@@ -183,7 +183,7 @@ def _stage(
 
 
 def _rebuild(captured: Captured) -> Callable[[Any], Any] | None:
-    """What puts the outputs into the model's structure; none for a single tensor."""
+    """Return a function that rebuilds the model's output structure, if it has one."""
     spec = captured.training.trace.out_spec
     return None if spec.is_leaf() else lambda leaves: spec.unflatten(leaves)
 
@@ -210,7 +210,7 @@ def _values_along(
 def _in_mode(
     captured: Captured, nodes: Sequence[fx.Node], mode: bool
 ) -> Sequence[fx.Node]:
-    """The calls of one mode that make the values of these in training."""
+    """Return the calls of one mode that match these calls of training."""
     return nodes if mode else [captured.partner_of[node] for node in nodes]
 
 
@@ -232,7 +232,7 @@ def _size_at(
 
 
 def _draws(captured: Captured, part: Part) -> dict[fx.Node, int]:
-    """The first call of each layer that draws random numbers, and the layer."""
+    """Return the first call of each layer that draws random numbers, and the layer."""
     starts = [start for start, _ in captured.starts]
     place = {node: i for i, node in enumerate(part.flow.compute)}
     first: dict[int, fx.Node] = {}
@@ -245,7 +245,7 @@ def _draws(captured: Captured, part: Part) -> dict[fx.Node, int]:
 def _names(
     captured: Captured, parts: Mapping[bool, Part], begin: int, end: int
 ) -> frozenset[str]:
-    """The first names of all that the stage keeps."""
+    """Return the first names of all of the stage's parameters and buffers."""
     layers = captured.layers[begin:end]
     names = {x for layer in layers for x in (*layer.parameters, *layer.buffers)}
     for part in parts.values():
@@ -255,7 +255,7 @@ def _names(
 
 
 def _modules(parts: Mapping[bool, Part]) -> dict[str, nn.Module]:
-    """The modules that the stage runs as they are, by path."""
+    """Return the modules that the stage runs as they are, by path."""
     found: dict[str, Any] = {}
     for part in parts.values():
         for node in part.body:

@@ -42,7 +42,7 @@ _NUMBER: Final = itertools.count()  # distinguishes sources in tracebacks
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Makes what depends on nothing but the number of samples and the device.
+    """Makes the values that depend only on the number of samples and the device.
 
     Args:
         function: takes the objects, the device, the number of samples and the buffers.
@@ -61,10 +61,10 @@ class Code:
         function: takes the objects, the device, the state, the constants, and the
             values: those received, then the batch's tensors.
         state: the parameters and buffers that it reads, by first name.
-        constants: where the stage has some.
+        constants: makes the stage's constants, if it has any.
         objects: modules, inner graphs and constant tensors, as attributes.
-        graph: what `function` was compiled from.
-        title: what tracebacks call it.
+        graph: the graph that `function` was compiled from.
+        title: the function's name in tracebacks.
     """
 
     function: Callable[..., Any]
@@ -76,7 +76,7 @@ class Code:
 
 
 def layer_seeds_of(code: Code) -> LayerSeeds | None:
-    """What the code asks before each layer that draws; None where none draws."""
+    """Return what seeds the layers of this code; None where none draws."""
     seeds: LayerSeeds | None = getattr(code.objects, _SEEDS, None)
     return seeds
 
@@ -93,11 +93,11 @@ def emit(
     """Write and compile the functions of a part.
 
     Args:
-        part: what to write.
+        part: the stage's calls.
         received: the calls whose values come from other stages, in order.
         leaves: the positions in the batch of the tensors that follow them.
         sent: the calls whose values go to other stages, in order.
-        title: what tracebacks call it.
+        title: the function's name in tracebacks.
         draws: the first call of each layer that draws random numbers, and the layer's
             number in the uncut model.
         seeds: asked before each of these calls.
@@ -132,11 +132,11 @@ def emit(
 
 
 def compile_graph(graph: fx.Graph, title: str) -> Callable[..., Any]:
-    """A Python function of the graph's placeholders, behind the objects it reads.
+    """Return a Python function of the objects and the graph's placeholders.
 
     Args:
         graph: calls only, of functions, methods and modules among the objects.
-        title: what tracebacks call it.
+        title: the function's name in tracebacks.
     """
     code = graph.python_code("self")
     source = code.src.replace("def forward(", "def stage(", 1)
@@ -178,7 +178,7 @@ def _constants(part: Part, objects: dict[str, Any], title: str) -> Constants | N
 
 
 class _Copy:
-    """A new graph, and what each node of the trace has become in it.
+    """A new graph, and its node for each node of the trace.
 
     Of the trace's objects, those that the graph uses go into `objects`: keeping the
     modules of other stages would keep their weights.
@@ -215,7 +215,7 @@ class _Copy:
             self.new[node] = bindings.call(self.graph, node.target, args, kwargs)
 
     def seed(self, seeds: LayerSeeds, layer: int) -> None:
-        """Have the generator seeded before a layer."""
+        """Add a call that seeds the generator before a layer."""
         self.objects[_SEEDS] = seeds
         asked = self.graph.create_node("get_attr", _SEEDS)
         self.graph.call_method("before", (asked, layer))

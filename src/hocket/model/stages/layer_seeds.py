@@ -1,4 +1,4 @@
-"""Where a stage's code asks for random numbers that do not depend on the cut."""
+"""Seeds the generator per layer, so that random numbers do not depend on the cut."""
 
 from __future__ import annotations
 

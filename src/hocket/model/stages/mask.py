@@ -1,4 +1,4 @@
-"""Attention masks that say nothing more than a flag would."""
+"""Replaces an attention mask by the flag `is_causal`, or by none, where it can."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def simplified(mask: Tensor) -> tuple[Tensor | None, bool]:
-    """A mask as `attn_mask` and `is_causal` of scaled_dot_product_attention.
+    """Return a mask as `attn_mask` and `is_causal` of scaled_dot_product_attention.
 
     Libraries that look at a mask's values to leave it out cannot do so while they are
     captured. A mask that depends on nothing but the shape is looked at here instead,

@@ -1,4 +1,4 @@
-"""A captured model on other tensors: on `meta`, or partly on a worker's own."""
+"""Moves a captured model to other tensors: on `meta`, or partly on a worker's own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hocket.model.trace.flow import TraceFlow
 
 
 def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
-    """The same work, whose parameters and buffers are these; all others are on `meta`.
+    """Return the same model with these parameters and buffers; others are on `meta`.
 
     Modules that run as they are become copies, which keep these tensors. Nothing of
     the result holds on to the tensors or the modules of `captured`.
 
     Args:
-        captured: the model's work.
-        tensors: by first name.
+        captured: the model.
+        tensors: parameters and buffers, by first name.
     """
     state = captured.state
     new = {
@@ -54,7 +54,7 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
 
 
 def on_meta(tensor: Tensor) -> Tensor:
-    """A tensor's shape and type, without memory; a parameter stays one."""
+    """Return a tensor of the same shape and type on `meta`; a parameter stays one."""
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(empty, tensor.requires_grad)

@@ -17,11 +17,11 @@ from hocket.model.trace.state import State
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The uncut model, without what it weighs.
+    """The uncut model, without its values.
 
     Args:
         state: its parameters and buffers, on the meta device.
-        names: those of its `state_dict()`, in its order.
+        names: the names in its `state_dict()`, in that order.
         kind: the name of its class.
         config: the config of a model of the transformers library; None for any other.
     """
@@ -33,7 +33,7 @@ class Outline:
 
     @classmethod
     def of(cls, model: nn.Module) -> Outline:
-        """Read it off the model, of which nothing is kept."""
+        """Return a model's outline, which does not refer to the model."""
         state = State.of(model)
         tensors = {name: on_meta(tensor) for name, tensor in state.tensors.items()}
         config: Any = getattr(model, "config", None)
@@ -46,7 +46,7 @@ class Outline:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of all parameters together."""
+        """The bytes of all parameters together."""
         return sum(
             tensor.nbytes
             for name, tensor in self.state.tensors.items()
@@ -54,5 +54,5 @@ class Outline:
         )
 
     def tensor(self, name: str) -> Tensor:
-        """The form of a tensor, by any of its names."""
+        """Return a tensor on `meta`, by any of its names."""
         return self.state.tensors[self.state.first_name[name]]

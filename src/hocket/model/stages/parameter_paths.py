@@ -33,13 +33,13 @@ def give_homes(
     """Put parameters, buffers and modules into a stage.
 
     Args:
-        stage: still empty.
+        stage: a stage without parameters yet.
         state: the uncut model's state.
-        names: the first names of what the stage keeps.
+        names: the first names of the stage's parameters and buffers.
         modules: the modules that it runs as they are, by path.
 
     Returns:
-        Where each tensor is kept, by its first name.
+        Each tensor's home, by its first name.
     """
     homes: dict[str, Home] = {}
     for name, first in state.first_name.items():

@@ -1,4 +1,4 @@
-"""Which calls a stage runs in one mode, and what they read."""
+"""Selects the calls that a stage runs in one mode, and their inputs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Part:
         body: the calls that run for each microbatch, in order: the stage's own, and
             those on the batch alone that it repeats for itself.
         kept: the calls that run once per number of samples, in order.
-        reads: what the body reads that it does not make.
-        masks: what is kept and only serves as the mask of attention.
+        reads: the body's inputs that it does not make.
+        masks: the calls of `kept` that only make the mask of attention.
     """
 
     flow: TraceFlow
@@ -50,7 +50,7 @@ class Part:
 
     @property
     def constants(self) -> tuple[fx.Node, ...]:
-        """What the body takes from what is kept, besides masks."""
+        """The body's inputs that `kept` makes, besides masks."""
         return tuple(node for node in self.reads if self._is_constant(node))
 
     @property
@@ -66,12 +66,12 @@ class Part:
 
 
 def part_of(flow: TraceFlow, start: int, end: int) -> Part:
-    """The calls between two positions.
+    """Return the part between two positions.
 
     Args:
         flow: the whole model's dependencies in one mode.
-        start: where the stage begins.
-        end: where the next one begins.
+        start: the position at which the stage begins.
+        end: the position at which the next one begins.
     """
     calls = flow.trace.calls
     is_last = end == len(flow.compute)
@@ -97,7 +97,7 @@ def part_of(flow: TraceFlow, start: int, end: int) -> Part:
 
 
 def simple_mask(flow: TraceFlow, node: fx.Node) -> fx.Node | None:
-    """The mask of an attention call, if it depends on nothing but the shape."""
+    """Return the mask of an attention call, if it depends on the shape alone."""
     if node.target is not _ATTENTION or not _MASK < len(node.args) <= _IS_CAUSAL:
         return None
     mask = node.args[_MASK]
@@ -106,7 +106,7 @@ def simple_mask(flow: TraceFlow, node: fx.Node) -> fx.Node | None:
 
 
 def inputs_of(flow: TraceFlow, node: fx.Node) -> list[fx.Node]:
-    """What a call reads, but for a mask that becomes a flag."""
+    """Return a call's inputs, but for a mask that becomes a flag."""
     mask = simple_mask(flow, node)
     return [x for x in node.all_input_nodes if x is not mask]
 
@@ -116,7 +116,7 @@ def _needed(
     wanted: Iterable[fx.Node],
     is_in: Callable[[fx.Node], bool],
 ) -> set[fx.Node]:
-    """Everything of one sort that the wanted nodes need, directly or not."""
+    """Return the nodes of one sort that the wanted nodes need, directly or not."""
     found: set[fx.Node] = set()
     waiting = list(wanted)
     while waiting:

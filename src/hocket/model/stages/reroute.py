@@ -1,8 +1,8 @@
-"""Have a stage call functions of ours in place of some operators on its weights.
+"""Replaces some operators on a stage's weights by functions of ours.
 
-A route is taken where it is safe to: where every use of a weight in the stage is a call
-that has a route. So the gradient of a parameter comes from routed calls, or from all
-others, and never half from the one and half from the other:
+An operator is replaced only where every use of its weight in the stage is a call that
+has a route. So a parameter's gradient comes from replaced calls only, or from other
+calls only, never from both:
 
     linear(x, w)    embedding(w, i)           both are routed
     linear(x, v)    norm(v)                   neither is
@@ -24,11 +24,11 @@ from hocket.model.stages.stage import StageModule
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What to call in place of an operator.
+    """The function that replaces an operator.
 
     Args:
         function: takes the operator's own arguments.
-        weight: its place among them.
+        weight: the weight's place among them.
         bias: the bias's place, for operators that have one.
     """
 
@@ -41,17 +41,17 @@ Routes: TypeAlias = Mapping[Any, Route]
 
 
 def runs_modules(stage: StageModule) -> bool:
-    """Whether it runs some modules as they are: no route leads into those."""
+    """Return whether it runs some modules as they are, whose calls have no routes."""
     nodes = stage.training_code.graph.nodes
     return any(node.op == "call_module" for node in nodes)
 
 
 def rerouted(stage: StageModule, routes: Routes) -> StageModule:
-    """The stage for training, calling these functions; all else is shared with it.
+    """Return the stage for training that calls these functions; the state is shared.
 
     Args:
-        stage: without modules that are run as they are.
-        routes: by the operator as the stage calls it.
+        stage: a stage without modules that are run as they are.
+        routes: the routes, by the operator as the stage calls it.
     """
     code = stage.training_code
     graph = deepcopy(code.graph)
@@ -63,7 +63,7 @@ def rerouted(stage: StageModule, routes: Routes) -> StageModule:
 
 
 def _taken(graph: fx.Graph, num_state: int, routes: Routes) -> list[fx.Node]:
-    """The calls whose weights are used by such calls alone, as weight or as bias."""
+    """Return the calls whose weights are used by such calls alone."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     state = frozenset(placeholders[1 : 1 + num_state])  # behind the device
     taken = {
@@ -88,7 +88,7 @@ def _taken(graph: fx.Graph, num_state: int, routes: Routes) -> list[fx.Node]:
 def _parameters(
     node: fx.Node, route: Route, state: frozenset[fx.Node]
 ) -> tuple[fx.Node, ...]:
-    """A call's weight and bias; nothing if its weight is no parameter."""
+    """Return a call's weight and bias; nothing if its weight is no parameter."""
     weight = _argument(node, route.weight, "weight")
     bias = None if route.bias is None else _argument(node, route.bias, "bias")
     if weight not in state:
@@ -103,7 +103,7 @@ def _argument(node: fx.Node, place: int, name: str) -> Any:
 def _is_only_in(
     parameter: fx.Node, taken: Mapping[fx.Node, tuple[fx.Node, ...]]
 ) -> bool:
-    """Whether all its uses are calls that are taken, as their weight or bias."""
+    """Return whether all its uses are calls in `taken`, as their weight or bias."""
     return all(
         user in taken and _count(user, parameter) == taken[user].count(parameter)
         for user in parameter.users
@@ -111,6 +111,6 @@ def _is_only_in(
 
 
 def _count(node: fx.Node, argument: fx.Node) -> int:
-    """How often a call is given the same."""
+    """Count how often a call has this argument."""
     given = tree_leaves((node.args, node.kwargs))
     return sum(x is argument for x in given)

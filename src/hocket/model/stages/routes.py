@@ -1,4 +1,4 @@
-"""Which values go from which stage to which, along the flows between the stages.
+"""Routes values between stages, along the program's flows.
 
 A value goes along the shortest path of flows from the stage that makes it to each
 stage that reads it, and enters each stage by one flow only:
@@ -27,7 +27,7 @@ class Routes:
 
     Args:
         received: per stage, per stage that it receives from, the values in the order
-            in which the model makes them. All flows are there, also those of nothing.
+            in which the model makes them. Flows without values are included.
         sent: per stage, per stage that it sends to, the same values.
     """
 
@@ -36,7 +36,7 @@ class Routes:
 
 
 def routes(captured: Captured, starts: Sequence[int], flows: Flows) -> Routes:
-    """Find the way of each value that crosses.
+    """Find the path of each value that crosses a cut.
 
     Args:
         captured: the model.
@@ -82,9 +82,9 @@ def routes(captured: Captured, starts: Sequence[int], flows: Flows) -> Routes:
 def _crossings(
     captured: Captured, starts: Sequence[int]
 ) -> dict[fx.Node, tuple[int, list[int]]]:
-    """Each value that crosses a cut, in order: its maker, and the stages that read it.
+    """Return, for each value that crosses a cut, its maker and its readers.
 
-    A value is read where either mode reads it.
+    A stage reads a value if it does in either mode.
     """
     stage_of: dict[fx.Node, int] = {}
     for mode, flow in enumerate((captured.training, captured.evaluation)):
@@ -104,7 +104,7 @@ def _crossings(
 
 
 def _parents(maker: int, flows: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """From which stage each stage is reached on a shortest path from the maker.
+    """Return each stage's predecessor on a shortest path from the maker.
 
     Of several shortest paths, the one through the lowest stages is taken.
     """
@@ -131,5 +131,5 @@ def _no_path(
 
 
 def chain(num_stages: int) -> Iterator[tuple[int, int]]:
-    """The flows of stages of which each sends to the next alone."""
+    """Yield the flows of a chain of stages."""
     return ((stage, stage + 1) for stage in range(num_stages - 1))

@@ -18,24 +18,24 @@ from hocket.model.stages.stage import StageModule
 
 
 class Remainder(Protocol):
-    """W: what I leaves to be computed."""
+    """The W that an I leaves to be computed."""
 
     def finish(self) -> None:
-        """Add up the weight gradients, and release what was held for them."""
+        """Accumulate the weight gradients, and release the tensors held for them."""
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether it holds on to the memory of any of them."""
+        """Return whether it holds the memory of any of these tensors."""
 
     @property
     def num_bytes(self) -> int:
-        """All that it holds, each block of memory once."""
+        """The bytes that it holds, each block of memory once."""
 
 
 # Losses, or outputs' places in the graph.
 Starts: TypeAlias = Sequence[Tensor] | Sequence[GradientEdge]
 
-# Of the leaves, None where nothing depends on one; and what is left for W.
-Halves: TypeAlias = tuple[Sequence[Tensor | None], Remainder]
+# The gradient of each leaf, None where no output depends on it; and W.
+SplitGradients: TypeAlias = tuple[Sequence[Tensor | None], Remainder]
 
 
 class Splitter(Protocol):
@@ -48,20 +48,20 @@ class Splitter(Protocol):
     module: StageModule
 
     def on(self) -> AbstractContextManager[object]:
-        """What such a forward runs in."""
+        """Return the context for a forward whose backward will be split."""
 
     def input_gradients(
         self,
         starts: Starts,
         grads: Sequence[Tensor],
         leaves: Sequence[Tensor],
-    ) -> Halves:
-        """I: from the outputs back to the leaves.
+    ) -> SplitGradients:
+        """Compute I: from the outputs back to the leaves.
 
         Args:
-            starts: where it begins.
+            starts: the losses or outputs at which it begins.
             grads: the gradient of each output.
-            leaves: the leaves that want a gradient; maybe none.
+            leaves: the leaves that need a gradient; maybe none.
         """
 
 

@@ -92,8 +92,8 @@ class StageModule(nn.Module):
         """Give the stage its work, once its parameters are in place.
 
         Args:
-            code: by mode, `True` for training.
-            homes: where each parameter and buffer is kept, by first name.
+            code: the code of each mode, `True` for training.
+            homes: each parameter's and buffer's home, by first name.
         """
         for mode, one in code.items():
             buffers = one.constants.buffers if one.constants else ()
@@ -106,7 +106,7 @@ class StageModule(nn.Module):
 
     @property
     def training_code(self) -> Code:
-        """What `forward` runs in training."""
+        """The code that `forward` runs in training."""
         return self._mode_runs[True].code
 
     def set_training_code(self, code: Code) -> None:
@@ -117,11 +117,11 @@ class StageModule(nn.Module):
     def training_arguments(
         self, values: Sequence[Any], device: torch.device
     ) -> tuple[Any, ...]:
-        """State and constants, as the code in training takes them before the values.
+        """Return the state and constants that the code in training takes.
 
         Args:
-            values: what `forward` would be called with; of tensors, shapes matter.
-            device: where constants are made.
+            values: the arguments of `forward`; of tensors, only the shapes matter.
+            device: the device of the constants.
         """
         run = self._mode_runs[True]
         state = [home[name] for home, name in run.state]
@@ -130,7 +130,7 @@ class StageModule(nn.Module):
         return (*state, *run.constants(device, values))
 
     def with_training_code(self, code: Code) -> Self:
-        """A stage in training that runs other code, on the very same state."""
+        """Return a stage in training that runs other code, on the same state."""
         other = copy(self)
         other._mode_runs = {True: replace(self._mode_runs[True], code=code)}
         other.training = True
@@ -147,7 +147,7 @@ class StageModule(nn.Module):
         return self.rebuilt(self._mode_runs[self.training](values))
 
     def rebuilt(self, out: Any) -> Any:
-        """What the code returned, in the model's own structure."""
+        """Return the code's outputs in the model's own structure."""
         return out if self._rebuild is None else self._rebuild(out)
 
     def train(self, mode: bool = True) -> Self:
@@ -182,12 +182,12 @@ def _num_samples(values: Sequence[Any], size_at: tuple[int, int]) -> int:
 
 @dataclass(slots=True)
 class _Run:
-    """One mode of a stage at work.
+    """One mode of a stage, with its state and cached constants.
 
     Args:
-        code: what to call.
-        state: where its parameters and buffers are kept.
-        buffers: where the buffers that its constants depend on are kept.
+        code: the code to call.
+        state: the homes of its parameters and buffers.
+        buffers: the homes of the buffers that its constants depend on.
         size_at: which value has the number of samples, and in which dimension.
         kept: constants, by all that they depend on.
     """
@@ -211,7 +211,7 @@ class _Run:
         return code.function(code.objects, device, *state, *constants, *values)
 
     def constants(self, device: torch.device, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Made where these values need others than were made before."""
+        """Return the constants for these values, cached by size, device and buffers."""
         num_samples = 0
         if self.size_at is not None:
             num_samples = _num_samples(values, self.size_at)

@@ -137,7 +137,7 @@ def _spread(
     needs: Mapping[fx.Node, tuple[fx.Node, ...]],
     origin: Iterable[fx.Node],
 ) -> set[fx.Node]:
-    """The origin, all that needs it, and all whose memory one of these changes."""
+    """Return the origin, its dependents, and calls whose memory these change."""
     found = set(origin)
     before = -1
     while len(found) != before:  # a late write can reach back to an early call
@@ -193,7 +193,7 @@ def _admissible(
 def _spans(
     trace: Trace, order: tuple[fx.Node, ...], changed: frozenset[str]
 ) -> Iterator[tuple[int, int]]:
-    """The range in which each changed buffer is used: it must be in one stage."""
+    """Yield the range in which each changed buffer is used: it must be in one stage."""
     users: dict[str, list[int]] = {}
     for place, node in enumerate(order):
         for name in changed.intersection(trace.reads(node)):

@@ -179,7 +179,7 @@ class _RandomWatch(TorchDispatchMode):
 
 
 def is_random(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call of an operator draws random numbers.
+    """Return whether a call of an operator draws random numbers.
 
     Attention draws none where its dropout is 0.
     """

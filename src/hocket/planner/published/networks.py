@@ -50,7 +50,7 @@ class CountedLayer:
 
     Args:
         name: the layer's name.
-        products: in order.
+        products: the matrix products, in order.
         other_floats: numbers that all else reads and writes in a forward, per sample.
         kept_floats: from the forward for the backward, per sample.
         received_floats: numbers of its input, per sample.

@@ -158,7 +158,7 @@ def _block(
     side: int,
     halves: bool,
 ) -> CountedLayer:
-    """What a forward keeps: the input of each convolution, norm and ReLU, once."""
+    """Count a block; its forward keeps each convolution's, norm's and ReLU's input."""
     end = side // 2 if halves else side
     convolutions = [
         _Convolution(side, before, inner),

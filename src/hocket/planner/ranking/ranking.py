@@ -35,7 +35,7 @@ class Ranking:
         layer_names: the names of the model's layers, for the boundaries.
         timeline: the timeline of the best's step.
         notes: assumptions, a sentence each.
-        max_delay: by how many updates the weights of the choice may be stale.
+        max_delay: the most updates by which the weights of the choice may be stale.
         correction: the correction of stale gradients whose memory is counted; or
             "none".
     """

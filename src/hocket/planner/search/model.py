@@ -149,7 +149,7 @@ class _Model:
         """Run CP-SAT."""
         cp, ops = self.cp, self.starts[: self.question.num_ops]
 
-        class Told(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
+        class _OnSolution(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
             def on_solution_callback(self) -> None:
                 on_order(tuple(self.value(start) for start in ops))
 
@@ -158,7 +158,7 @@ class _Model:
         solver.parameters.num_workers = effort.num_threads
         solver.parameters.random_seed = 0
         solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
-        status = solver.solve(self.model, Told())
+        status = solver.solve(self.model, _OnSolution())
         if status == cp.INFEASIBLE:
             return SolverAnswer(is_impossible=True)
         if status not in (cp.OPTIMAL, cp.FEASIBLE):

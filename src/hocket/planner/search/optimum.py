@@ -117,16 +117,16 @@ class _Search:
             split_backward=self.split_backward,
         ):
             self._keep_if_best(schedule)
-            if self._is_settled() or perf_counter() >= until_s:
+            if self._is_proved_best() or perf_counter() >= until_s:
                 break
-        if not self._is_settled() and len(self.problem.ops) <= _MOST_OPS:
+        if not self._is_proved_best() and len(self.problem.ops) <= _MOST_OPS:
             self._solve(until_s, num_threads)
         if self.best is None:
             raise self._refusal()
         elapsed_s = perf_counter() - self.begin_s
         return SearchResult(self.best, self.best_s, self.bound_s, elapsed_s)
 
-    def _is_settled(self) -> bool:
+    def _is_proved_best(self) -> bool:
         return self.best_s <= self.bound_s * (1 + SAME)
 
     def _solve(self, until_s: float, num_threads: int) -> None:
@@ -144,7 +144,7 @@ class _Search:
             answer = ask(question, effort, self._better_schedule, on_bound)
             missing = self._keep_if_best(self._order(answer)) if answer.starts else 0
             is_late = perf_counter() >= until_s
-            if limit is None or not missing or is_late or self._is_settled():
+            if limit is None or not missing or is_late or self._is_proved_best():
                 break
             limit -= missing if counts_queues else 0
             counts_queues, on_bound = True, _nothing

@@ -12,7 +12,7 @@ from hocket.planner.search.problem import StartLag
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """How far each task is from the beginning and from the end.
+    """The longest paths from the beginning to each task, and from it to the end.
 
     Args:
         head_s: no order starts the task earlier.

@@ -17,7 +17,7 @@ def gap(makespan_s: float, bound_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a search has come.
+    """The progress of a search.
 
     Args:
         elapsed_s: seconds since it began.

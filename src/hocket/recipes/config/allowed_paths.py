@@ -1,12 +1,12 @@
-"""What a recipe's file may reach: what lies beside it, and nothing else unasked.
+"""Restricts a recipe's file to paths and modules in its own folder.
 
-Recipes are passed on. One that comes from somebody else must not read files, write
-folders or import modules elsewhere on this machine by what it says, such as
+Recipes are shared. A recipe by another author must not read files, write folders or
+import modules elsewhere on this machine, such as
 
     data.path = "../../.ssh/id_rsa"    run.folder = "/etc"    model.function = "os:..."
 
-What the user says on the command line may name anything, and `--allow-outside` lets a
-recipe's file do so too.
+Settings on the command line may name any path or module, and `--allow-outside` lets a
+recipe's file do so, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WAY_OUT: Final = (
 
 
 def make_absolute(sections: Mapping[str, Any], folder: Path) -> None:
-    """Let the paths that a recipe reads mean the same file from every folder."""
+    """Make the paths that a recipe reads absolute."""
     for (section, name), path in _said(sections, READ):
         full = _full(path, folder)
         if NO_PATHS.get(name) != path and full is not None:
@@ -53,11 +53,11 @@ def make_absolute(sections: Mapping[str, Any], folder: Path) -> None:
 def outside_paths(
     sections: Mapping[str, Any], folder: Path
 ) -> Iterator[tuple[Key, str]]:
-    """What a recipe's file names elsewhere: its key, and a sentence about it.
+    """Yield each key whose path or module is outside, with an error sentence.
 
     Args:
-        sections: as the file says them.
-        folder: that the file is in.
+        sections: the file's sections.
+        folder: the file's folder.
     """
     for keys, base, whose in (
         (READ, folder, "the recipe's folder"),
@@ -77,14 +77,14 @@ def outside_paths(
 
 
 def functions_in(sections: Mapping[str, Any]) -> set[Key]:
-    """The keys that name functions of the user's."""
+    """Return the keys that name the user's functions."""
     return {key for key, _ in _said(sections, IMPORTED)}
 
 
 def _said(
     sections: Mapping[str, Any], keys: tuple[Key, ...]
 ) -> Iterator[tuple[Key, str]]:
-    """The strings that are there under some keys; lists one by one."""
+    """Yield the strings under these keys; a list's entries one by one."""
     for section, name in keys:
         values = sections.get(section)
         value = values.get(name) if isinstance(values, dict) else None
@@ -94,21 +94,21 @@ def _said(
 
 
 def _is_inside(path: str, folder: Path) -> bool:
-    """Whether a path stays in a folder, also where it leads over links."""
+    """Return whether a path is in a folder after links are resolved."""
     full = _full(path, folder)
     return full is not None and full.is_relative_to(folder.resolve())
 
 
 def _full(path: str, folder: Path) -> Path | None:
-    """Where a path leads; nothing for one that leads nowhere."""
+    """Resolve a path; None if it cannot be resolved."""
     try:
         return (folder / Path(path).expanduser()).resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop, nobody's home, a NUL
+    except (OSError, RuntimeError, ValueError):  # a loop, an unknown user, a NUL
         return None
 
 
 def _is_beside(module: str, folder: Path) -> bool:
-    """Whether a module's file is in a folder, and not hidden by one that is loaded."""
+    """Return whether a module's file is in a folder, and no loaded module hides it."""
     top, *_ = parts = module.split(".")
     if top in sys.stdlib_module_names or top == "hocket":
         return False

@@ -1,4 +1,4 @@
-"""What no single section of a recipe can see: values that are wrong together."""
+"""Checks values of several sections of a recipe against each other."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
-    """A sentence each, with the numbers of both sides."""
+    """Yield a sentence for each fault, with the numbers of both sections."""
     yield from _strangers(recipe)
     yield from _too_small(recipe)
     yield from _misfits(recipe.pipeline)
 
 
 def _strangers(recipe: Recipe) -> Iterator[str]:
-    """Whether the model reads the data, and whether there is a loss for them."""
+    """Check that the model takes these data, and that there is a loss for them."""
     match recipe.model, recipe.data:
         case VitSettings(patch_size=patch), data if side := side_of(data):
             if side % patch:
@@ -72,7 +72,7 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
 
 
 def _too_small(recipe: Recipe) -> Iterator[str]:
-    """Whether each microbatch gets a sample."""
+    """Check that each microbatch gets a sample."""
     pipeline, batch_size = recipe.pipeline, recipe.training.batch_size
     if batch_size < pipeline.num_replicas * pipeline.num_microbatches:
         yield (
@@ -83,7 +83,7 @@ def _too_small(recipe: Recipe) -> Iterator[str]:
 
 
 def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
-    """What the schedule, and a cut into its stages, say to the numbers."""
+    """Check the numbers of devices, microbatches and cuts against the schedule."""
     if pipeline.schedule == "auto":
         return
     try:

@@ -24,8 +24,8 @@ class DigitsSettings(Settings):
 
     Args:
         test_fraction: the share of each class that is kept for evaluation.
-        shift_probability: of moving a training image by up to one pixel up or down and
-            left or right, drawn anew for each image and epoch.
+        shift_probability: the probability that a training image is shifted by up to one
+            pixel in each direction, drawn for each image and epoch.
     """
 
     kind: Literal["digits"]
@@ -34,7 +34,7 @@ class DigitsSettings(Settings):
 
 
 class FileSettings(Settings):
-    """What is read from files.
+    """Data that are read from files.
 
     Args:
         path: the folder, or the file. Relative to the recipe's folder where a recipe
@@ -71,7 +71,7 @@ class Cifar100Settings(CifarSettings):
     """The classes of CIFAR-100, from the folder `cifar-100-python`.
 
     Args:
-        coarse: tell apart the 20 groups of classes, not the 100 classes.
+        coarse: classify the 20 groups of classes, not the 100 classes.
     """
 
     kind: Literal["cifar100"]
@@ -124,11 +124,11 @@ class GlueSettings(FileSettings):
     """Sentences and pairs of them, as the GLUE benchmark's tables.
 
     Args:
-        task: which of its tables.
+        task: the name of the table.
         vocabulary: the file of an uncased BERT's word pieces, one in each line; built
-            from the training texts where it is not said.
-        num_pieces: at most, of a vocabulary that is built.
-        num_tokens: of each sample; longer ones are cut, shorter ones filled up.
+            from the training texts when not given.
+        num_pieces: the largest size of a vocabulary that is built.
+        num_tokens: the tokens of each sample; longer ones are cut, shorter ones padded.
     """
 
     kind: Literal["glue"]
@@ -163,7 +163,7 @@ DataSettings = (
 
 
 def side_of(data: DataSettings) -> int | None:
-    """The pixels of an image's side; None for what is no image."""
+    """Return the pixels of an image's side; None for data that are no images."""
     match data:
         case DigitsSettings():
             return 8

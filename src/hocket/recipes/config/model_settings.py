@@ -18,12 +18,12 @@ from hocket.recipes.config.settings import (
 
 
 class TransformerSettings(Settings):
-    """What every transformer takes.
+    """Settings that all transformers have.
 
     Args:
         width: features per token; a multiple of `num_heads`.
         num_blocks: pairs of attention and MLP.
-        num_heads: of each attention.
+        num_heads: heads of each attention.
         mlp_width: features inside each MLP.
         dropout: the probability, where each half of a block joins the residual stream.
     """
@@ -86,7 +86,7 @@ class ResnetSettings(Settings):
 
     Args:
         width: channels of the first of three groups; each doubles them.
-        num_blocks: in each group.
+        num_blocks: blocks in each group.
     """
 
     kind: Literal["resnet"]
@@ -99,7 +99,7 @@ class ResnextSettings(Settings):
 
     Args:
         depth: layers with weights: 14, 26, 50, 101, 152, or 194 and more.
-        num_groups: of the convolutions in the middle of each block.
+        num_groups: groups of the convolution in the middle of each block.
         group_width: channels of each of these groups; 32 groups of 4 are "32x4d".
         pretrained: a folder with model.safetensors, of the same sizes, under
             torchvision's names, to begin with; its head counts if it has as many

@@ -17,13 +17,13 @@ from hocket.recipes.config.settings import (
 
 
 class OptimizerSettings(Settings):
-    """What every optimizer takes.
+    """Settings that all optimizers have.
 
     Args:
         learning_rate: its highest value.
-        num_warmup_steps: of a linear rise to it.
-        fall: the way down from it, to the end of training: along a cosine or a line.
-        final_fraction: of it that is left at the end; 1 keeps it constant.
+        num_warmup_steps: steps of a linear rise to it.
+        fall: the decay after that, to the end of training: along a cosine or a line.
+        final_fraction: the share of it that is left at the end; 1 keeps it constant.
         weight_decay: as the optimizer defines it.
         weight_decay_on: all parameters, or only those of two and more dimensions: not
             biases and norms.
@@ -47,8 +47,8 @@ class AdamwSettings(OptimizerSettings):
     """torch.optim.AdamW.
 
     Args:
-        beta1: how much of the running mean of gradients each step keeps.
-        beta2: likewise, of their squares.
+        beta1: the decay of the running mean of gradients.
+        beta2: the decay of the running mean of their squares.
         epsilon: added to the root of the latter.
     """
 

@@ -31,14 +31,14 @@ class PipelineSettings(Settings):
             has such (`hocket.run.weights.correction`).
         num_discounted_updates: over which a correction "lr-discount" fades; a quarter
             of the training where it is not said.
-        num_microbatches: that each replica cuts its part of the batch into.
+        num_microbatches: the microbatches of each replica's part of the batch.
         stages_per_device: for schedules that give a device several stages; their own
             choice where it is not said.
         cut: names of the modules that a stage begins with, all but the first stage's;
             balanced by a profile where it is not said.
         recompute: which stages compute their forward again in the backward, instead of
             keeping its activations: none, all, or as many as the memory asks for.
-        memory_bytes: that each worker has, for "auto" to keep to.
+        memory_bytes: the memory of each worker, for "auto".
         compile: compile the stages before the first step.
         timeout_s: how long a worker waits for another before both give up.
     """
@@ -140,11 +140,11 @@ class PipelineSettings(Settings):
 
 
 def discounted_updates(settings: PipelineSettings, num_steps: int) -> int | None:
-    """Over how many updates a discount of the learning rate fades, where there is one.
+    """Return over how many updates a discount of the learning rate fades, if any.
 
     Args:
-        settings: the recipe's.
-        num_steps: that it trains in all.
+        settings: the recipe's section.
+        num_steps: the steps of the whole training.
     """
     if settings.correction != "lr-discount":
         return None

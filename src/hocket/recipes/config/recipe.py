@@ -38,13 +38,14 @@ from hocket.recipes.config.settings import (
 
 
 class TaskSettings(Settings):
-    """What is wanted of the model, where the data do not say it.
+    """The user's own loss and metrics, in place of the data's.
 
     Args:
         loss: the user's `module:function`, called with the model's output and the
-            targets of a microbatch; gives the mean over its samples, as a scalar or a
-            dict of named ones. The data's own where it is not said.
-        metrics: likewise, a dict of named means.
+            targets of a microbatch; returns the mean over its samples, as a scalar or a
+            dict of named scalars. The data's own loss when not given.
+        metrics: a `module:function` with the same arguments; returns a dict of named
+            means.
     """
 
     loss: FunctionName | None = None
@@ -73,7 +74,7 @@ class TrainingSettings(Settings):
             early.
         stop_metric: which value: `loss`, or a metric's name.
         stop_goal: which of two values is the better one.
-        seed: of the weights, the order of the data, shifts and dropout.
+        seed: the seed of the weights, the order of the data, shifts and dropout.
     """
 
     num_epochs: Count = 10
@@ -120,8 +121,8 @@ class CheckpointSettings(Settings):
         keep: the newest so many stay.
         background: whether training goes on while a checkpoint is being written.
         resume: "auto" goes on from the newest checkpoint in the run's folder, and
-            begins anew where there is none; a path, of a checkpoint or of a run's
-            folder, must be there.
+            begins at step 0 where there is none; a path, of a checkpoint or of a run's
+            folder, must exist.
         allow_previous: where the checkpoint is damaged, takes the one saved before it.
     """
 
@@ -159,11 +160,11 @@ class RunSettings(Settings):
     """What a run leaves behind.
 
     Args:
-        name: of the run; the recipe's where it is not said.
+        name: the run's name; the recipe's when not given.
         folder: where the folders of runs go, relative to the current one.
-        log_every_steps: how often a step's numbers are written down.
-        callbacks: the user's `module:function`s, each of which makes somebody whom the
-            main worker tells of all steps and evaluations
+        log_every_steps: the steps between two that are logged.
+        callbacks: the user's `module:function`s, each of which returns a watcher, which
+            rank 0 calls with all steps and evaluations
             (`hocket.recipes.training.records.Watcher`).
         profile_folder: where profiles of models are kept, and found again.
     """

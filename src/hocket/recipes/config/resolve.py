@@ -42,8 +42,8 @@ class Resolved:
 
     Args:
         recipe: what to do.
-        origins: of each value that is not a default, where it was said.
-        import_folders: where the modules are that it names; none if it names none.
+        origins: the origin of each value that is not a default: a file's line, `--set`.
+        import_folders: the folders of the modules that it names.
     """
 
     recipe: Recipe
@@ -68,7 +68,7 @@ class Resolved:
 
 
 def builtin_names() -> list[str]:
-    """The recipes that hocket brings along."""
+    """Return the names of the built-in recipes."""
     folder = files("hocket.recipes") / "builtin"
     return sorted(
         entry.name.removesuffix(SUFFIX)

@@ -52,7 +52,7 @@ class FunctionSettings(Settings):
 
     Args:
         function: `module:function`, in a module that is in the recipe's folder.
-        arguments: that it is called with, by name.
+        arguments: the keyword arguments that it is called with.
     """
 
     kind: Literal["function"]

@@ -50,7 +50,7 @@ class Encoded:
     """The ids of one sentence or pair, padded to the length of its batch.
 
     Args:
-        ids: of the pieces.
+        ids: the ids of the pieces.
         types: 0 for the first sentence, 1 for the second.
         num_used: pieces before the padding.
     """
@@ -61,15 +61,15 @@ class Encoded:
 
 
 class BertTokenizer:
-    """A WordPiece vocabulary, and the ids that it gives to a text.
+    """Splits texts into the pieces of a WordPiece vocabulary.
 
     Args:
         entries: the vocabulary in the order of ids, with the special entries.
-        lower_case: whether letters lose their case and accents first, as the
-            vocabularies called "uncased" expect.
+        lower_case: whether to remove case and accents first, as the vocabularies called
+            "uncased" expect.
 
     Attributes:
-        fingerprint: 32 bits of the entries.
+        fingerprint: the CRC-32 of the entries.
 
     Raises:
         DataError: a special entry is missing.
@@ -116,11 +116,11 @@ class BertTokenizer:
 
     @property
     def num_entries(self) -> int:
-        """How many rows an embedding of the vocabulary has."""
+        """The number of rows that an embedding of the vocabulary has."""
         return len(self.entries)
 
     def pieces(self, text: str) -> Encoding:
-        """Split a text into pieces, with their ids and places; nothing around them."""
+        """Split a text into pieces, with ids and places, without special pieces."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode(self, first: str, second: str | None, num_tokens: int) -> Encoded:
@@ -163,13 +163,13 @@ def build_vocabulary(
 ) -> BertTokenizer:
     """Build a vocabulary of the texts' characters and their most frequent words.
 
-    Nothing in these texts is unknown to it. (Vocabularies trained on much more text
-    know frequent parts of words too; give one of these where there is one.)
+    It covers these texts completely. (Vocabularies trained on much more text have
+    frequent parts of words, too: prefer one of those.)
 
     Args:
-        texts: all of them.
-        num_entries: at most.
-        lower_case: as for the tokenizer.
+        texts: all training texts.
+        num_entries: the largest number of entries.
+        lower_case: see `BertTokenizer`.
 
     Raises:
         DataError: there is no word, or the characters alone are too many.

@@ -5,8 +5,8 @@
       test_batch                        test
       batches.meta                      meta
 
-The files are pickles; they are read without running anything (`unpickle`). Fewer images
-per file than the official 10,000 are taken as well.
+The files are pickles; they are read without running code (`restricted_pickle`). Files
+may hold fewer images than the official 10,000.
 
 Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
 https://www.cs.toronto.edu/~kriz/cifar.html.
@@ -39,19 +39,19 @@ from hocket.run.data.samples import EpochRandom
 
 
 class Cifar:
-    """Images and their classes; images are kept only by workers that ask for some.
+    """Images and their classes; a worker reads images when it first needs them.
 
     Args:
-        paths: of the files, one after the other.
-        layout: what they hold.
-        class_names: by label.
-        shift_pixels: how far a training image is moved at most.
-        flip: whether every second training image is mirrored.
-        side: pixels that images are scaled to, after that.
+        paths: the files, in order.
+        layout: their keys and classes.
+        class_names: the classes' names, by label.
+        shift_pixels: the largest shift of a training image, in both directions.
+        flip: whether half of the training images are mirrored.
+        side: the pixels that images are scaled to, after that.
 
     Attributes:
         labels: (N,), int64.
-        fingerprint: of the files' content.
+        fingerprint: the CRC-32 of the files' content.
 
     Raises:
         DataError: a file is missing or malformed, or a label is out of range.
@@ -94,11 +94,11 @@ class Cifar:
 
     @property
     def num_classes(self) -> int:
-        """How many there are to tell apart."""
+        """The number of classes."""
         return self._layout.num_classes
 
     def __copy__(self) -> Cifar:
-        """Another one that keeps no image yet."""
+        """Return a copy without cached images."""
         other = object.__new__(Cifar)
         other.__dict__.update(self.__dict__, _kept={})
         return other
@@ -149,17 +149,17 @@ class Cifar:
 def load_cifar10(
     folder: Path, *, shift_pixels: int = 4, flip: bool = True, side: int = SIDE
 ) -> tuple[Cifar, Cifar]:
-    """CIFAR-10's images for training and for test.
+    """Load CIFAR-10's images for training and for test; see `Cifar`.
 
     Args:
         folder: `cifar-10-batches-py`.
-        shift_pixels: how far a training image is moved at most.
-        flip: whether every second training image is mirrored.
-        side: pixels that images are scaled to, after that.
+        shift_pixels: the largest shift of a training image.
+        flip: whether half of the training images are mirrored.
+        side: the pixels that images are scaled to, after that.
 
     Raises:
         DataError: a file is missing or malformed, or a label is out of range; names
-            the file, the record, and where the official ones are to be had.
+            the file, the record, and where to get the official ones.
     """
     return _load(folder, CIFAR10, shift_pixels, flip, side)
 
@@ -172,14 +172,14 @@ def load_cifar100(
     side: int = SIDE,
     coarse: bool = False,
 ) -> tuple[Cifar, Cifar]:
-    """CIFAR-100's images for training and for test.
+    """Load CIFAR-100's images for training and for test; see `Cifar`.
 
     Args:
         folder: `cifar-100-python`.
-        shift_pixels: how far a training image is moved at most.
-        flip: whether every second training image is mirrored.
-        side: pixels that images are scaled to, after that.
-        coarse: tell apart the 20 groups of classes, not the 100 classes.
+        shift_pixels: the largest shift of a training image.
+        flip: whether half of the training images are mirrored.
+        side: the pixels that images are scaled to, after that.
+        coarse: classify the 20 groups of classes, not the 100 classes.
 
     Raises:
         DataError: as `load_cifar10`.

@@ -1,4 +1,4 @@
-"""What CIFAR's files hold, and whether it is what they should hold.
+"""Reads CIFAR's files, and checks their shapes, types and labels.
 
 Each is a pickled dict: `data`, an array (N, 3072) of bytes, of each image first its red
 pixels, then the green, then the blue, row by row; and a list of N labels. A small file
@@ -29,17 +29,17 @@ _IMAGE_BYTES: Final = NUM_CHANNELS * SIDE * SIDE
 
 @dataclass(frozen=True, slots=True)
 class CifarLayout:
-    """Which files there are, and under which names they hold what.
+    """The files of one variant of CIFAR, and the keys of their dicts.
 
     Args:
-        origin: where they are to be had.
+        origin: where to get them.
         training: the files of training images.
-        test: likewise.
+        test: the files of test images.
         meta: the file of class names.
         labels: the key of the labels.
         names: the key of the class names.
         num_classes: labels are below it.
-        colours: of the official 50,000 training images.
+        colours: the mean and deviation over the official 50,000 training images.
     """
 
     origin: DataOrigin
@@ -89,7 +89,7 @@ CIFAR100_COARSE: Final = replace(
 
 
 def read(path: Path, layout: CifarLayout) -> tuple[Mapping[str, Any], int]:
-    """What a file holds, by key, and its CRC-32."""
+    """Return a file's dict and its CRC-32."""
     data = layout.origin.read(path)
     try:
         content = read_arrays(data)
@@ -106,14 +106,14 @@ def read(path: Path, layout: CifarLayout) -> tuple[Mapping[str, Any], int]:
 
 
 def _text(name: object) -> str:
-    """A name that Python 2 has written as bytes, or Python 3 as text."""
+    """Decode a name that Python 2 has written as bytes; Python 3 writes text."""
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def read_images(
     path: Path, content: Mapping[str, Any], layout: CifarLayout
 ) -> NDArray[np.uint8]:
-    """(N, 3072); of each image its red bytes, then the green, then the blue."""
+    """Return (N, 3072): of each image its red bytes, then the green, then the blue."""
     data = _value(path, content, "data", PickledArray, layout)
     try:
         images: NDArray[np.uint8] = data.bytes_array()
@@ -130,7 +130,7 @@ def read_images(
 def read_labels(
     path: Path, content: Mapping[str, Any], layout: CifarLayout, num_images: int
 ) -> list[int]:
-    """N classes, each in range."""
+    """Return N classes, each in range."""
     labels: list[int] = _value(path, content, layout.labels, list, layout)
     if len(labels) != num_images:
         raise DataError(
@@ -147,7 +147,7 @@ def read_labels(
 
 
 def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
-    """The classes by label."""
+    """Return the classes' names, by label."""
     content, _ = read(path, layout)
     names = _value(path, content, layout.names, list, layout)
     if len(names) != layout.num_classes:
@@ -161,7 +161,7 @@ def read_class_names(path: Path, layout: CifarLayout) -> tuple[str, ...]:
 def _value(
     path: Path, content: Mapping[str, Any], key: str, kind: type, layout: CifarLayout
 ) -> Any:
-    """A file's entry, which must be there and of this kind."""
+    """Return a file's entry, which must exist and be of this kind."""
     if key not in content:
         keys = ", ".join(map(repr, sorted(content))) or "nothing"
         raise DataError(f"{path} has no {key!r}, only {keys}: {layout.origin.advice}")

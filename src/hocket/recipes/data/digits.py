@@ -34,7 +34,8 @@ class Digits:
     Args:
         images: (N, 1, 8, 8), from -1 (blank) to 1 (ink).
         labels: (N,), 0 to 9.
-        shift_probability: of moving a training image by up to a pixel.
+        shift_probability: the probability that a training image is shifted by up to a
+            pixel.
     """
 
     images: Tensor
@@ -48,12 +49,12 @@ class Digits:
 
     @cached_property
     def fingerprint(self) -> int:
-        """Of images and labels."""
-        of_labels = zlib.crc32(self.labels.numpy().tobytes())
-        return zlib.crc32(self.images.numpy().tobytes(), of_labels)
+        """The CRC-32 of images and labels."""
+        label_digest = zlib.crc32(self.labels.numpy().tobytes())
+        return zlib.crc32(self.images.numpy().tobytes(), label_digest)
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """(B, 1, 8, 8), float32; some of them moved by the draw."""
+        """(B, 1, 8, 8), float32; `draw` shifts some of them."""
         images = self.images[rows]
         if draw is None:
             return images
@@ -68,7 +69,7 @@ class Digits:
 def load_digits(
     test_fraction: float, shift_probability: float
 ) -> tuple[Digits, Digits]:
-    """The digits for training and for test; of each class the same share.
+    """Load the digits for training and for test; of each class the same share.
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -92,7 +93,7 @@ def load_digits(
 
 
 def split_rows(labels: Tensor, test_fraction: float) -> tuple[Tensor, Tensor]:
-    """Rows for test and for training, in order; each class split by the fraction."""
+    """Return sorted rows for test and for training; splits each class separately."""
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     test = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -107,8 +108,8 @@ def shift(images: Tensor, probability: float, uniform_N3: Tensor) -> Tensor:
 
     Args:
         images: (N, C, S, S).
-        probability: of an image to be moved; one in nine of these stays in place.
-        uniform_N3: random numbers in [0, 1): down, right, and whether at all.
+        probability: the probability of a shift; one in nine of these is by 0 pixels.
+        uniform_N3: random numbers in [0, 1): down, right, and whether to shift at all.
     """
     num_images, _, side, _ = images.shape
     offsets = (uniform_N3[:, :2] * 3).long()

@@ -40,11 +40,11 @@ _INSIDE: Final = "flowers-102"  # where torchvision keeps them
 def load_flowers(
     folder: Path, *, side: int = 224, with_validation: bool = True
 ) -> tuple[ImageFolder, ImageFolder]:
-    """The photographs for training and those for test.
+    """Load the photographs for training and those for test.
 
     Args:
-        folder: in the official form, or torchvision's root.
-        side: pixels; every image is scaled and cut to side x side.
+        folder: a folder in the official form, or torchvision's root.
+        side: the pixels that every image is scaled and cropped to.
         with_validation: train on the images for validation, too.
 
     Raises:
@@ -74,17 +74,17 @@ def _images(folder: Path, numbers: Ints, labels: Ints, side: int) -> ImageFolder
             f"{missing[0]}: {ORIGIN.advice}"
         )
     chosen = labels[numbers - 1] - 1
-    told = [
+    entries = [
         (path.name, path.stat().st_size, label)
         for path, label in zip(paths, chosen.tolist(), strict=True)
     ]
     names = tuple(str(kind) for kind in range(1, NUM_CLASSES + 1))
-    digest = zlib.crc32(repr((side, told)).encode())
+    digest = zlib.crc32(repr((side, entries)).encode())
     return ImageFolder(paths, torch.from_numpy(chosen), names, side, digest)
 
 
 def _numbers(path: Path, name: str, most: int) -> Ints:
-    """A row of a table: whole numbers from 1 on."""
+    """Return a row of a table: whole numbers from 1 to `most`."""
     found = _table(path).get(name)
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
         raise DataError(f"{path} has no row of numbers {name!r}: {ORIGIN.advice}")

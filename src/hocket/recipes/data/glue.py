@@ -9,7 +9,7 @@
     MNLI   train.tsv, dev_matched.tsv                          sentence1, sentence2,
                                                                gold_label
 
-Fields are what stands between tabs: a quotation mark in them is a quotation mark.
+Tabs separate fields; quotation marks have no special meaning.
 
 Source: Wang et al., "GLUE: A multi-task benchmark and analysis platform for natural
 language understanding", arXiv:1804.07461; https://gluebenchmark.com/tasks.
@@ -37,7 +37,7 @@ from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
 
 _URL: Final = "https://gluebenchmark.com/tasks"
-_FEWEST_TOKENS: Final = 8  # what stands around the sentences takes three of them
+_FEWEST_TOKENS: Final = 8  # three of them are special
 
 
 class GlueTask(Enum):
@@ -50,7 +50,7 @@ class GlueTask(Enum):
 
     @property
     def num_classes(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
         return len(TABLES[self].labels)
 
 
@@ -59,14 +59,15 @@ class GlueTable:
     """A task's files and columns.
 
     Args:
-        origin: where they are to be had.
-        training: names of the file, in the order of preference.
-        evaluation: likewise.
+        origin: where to get them.
+        training: names of the training file, in the order of preference.
+        evaluation: names of the evaluation file, in the order of preference.
         sentences: the columns of one or two sentences.
         label: the column of the label.
-        labels: what stands in it; the first is class 0.
+        labels: the label's values; the first is class 0.
         has_header: whether each file must begin with the names of its columns.
-        num_faulty: lines with too few or too many fields that official files have.
+        num_faulty: the most lines with a wrong number of fields that are left out, as
+            official files have some.
     """
 
     origin: DataOrigin
@@ -124,11 +125,11 @@ class Sentences:
     """One file's sentences, or pairs of them, and their labels.
 
     Args:
-        path: of the file.
-        texts: of each sample, one or two.
+        path: the file.
+        texts: one or two texts of each sample.
         labels: (N,), int64.
-        fingerprint: of texts and labels.
-        left_out: lines that were left out because they are faulty in official files.
+        fingerprint: the CRC-32 of texts and labels.
+        left_out: the numbers of faulty lines that were left out.
     """
 
     path: Path
@@ -138,19 +139,19 @@ class Sentences:
     left_out: tuple[int, ...] = ()
 
     def words(self) -> Iterator[str]:
-        """All texts, to build a vocabulary from."""
+        """Yield all texts, to build a vocabulary from."""
         for sample in self.texts:
             yield from sample
 
 
 @dataclass(frozen=True, slots=True)
 class GlueSamples:
-    """Sentences as BERT takes them.
+    """Sentences as BERT's inputs.
 
     Args:
-        sentences: and their labels.
-        tokenizer: writes them in pieces.
-        num_tokens: T, of every sample: longer ones are cut, shorter ones padded.
+        sentences: the sentences and their labels.
+        tokenizer: splits them into pieces.
+        num_tokens: T of every sample: longer ones are cut, shorter ones padded.
     """
 
     sentences: Sentences
@@ -164,7 +165,7 @@ class GlueSamples:
 
     @property
     def fingerprint(self) -> int:
-        """Of texts, labels and vocabulary."""
+        """The CRC-32 of texts, labels and vocabulary."""
         return self.tokenizer.fingerprint ^ self.sentences.fingerprint
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> dict[str, Tensor]:
@@ -194,15 +195,15 @@ def load_glue(
     vocabulary: Path | None = None,
     num_entries: int = 30_522,
 ) -> tuple[GlueSamples, GlueSamples]:
-    """A task's samples for training and for evaluation, as BERT takes them.
+    """Load a task's samples for training and for evaluation, as BERT's inputs.
 
     Args:
-        task: which.
-        folder: with the task's own files.
-        num_tokens: of every sample: longer ones are cut, shorter ones padded.
+        task: the task.
+        folder: the folder of the task's own files.
+        num_tokens: T of every sample: longer ones are cut, shorter ones padded.
         vocabulary: a `vocab.txt` of an uncased BERT; one is built from the training
             texts when not given.
-        num_entries: at most, of a vocabulary that is built.
+        num_entries: the largest size of a vocabulary that is built.
 
     Raises:
         DataError: a file is missing or malformed, or a label is none of the task's;
@@ -226,7 +227,7 @@ def load_glue(
 
 
 def read_glue(task: GlueTask, folder: Path) -> tuple[Sentences, Sentences]:
-    """A task's sentences for training and for evaluation, as they are written.
+    """Read a task's sentences for training and for evaluation.
 
     Raises:
         DataError: as `load_glue`.
@@ -241,7 +242,7 @@ def read_glue(task: GlueTask, folder: Path) -> tuple[Sentences, Sentences]:
 
 @dataclass(slots=True)
 class _Rows:
-    """What is read of a file so far."""
+    """The samples read from a file so far."""
 
     texts: list[tuple[str, ...]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -282,7 +283,7 @@ def _read(path: Path, table: GlueTable) -> Sentences:
 
 
 def _columns(path: Path, header: str, table: GlueTable) -> tuple[int, list[int], int]:
-    """Where the samples begin, their columns, and how many fields a line has."""
+    """Return the first sample's line, its columns, and the fields of each line."""
     names = [name.strip() for name in header.split("\t")]
     wanted = (*table.sentences, table.label)
     if all(name in names for name in wanted):

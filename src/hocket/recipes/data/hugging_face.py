@@ -1,4 +1,4 @@
-"""Hugging Face data sets that `datasets.save_to_disk` has left in a folder.
+"""Reads Hugging Face data sets that `datasets.save_to_disk` has written.
 
 Optional: needs `pip install datasets`. Columns become tensors, so they must hold
 numbers or lists of numbers of one length: map the data set with your tokenizer first,
@@ -29,7 +29,7 @@ class HuggingFaceSamples:
 
     Args:
         input_columns: a `datasets.Dataset`; becomes a dict of keyword arguments.
-        target_columns: likewise; becomes a tensor, or of several a dict of them.
+        target_columns: a `datasets.Dataset`; becomes a tensor, or a dict of several.
         where: the folder and part, for messages.
     """
 
@@ -39,15 +39,15 @@ class HuggingFaceSamples:
 
     @property
     def num_samples(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return len(self.input_columns)
 
     @property
     def fingerprint(self) -> int:
-        """Of the data set's own fingerprint, which follows from how it was made."""
+        """The CRC-32 of the data set's own fingerprint, a hash of how it was made."""
         parts = (self.input_columns, self.target_columns)
-        told = [(part._fingerprint, part.column_names) for part in parts]
-        return zlib.crc32(repr((told, self.num_samples)).encode())
+        ids = [(part._fingerprint, part.column_names) for part in parts]
+        return zlib.crc32(repr((ids, self.num_samples)).encode())
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> dict[str, Tensor]:
         """The input columns by their names, each (B, ...)."""
@@ -85,14 +85,14 @@ def load_hugging_face(
     training: str = "train",
     validation: str = "validation",
 ) -> tuple[HuggingFaceSamples, HuggingFaceSamples]:
-    """The parts of a saved DatasetDict for training and for validation.
+    """Load the parts of a saved DatasetDict for training and for validation.
 
     Args:
-        folder: that `save_to_disk` has made.
+        folder: a folder that `save_to_disk` has made.
         inputs: columns that the model takes, by the names of its arguments.
         targets: columns that the loss takes.
         training: the name of the part to train on.
-        validation: likewise.
+        validation: the name of the part to evaluate on.
 
     Raises:
         DataError: `datasets` is not installed, or the folder, a part or a column is

@@ -4,8 +4,8 @@
     FOLDER/train/dog/other.png      class 1
     FOLDER/val/cat/third.jpg        the same classes
 
-Pillow decodes them (torchvision brings it; its own functions are not needed). An image
-is decoded when a batch asks for it, so a broken one is told with its path at that time.
+Pillow decodes them (torchvision installs it; its own functions are not needed). An
+image is decoded when a batch reads it; only then is a broken one reported, by its path.
 
 Source: the layout of ImageNet as torchvision's ImageFolder reads it.
 """
@@ -44,12 +44,12 @@ class ImageFolder:
     """Images by their paths, and their classes.
 
     Args:
-        paths: of each sample.
+        paths: each sample's file.
         labels: (N,), int64.
-        class_names: by label.
-        side: pixels; every image is scaled and cut to side x side.
-        fingerprint: of paths, sizes in bytes and labels.
-        colours: to normalise with.
+        class_names: the classes' names, by label.
+        side: the pixels that every image is scaled and cropped to.
+        fingerprint: the CRC-32 of paths, sizes in bytes and labels.
+        colours: the mean and deviation to normalise with.
     """
 
     paths: Sequence[Path]
@@ -66,14 +66,14 @@ class ImageFolder:
 
     @property
     def num_classes(self) -> int:
-        """How many there are to tell apart."""
+        """The number of classes."""
         return len(self.class_names)
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised.
 
-        Evaluation scales the shorter side and cuts out the middle. Training cuts out
-        8 to 100 % of the area at 3:4 to 4:3, scales that, and mirrors every second.
+        Evaluation scales the shorter side and crops the middle. Training crops 8 to
+        100 % of the area at 3:4 to 4:3, scales that, and mirrors half of the images.
 
         Raises:
             DataError: an image cannot be decoded; names its path.
@@ -98,13 +98,13 @@ class ImageFolder:
 def load_image_folder(
     folder: Path, *, side: int, training: str = "train", validation: str = "val"
 ) -> tuple[ImageFolder, ImageFolder]:
-    """The images for training and for validation.
+    """Load the images for training and for validation.
 
     Args:
-        folder: with a folder per part, and in each one a folder per class.
-        side: pixels; every image is scaled and cut to side x side.
+        folder: a folder with a folder per part, and in each a folder per class.
+        side: the pixels that every image is scaled and cropped to.
         training: the name of the part to train on.
-        validation: likewise.
+        validation: the name of the part to evaluate on.
 
     Raises:
         DataError: Pillow is not installed, a folder is missing, a class has no image,
@@ -154,22 +154,22 @@ def _read(folder: Path, part: str, names: tuple[str, ...], side: int) -> ImageFo
             raise DataError(f"{inside} has no image: {_origin(part).advice}")
         paths += found
         labels += [label] * len(found)
-    told = [
+    entries = [
         (str(path.relative_to(folder)), path.stat().st_size, label)
         for path, label in zip(paths, labels, strict=True)
     ]
-    digest = zlib.crc32(repr((side, told)).encode())
+    digest = zlib.crc32(repr((side, entries)).encode())
     return ImageFolder(paths, torch.tensor(labels), names, side, digest)
 
 
 def check_pillow() -> None:
-    """Refuse to read images where nothing can decode them.
+    """Check that Pillow is installed.
 
     Raises:
         DataError: Pillow is not installed.
     """
     try:
-        import PIL.Image  # noqa: F401  (is it there?)
+        import PIL.Image  # noqa: F401
     except ImportError as error:
         raise DataError(
             "images are decoded by Pillow, which is not installed: "
@@ -205,7 +205,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def _middle(image: Image, side: int) -> Box:
-    """A square in the middle, a little smaller than the shorter side."""
+    """Return a square in the middle, a little smaller than the shorter side."""
     scaled = ceil(side * _MARGIN)
     edge = min(image.size) * side / scaled
     left, top = ((length - edge) / 2 for length in image.size)
@@ -213,7 +213,7 @@ def _middle(image: Image, side: int) -> Box:
 
 
 def _anywhere(image: Image, random: Sequence[float]) -> Box:
-    """A part of any size in any place; as much of it as the image has."""
+    """Return a random crop, clipped to the image."""
     width, height = image.size
     area = (_LEAST_AREA + random[0] * (1 - _LEAST_AREA)) * width * height
     ratio = (3 / 4) * (16 / 9) ** random[1]

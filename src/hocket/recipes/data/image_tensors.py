@@ -1,4 +1,4 @@
-"""Images as tensors: colours normalised, and images moved and mirrored by chance."""
+"""Normalises the colours of images, and shifts and mirrors them at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Colours:
     std: tuple[float, float, float]
 
     def normalised(self, image_BCSS: Tensor) -> Tensor:
-        """Bytes as float32 of mean 0 and standard deviation 1."""
+        """Convert bytes to float32 of mean 0 and standard deviation 1."""
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         std = torch.tensor(self.std).view(-1, 1, 1)
         return (image_BCSS.float() / 255 - mean) / std
@@ -26,14 +26,14 @@ class Colours:
 def vary_images(
     images_BCSS: Tensor, uniform_B3: Tensor, *, shift_pixels: int, flip: bool
 ) -> Tensor:
-    """Move each image by up to some pixels in both directions, and mirror every second.
+    """Shift each image by some pixels in both directions, and mirror half of them.
 
-        pad by shift_pixels on each side, cut out S x S anywhere, mirror left to right
+        pad by shift_pixels on each side, crop S x S anywhere, mirror left to right
 
     Args:
-        images_BCSS: normalised; zero is their mean colour, and comes in at the edges.
+        images_BCSS: normalised images; zero, their mean colour, pads the edges.
         uniform_B3: random numbers in [0, 1): down, right, mirrored.
-        shift_pixels: the farthest move.
+        shift_pixels: the largest shift.
         flip: whether images are mirrored at all.
 
     Source: Lee et al., "Deeply-supervised nets", arXiv:1409.5185, section 4 (zero

@@ -1,4 +1,4 @@
-"""A recipe's data, by the reader of their kind."""
+"""Calls the reader that a recipe's kind of data names."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hocket.recipes.data.flowers import load_flowers
 from hocket.recipes.data.glue import GlueTask, load_glue
 from hocket.recipes.data.image_folder import load_image_folder
 from hocket.recipes.data.text import load_text
-from hocket.recipes.data.user_data import own_data
+from hocket.recipes.data.user_data import load_user_data
 from hocket.run.data.samples import Samples, first_samples
 
 
 def load_samples(recipe: Recipe) -> tuple[Samples, Samples]:
-    """The samples for training and for evaluation.
+    """Load the samples for training and for evaluation.
 
     Raises:
         DataError: the data are missing, malformed, or too few to be split.
-        RecipeError: a function of the user's cannot be had, or returns something else.
+        RecipeError: the user's function cannot be imported, or returns no data.
     """
     training, evaluation = _load(recipe.data)
     if isinstance(recipe.data, FileSettings):
@@ -62,7 +62,7 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
                 with_validation=settings.with_validation,
             )
         case DataFunctionSettings():
-            return own_data(settings.function, settings.arguments)
+            return load_user_data(settings.function, settings.arguments)
         case _:
             return _load_text(settings)
 

@@ -1,4 +1,4 @@
-"""Files of a data set: found, read and decoded, or refused with the way to get them."""
+"""Finds, reads and decodes a data set's files; errors say where to get them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MARK = "\ufeff"  # the byte-order mark that some editors leave at the beginning
 
 @dataclass(frozen=True, slots=True)
 class DataOrigin:
-    """Where a data set is to be had, and what its folder looks like.
+    """Where to get a data set, and the layout of its folder.
 
     Args:
-        name: of the data set.
-        url: of its own page.
-        layout: what the folder holds, in a few words.
+        name: the data set's name.
+        url: its own page.
+        layout: the files in the folder, in a few words.
     """
 
     name: str
@@ -26,15 +26,15 @@ class DataOrigin:
 
     @property
     def advice(self) -> str:
-        """The way out, for the end of a message."""
+        """The end of an error message: what is expected, and where to get it."""
         return f"{self.name} is expected as {self.layout}; get it from {self.url}"
 
     def find(self, folder: Path, *names: str) -> Path:
-        """The first of some files that is in a folder.
+        """Return the first of these files that is in a folder.
 
         Args:
-            folder: of the data set.
-            names: in the order of preference.
+            folder: the data set's folder.
+            names: names of the file, in the order of preference.
 
         Raises:
             DataError: there is no such folder, or none of the files in it.
@@ -49,7 +49,7 @@ class DataOrigin:
         raise DataError(f"{folder} has no file {missing}: {self.advice}")
 
     def read(self, path: Path) -> bytes:
-        """A file's content.
+        """Return a file's content.
 
         Raises:
             DataError: it is missing, empty, or cannot be read.
@@ -65,10 +65,10 @@ class DataOrigin:
         return data
 
     def lines(self, path: Path) -> list[str]:
-        """A text file's lines, without their ends; line n is at n - 1.
+        """Return a text file's lines, without their ends; line n is at n - 1.
 
-        Only line feeds end a line, with or without a carriage return before them: other
-        characters that Python splits at do occur inside of sentences.
+        Only line feeds end a line, with or without a carriage return before them: the
+        other characters that `str.splitlines` splits at occur in sentences.
 
         Raises:
             DataError: as `read`, or the file is not UTF-8; names the line.

@@ -1,4 +1,4 @@
-"""SQuAD: which words of a paragraph answer a question.
+"""Makes SQuAD's samples: a question, and a window of the paragraph that answers it.
 
     [CLS] question [SEP] a window of the paragraph [SEP] [PAD]
                            └── stride ──▶ the next window, another sample
@@ -35,14 +35,14 @@ _NUM_AROUND: Final = 3  # [CLS] question [SEP] window [SEP]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question in pieces.
+class TokenizedQuestion:
+    """A question and its paragraph in pieces.
 
     Args:
-        pieces: of the question.
-        context: pieces of its paragraph.
+        pieces: the ids of the question's pieces.
+        context: the ids of its paragraph's pieces.
         first: the piece of the context with which the answer begins.
-        last: with which it ends; below `first` where there is no answer.
+        last: the piece with which it ends; below `first` where there is no answer.
     """
 
     pieces: Sequence[int]
@@ -57,14 +57,14 @@ class Squad:
 
     Args:
         asked: the questions.
-        windows: (N, 2), int64: of each sample the question, and the piece of the
-            context that its window begins with.
-        tokenizer: that wrote the pieces.
-        num_tokens: T, of every sample.
-        fingerprint: of file, vocabulary and windows.
+        windows: (N, 2), int64: each sample's question, and the piece of the context
+            that its window begins with.
+        tokenizer: the tokenizer that made the pieces.
+        num_tokens: T of every sample.
+        fingerprint: the CRC-32 of file, vocabulary and windows.
     """
 
-    asked: Sequence[Asked]
+    asked: Sequence[TokenizedQuestion]
     windows: Tensor
     tokenizer: BertTokenizer
     num_tokens: int
@@ -97,7 +97,7 @@ class Squad:
             spans.append((asked.first + offset, asked.last + offset) if holds else None)
         return torch.tensor([span or (0, 0) for span in spans])
 
-    def _room(self, asked: Asked) -> int:
+    def _room(self, asked: TokenizedQuestion) -> int:
         return self.num_tokens - _NUM_AROUND - len(asked.pieces)
 
 
@@ -110,16 +110,16 @@ def load_squad(
     vocabulary: Path | None = None,
     num_entries: int = 30_522,
 ) -> tuple[Squad, Squad]:
-    """The questions for training and for evaluation.
+    """Load the questions for training and for evaluation.
 
     Args:
-        folder: with the files of version 1.1 or 2.0.
-        num_tokens: of every sample.
-        num_question_tokens: longer questions are cut.
+        folder: the folder with the files of version 1.1 or 2.0.
+        num_tokens: T of every sample.
+        num_question_tokens: the most pieces of a question; longer ones are cut.
         stride: pieces from the beginning of one window to that of the next.
         vocabulary: a `vocab.txt` of an uncased BERT; one is built from the training
             texts when not given.
-        num_entries: at most, of a vocabulary that is built.
+        num_entries: the largest size of a vocabulary that is built.
 
     Raises:
         DataError: a file is missing or malformed, or the numbers leave no room.
@@ -154,7 +154,7 @@ def _samples(
     num_question_tokens: int,
     stride: int,
 ) -> Squad:
-    asked: list[Asked] = []
+    asked: list[TokenizedQuestion] = []
     for paragraph in file.paragraphs:
         asked += _in_pieces(paragraph, tokenizer, num_question_tokens)
     windows = []
@@ -172,8 +172,8 @@ def _samples(
 
 def _in_pieces(
     paragraph: Paragraph, tokenizer: BertTokenizer, num_question_tokens: int
-) -> list[Asked]:
-    """A paragraph's questions; all share the pieces of its context."""
+) -> list[TokenizedQuestion]:
+    """Tokenize a paragraph's questions; all share the pieces of its context."""
     encoding = tokenizer.pieces(paragraph.context)
     context = encoding.ids
     words = range(max((w for w in encoding.word_ids if w is not None), default=-1) + 1)
@@ -188,8 +188,8 @@ def _in_pieces(
         word_first = bisect_right(ends, question.begin)
         word_last = bisect_right(begins, question.end - 1) - 1
         if not question.end or word_last < word_first:
-            asked.append(Asked(pieces, context, 0, -1))
+            asked.append(TokenizedQuestion(pieces, context, 0, -1))
             continue
         first, behind = pieces_of[word_first][0], pieces_of[word_last][1]
-        asked.append(Asked(pieces, context, first, behind - 1))
+        asked.append(TokenizedQuestion(pieces, context, first, behind - 1))
     return asked

@@ -1,4 +1,4 @@
-"""SQuAD's JSON, version 1.1 and 2.0, checked record by record.
+"""Reads SQuAD's JSON, version 1.1 and 2.0, and checks it record by record.
 
     {"version": "1.1", "data": [{"title": ..., "paragraphs": [
         {"context": "...", "qas": [{"id": "...", "question": "...",
@@ -34,9 +34,9 @@ class Question:
     """A question about a paragraph.
 
     Args:
-        text: of the question.
+        text: the question.
         begin: the first character of its first answer in the paragraph.
-        end: behind the last one; 0 where there is no answer.
+        end: the character after its last one; 0 where there is no answer.
     """
 
     text: str
@@ -54,18 +54,18 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class SquadFile:
-    """What a file holds.
+    """The content of a file.
 
     Args:
-        paragraphs: in the file's order.
-        fingerprint: of its bytes.
+        paragraphs: the paragraphs, in the file's order.
+        fingerprint: the CRC-32 of its bytes.
     """
 
     paragraphs: tuple[Paragraph, ...]
     fingerprint: int
 
     def texts(self) -> Iterator[str]:
-        """All of them, to build a vocabulary from."""
+        """Yield all texts, to build a vocabulary from."""
         for paragraph in self.paragraphs:
             yield paragraph.context
             for question in paragraph.questions:
@@ -98,14 +98,14 @@ def read_squad(path: Path) -> SquadFile:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A part of the file, and where it is."""
+    """A part of the file, and its place there."""
 
     path: Path
     where: str
     content: Any
 
     def get(self, key: str, kind: type) -> Any:
-        """A value that must be there, of this kind."""
+        """Return a value that must exist and be of this kind."""
         if not isinstance(self.content, dict) or key not in self.content:
             raise self.fault(f"has no {key!r}")
         value = self.content[key]
@@ -116,7 +116,7 @@ class _Record:
         return value
 
     def each(self, key: str) -> Iterator[_Record]:
-        """The parts of a list that must be there."""
+        """Yield the parts of a list that must exist."""
         for i, value in enumerate(self.get(key, list)):
             where = (
                 f"{key}[{i}]"

@@ -1,4 +1,4 @@
-"""Any text file as bytes, in windows: each byte's target is the byte after it.
+"""Reads a text file as bytes, in windows: each byte's target is the next byte.
 
     file     T h e   c a t   s a t   d o w n .
     window   └─ inputs ──┘
@@ -26,8 +26,8 @@ class TextWindows:
 
     Args:
         windows: (N, window_bytes + 1) bytes; a view of the file's.
-        fingerprint: of some thousand bytes all over the file, which may be larger than
-            the memory.
+        fingerprint: the digest of some thousand bytes all over the file, which may be
+            larger than the memory.
     """
 
     windows: Tensor
@@ -39,12 +39,12 @@ class TextWindows:
         return len(self.windows)
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """(B, window_bytes), int64; text is not varied."""
+        """(B, window_bytes), int64; text is not augmented."""
         del draw
         return self.windows[rows, :-1].long()
 
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """Likewise, each byte's next one."""
+        """(B, window_bytes), int64: each byte's next one."""
         del draw
         return self.windows[rows, 1:].long()
 
@@ -52,7 +52,7 @@ class TextWindows:
 def load_text(
     path: Path, window_bytes: int, validation_fraction: float
 ) -> tuple[TextWindows, TextWindows]:
-    """The windows for training and for validation.
+    """Load the windows for training and for validation.
 
     The file is mapped into memory, not read: it may be larger than that.
 

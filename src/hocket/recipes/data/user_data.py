@@ -1,4 +1,4 @@
-"""The user's own data: torch's map-style datasets, and functions that return data."""
+"""Loads the user's own data: torch's map-style datasets, returned by a function."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from hocket.run.data.samples import EpochRandom, Samples
 
 
 class Dataset(Protocol):
-    """What has a length, and gives `(inputs, targets)` of one sample for an index."""
+    """A map-style dataset: has a length, and returns `(inputs, targets)` by index."""
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int) -> Any:
-        """One of them."""
+        """Return one sample."""
 
 
 class DatasetSamples:
-    """A dataset's samples, put together as torch's DataLoader does it.
+    """A dataset's samples, collated as torch's DataLoader does it.
 
-    What the dataset varies by chance it varies by its own random numbers, which are not
-    the same on all workers: let it vary nothing, or be
-    `hocket.run.data.samples.Samples`.
+    A dataset's own random augmentation differs between workers. So a dataset should
+    augment nothing, or be `hocket.run.data.samples.Samples`.
 
     Args:
         dataset: the same on every worker.
@@ -42,28 +41,28 @@ class DatasetSamples:
 
     @property
     def num_samples(self) -> int:
-        """Its length."""
+        """The dataset's length."""
         return len(self._dataset)
 
     @cached_property
     def fingerprint(self) -> int:
-        """Of its length, its first and its last sample."""
+        """The CRC-32 of its length, its first and its last sample."""
         if not self.num_samples:
             return 0
         ends = (self._pair(0), self._pair(self.num_samples - 1))
         return zlib.crc32(repr((self.num_samples, *map(digest, ends))).encode())
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """What the model takes, of several samples."""
+        """The model's inputs of several samples."""
         del draw
-        return self._together(rows, 0)
+        return self._collated(rows, 0)
 
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """What the loss takes, of the same."""
+        """The targets of the same samples."""
         del draw
-        return self._together(rows, 1)
+        return self._collated(rows, 1)
 
-    def _together(self, rows: Tensor, side: int) -> Any:
+    def _collated(self, rows: Tensor, side: int) -> Any:
         parts = [self._pair(row)[side] for row in rows.tolist()]
         try:
             return default_collate(parts)
@@ -83,14 +82,14 @@ class DatasetSamples:
         return sample[0], sample[1]
 
 
-def own_data(name: str, arguments: Mapping[str, Any]) -> tuple[Samples, Samples]:
-    """The samples for training and for evaluation that a function returns.
+def load_user_data(name: str, arguments: Mapping[str, Any]) -> tuple[Samples, Samples]:
+    """Call the user's function that returns samples for training and for evaluation.
 
     Args:
-        name: `module:function`. The function returns a pair, of each of which is taken
-            what is `hocket.run.data.samples.Samples`, or else has a length and gives
+        name: `module:function`. The function returns a pair; both are
+            `hocket.run.data.samples.Samples`, or else have a length and return
             `(inputs, targets)` for an index, as torch's datasets do.
-        arguments: of the function.
+        arguments: the function's arguments.
 
     Raises:
         RecipeError: it returns something else.

@@ -1,4 +1,4 @@
-"""A byte-level GPT: bytes, positions, causal blocks, head; and text drawn from it.
+"""A byte-level GPT: bytes, positions, causal blocks, head; and text sampled from it.
 
 Shapes: B samples, T bytes, W width, V = 256 values of a byte.
 """
@@ -21,7 +21,7 @@ class Gpt(nn.Module):
 
     Args:
         window_bytes: the longest T.
-        blocks: the sizes of what is between; W is their width.
+        blocks: the sizes of the blocks; W is their width.
         tie_weights: whether the head's weights are the byte embedding's.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners",
@@ -59,13 +59,13 @@ class Gpt(nn.Module):
 def generate(
     model: Gpt, prompt: bytes, num_bytes: int, generator: torch.Generator
 ) -> bytes:
-    """Draw `num_bytes` more bytes after the prompt, each from the model's distribution.
+    """Sample `num_bytes` bytes after the prompt, each from the model's distribution.
 
     Args:
-        model: its dropout is switched off, and stays so.
+        model: the model; set to evaluation mode.
         prompt: at least one byte.
-        num_bytes: to draw.
-        generator: of random numbers.
+        num_bytes: the number of bytes to sample.
+        generator: the generator to sample with.
     """
     model.eval()
     text = list(prompt)

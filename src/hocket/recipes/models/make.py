@@ -1,4 +1,4 @@
-"""A recipe's model, with the weights that its seed gives."""
+"""Makes a recipe's model; its seed determines the weights."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 
 def make_model(recipe: Recipe, training: Samples) -> nn.Module:
-    """The model, freshly initialised.
+    """Make a newly initialised model.
 
     Args:
-        recipe: what it is.
-        training: what it will read; tells how many words there are.
+        recipe: the recipe.
+        training: the samples to train on, for the numbers of classes and words.
 
     Raises:
         RecipeError: the user's function returns no module.
-        DataError: pretrained weights are missing, or of another model.
+        DataError: pretrained weights are missing, or another model's.
         MissingPackageError: the package that has the model is not installed.
     """
     torch.manual_seed(recipe.training.seed)
@@ -76,7 +76,7 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """What a model must know of images."""
+    """The sizes of images, and the number of their classes."""
 
     num_channels: int
     side: int
@@ -121,7 +121,7 @@ def _classifier(
 
 
 def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
-    """Hugging Face's own classes, so that what is trained can go back to them."""
+    """Make Hugging Face's own class, so that weights can be exported to it."""
     assert isinstance(glue, GlueSettings), "the recipe is valid"
     assert isinstance(samples, GlueSamples), "the recipe is valid"
     try:
@@ -148,10 +148,10 @@ def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
 
 
 def _pretrained(kind: type[Any], config: BertConfig, folder: Path) -> nn.Module:
-    """The same with weights from a folder; never from a pickle, nor from the network.
+    """Load weights from a folder; never from a pickle, nor from the network.
 
     Raises:
-        DataError: there are none, or of other sizes.
+        DataError: there are no weights, or their sizes differ.
     """
     if not (folder / "model.safetensors").is_file():
         raise DataError(

@@ -3,8 +3,8 @@
     image ─ stem ─┬─ conv ─ norm ─ ReLU ─ conv ─ norm ─(+)─ ReLU ─ ... ─ mean ─ head
                   └──────────── shortcut ──────────────┘
 
-Each group halves the image's side and doubles the channels of the one before it. Batch
-normalization takes its means over a microbatch, not over the whole batch.
+From group to group the image's side becomes half as long, and the channels twice as
+many. Batch normalization takes its means over a microbatch, not over the whole batch.
 
 Shapes: B images, C channels, S side in pixels, K classes.
 """
@@ -26,7 +26,7 @@ class ResNet(nn.Module):
         num_channels: C.
         num_classes: K.
         width: channels in the first group.
-        num_blocks: in each group; 3 make the paper's ResNet-20, 9 its ResNet-56.
+        num_blocks: blocks in each group; 3 make the paper's ResNet-20, 9 its ResNet-56.
 
     Source: He et al., arXiv:1512.03385, section 4.2; but where the size changes, the
     shortcuts are projections ("option B"), as in their networks for ImageNet.
@@ -64,9 +64,9 @@ class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut.
 
     Args:
-        before: channels that come in.
-        channels: that go out.
-        stride: of the first convolution.
+        before: the input channels.
+        channels: the output channels.
+        stride: the first convolution's stride.
     """
 
     def __init__(self, before: int, channels: int, stride: int) -> None:

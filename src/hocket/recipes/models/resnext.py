@@ -1,4 +1,4 @@
-"""torchvision's ResNeXt of any depth, so that its weights can come and go.
+"""Makes torchvision's ResNeXt of any depth; weights are compatible with torchvision's.
 
 Batch normalization takes its means over a microbatch, not over the whole batch.
 
@@ -20,18 +20,18 @@ from hocket.recipes.config.model_settings import ResnextSettings
 
 _FILE: Final = "model.safetensors"
 _HEAD: Final = "fc."
-_COUNTS: Final = "num_batches_tracked"  # of batches normalized, which nobody reads
+_COUNTS: Final = "num_batches_tracked"  # not used by batch norms with a momentum
 
 
 def make_resnext(settings: ResnextSettings, num_classes: int) -> nn.Module:
-    """Images (B, 3, S, S) to class scores (B, K).
+    """Make a model from images (B, 3, S, S) to class scores (B, K).
 
     Args:
         settings: its depth and widths.
         num_classes: K.
 
     Raises:
-        DataError: pretrained weights are missing, or of another model.
+        DataError: pretrained weights are missing, or another model's.
         MissingPackageError: torchvision is not installed.
     """
     try:
@@ -49,15 +49,15 @@ def make_resnext(settings: ResnextSettings, num_classes: int) -> nn.Module:
         width_per_group=settings.group_width,
     )
     if settings.pretrained is not None:
-        _begin_with(model, Path(settings.pretrained))
+        _load_pretrained(model, Path(settings.pretrained))
     return model
 
 
-def _begin_with(model: nn.Module, folder: Path) -> None:
-    """Weights from a folder; never from a pickle, nor from the network.
+def _load_pretrained(model: nn.Module, folder: Path) -> None:
+    """Load weights from a folder; never from a pickle, nor from the network.
 
     Raises:
-        DataError: there are none, or of other sizes.
+        DataError: there are no weights, or their sizes differ.
     """
     if not (folder / _FILE).is_file():
         raise DataError(
@@ -92,7 +92,7 @@ def _begin_with(model: nn.Module, folder: Path) -> None:
 
 
 def _faults(own: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
-    """Of all but the head, which is new where the classes are others."""
+    """Describe mismatches, but for the head, which is new for other classes."""
     faults = [f"no {name!r} in the model" for name in sorted({*weights} - {*own})]
     for name, value in own.items():
         if name.startswith(_HEAD) or name.endswith(_COUNTS):

@@ -1,4 +1,4 @@
-"""The block that both recipe models are made of: attention and MLP, pre-norm.
+"""A transformer's block: attention and MLP, pre-norm.
 
     x ──┬─ norm ─ attention ─ dropout ─(+)──┬─ norm ─ MLP ─ dropout ─(+)─▶
         └───────────────────────────────┘   └────────────────────────┘
@@ -22,10 +22,10 @@ class Blocks:
 
     Args:
         width: W, a multiple of `num_heads`.
-        num_blocks: after each other.
+        num_blocks: the number of blocks.
         num_heads: H.
         mlp_width: features inside each MLP.
-        dropout: the probability, on what each half of a block adds.
+        dropout: the probability, on what attention and MLP add.
     """
 
     width: int
@@ -35,7 +35,7 @@ class Blocks:
     dropout: float = 0.0
 
     def make(self, *, causal: bool) -> nn.Sequential:
-        """The stack, freshly initialised."""
+        """Make a newly initialised stack."""
         return nn.Sequential(
             *(Block(self, causal=causal) for _ in range(self.num_blocks))
         )
@@ -69,11 +69,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each normalised before and added after.
+    """Attention, then an MLP, each with a norm before and a residual after.
 
     Args:
-        sizes: of the stack that this block is one of.
-        causal: of the attention.
+        sizes: the sizes of the stack.
+        causal: whether a token sees only itself and those before it.
     """
 
     def __init__(self, sizes: Blocks, *, causal: bool) -> None:

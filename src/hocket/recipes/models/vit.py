@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from hocket.recipes.models.transformer import Blocks
 
-# Patch embeddings of normalised pixels begin at a size near one. Positions much smaller
-# than that (0.02 is usual for large models) take ten epochs of digits to be noticed.
+# Patch embeddings of normalised pixels have a norm near one at first. Positions much
+# smaller than that (0.02 is usual for large models) have no effect for ten epochs.
 POSITION_STD: Final = 0.5
 
 
 class Pooling(Enum):
-    """What the head reads."""
+    """The input of the head."""
 
     TOKEN = "token"  # one learned token beside the patches
-    MEAN = "mean"  # of all patches
+    MEAN = "mean"  # the mean over all patches
 
 
 class VisionTransformer(nn.Module):
@@ -33,8 +33,8 @@ class VisionTransformer(nn.Module):
         num_channels: C.
         num_classes: K.
         patch_size: pixels per side of a patch; divides `image_side`.
-        blocks: the sizes of what is between; W is their width.
-        pooling: what the head reads.
+        blocks: the sizes of the blocks; W is their width.
+        pooling: the input of the head.
 
     Source: Dosovitskiy et al., arXiv:2010.11929, section 3.1.
     """

@@ -1,4 +1,4 @@
-"""LARS: momentum SGD whose every matrix takes steps in proportion to its own size."""
+"""LARS: momentum SGD with a learning rate per matrix, relative to its norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# A matrix of zeros has no size to be in proportion to; it steps as under SGD.
 Closure = Callable[[], float]
 
 
@@ -19,15 +18,15 @@ class Lars(torch.optim.Optimizer):
         v    = momentum * v + learning_rate * rate * (g + weight_decay * w)
         w    = w - v
 
-    Biases and norms, which have one dimension, take the rate 1. A pipeline's stage has
-    its parameters whole, so that the sizes are the same in any cut.
+    Biases and norms, which have one dimension, and matrices of zeros take the rate 1. A
+    pipeline's stage has whole parameters, so that their norms do not depend on the cut.
 
     Args:
-        parameters: or groups of them.
+        parameters: the parameters, or groups of them.
         lr: the learning rate.
-        momentum: how much of the last update each step keeps.
-        weight_decay: added to the gradient, as a share of the weights.
-        trust: how far a step may go, as a share of a matrix's size.
+        momentum: the share of the last update that each step keeps.
+        weight_decay: the share of the weights that is added to the gradient.
+        trust: the largest step, as a share of a matrix's norm.
 
     Source: You et al., arXiv:1708.03888, Algorithm 1.
     """
@@ -54,10 +53,10 @@ class Lars(torch.optim.Optimizer):
         """Update all parameters that have a gradient.
 
         Args:
-            closure: computes the loss anew, where there is one.
+            closure: computes the loss again, if given.
 
         Returns:
-            What the closure does.
+            The closure's loss.
         """
         loss = None
         if closure is not None:
@@ -83,7 +82,7 @@ class Lars(torch.optim.Optimizer):
 
 
 def _rate(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """The share of the learning rate that a parameter takes, as a scalar."""
+    """Return the share of the learning rate that a parameter takes, as a scalar."""
     one = torch.ones((), dtype=parameter.dtype, device=parameter.device)
     if parameter.dim() < 2:
         return one

@@ -1,4 +1,4 @@
-"""The loop of a run: train, evaluate and save by turns, and tell who watches."""
+"""The loop of a run: trains, evaluates and saves in turn, and calls the watchers."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline
 
-NUM_TIMED_STEPS: Final = 11  # the last ones: their middle one stands for all
+NUM_TIMED_STEPS: Final = 11  # the last ones; the report shows their median
 
 
 class Loop:
     """One run's training.
 
     Args:
-        task: what to train and evaluate on.
-        layout: in which steps.
-        pipeline: by what.
-        run_dir: in which the checkpoints go.
+        task: the samples and metrics.
+        layout: the steps.
+        pipeline: the pipeline to train with.
+        run_dir: the run's folder, for its checkpoints.
 
     Attributes:
-        timelines: measured, of the last few steps and of those before an evaluation; of
-            overlapping ones, where only a few follow a drain.
-        watchers: who hears of it; nobody, on all workers but the main one.
+        timelines: the measured timelines of the last few steps and of those before an
+            evaluation; of overlapping steps, only where a few follow a drain.
+        watchers: called with every record; empty on all ranks but 0.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Loop:
             )
         self._overlaps = bool(pipeline.plan.schedule.body)
         self._num_since_drain = 0
-        self._untold: deque[StepResult] = deque()
+        self._unreported: deque[StepResult] = deque()
         self._totals = Totals()
         self._begin_s = monotonic()
         self._last: EvaluationRecord | None = None
 
     def go_on(self, data: dict[str, Any]) -> None:
-        """Begin where a checkpoint was made.
+        """Resume from a checkpoint.
 
         Args:
-            data: what the run had put into it.
+            data: the run's own part of the checkpoint.
 
         Raises:
             DataError: the data, or their order, are not the same.
@@ -88,7 +88,7 @@ class Loop:
         """Train to the end of the layout.
 
         Raises:
-            DataError: training should stop by a metric that there is not.
+            DataError: the metric of early stopping does not exist.
             CheckpointError: a checkpoint could not be written.
             RunError: something went wrong; nothing hangs.
         """
@@ -102,8 +102,8 @@ class Loop:
             drain_after=self._drains_after,
             callbacks=[self._after_step],
         )
-        if self._last is None:  # a run that went on where nothing was left to train
-            self._tell_evaluation(self._totals.num_steps - 1, self._evaluate())
+        if self._last is None:  # a run that resumed after its last step
+            self._report_evaluation(self._totals.num_steps - 1, self._evaluate())
         return self._summary()
 
     def _evaluate(self) -> EvaluationResult:
@@ -116,12 +116,12 @@ class Loop:
     def _after_step(
         self, result: StepResult, evaluation: EvaluationResult | None
     ) -> bool:
-        """Tell the watchers, save if it is time, and say whether to stop."""
+        """Call the watchers, save if it is due, and return whether to stop."""
         saves = self._layout.saves_after(result.step)
-        self._untold.append(result)
-        self._tell_steps(is_time=saves or evaluation is not None)
+        self._unreported.append(result)
+        self._report_steps(is_due=saves or evaluation is not None)
         if evaluation is not None:
-            self._tell_evaluation(result.step, evaluation)
+            self._report_evaluation(result.step, evaluation)
         stops = False
         if self._early_stop is not None:
             stops = self._early_stop(result, evaluation)
@@ -131,12 +131,12 @@ class Loop:
         return stops
 
     def _drains_after(self, step: int) -> bool:
-        """Where something is saved, and before the last steps, which are measured."""
+        """Drain before each checkpoint, and before the last steps, to measure these."""
         num_left = self._layout.num_steps - (step + 1)
         return self._layout.saves_after(step) or num_left == NUM_TIMED_STEPS
 
     def _measure(self, step: int, *, is_evaluated: bool) -> None:
-        """Take the times of the step; of overlapping ones, of all since a drain."""
+        """Record the step's timeline; of overlapping steps, of all since a drain."""
         self._num_since_drain += 1
         if self._overlaps and not (is_evaluated or self._drains_after(step)):
             return
@@ -147,20 +147,20 @@ class Loop:
 
     @property
     def num_done(self) -> int:
-        """Steps trained before this run began, or until now."""
+        """The steps trained so far, including those before a resume."""
         return self._totals.num_steps
 
     @property
     def _saves(self) -> bool:
         return self._layout.save_every_steps is not None
 
-    def _tell_steps(self, *, is_time: bool) -> None:
-        """Keep the newest where steps overlap: its norm would have to be waited for."""
-        num_kept = 0 if is_time or not self._overlaps else 1
-        while len(self._untold) > num_kept:
-            self._tell_step(self._untold.popleft())
+    def _report_steps(self, *, is_due: bool) -> None:
+        """Report steps; overlapping ones a step late, as waiting for a norm stalls."""
+        num_kept = 0 if is_due or not self._overlaps else 1
+        while len(self._unreported) > num_kept:
+            self._report_step(self._unreported.popleft())
 
-    def _tell_step(self, result: StepResult) -> None:
+    def _report_step(self, result: StepResult) -> None:
         self._totals.num_steps = result.step + 1
         self._totals.training_s += result.seconds
         self._totals.num_samples += result.num_samples
@@ -182,7 +182,7 @@ class Loop:
         for watcher in self.watchers:
             watcher.step(record)
 
-    def _tell_evaluation(self, step: int, result: EvaluationResult) -> None:
+    def _report_evaluation(self, step: int, result: EvaluationResult) -> None:
         self._last = EvaluationRecord(
             num_steps=step + 1,
             epoch=self._layout.epoch(step),
@@ -229,7 +229,7 @@ class Loop:
 
     @property
     def typical(self) -> Timeline | None:
-        """Of the measured timelines, the one whose steps are of median length."""
+        """The measured timeline whose steps are of median length."""
         if not self.timelines:
             return None
         by_length = sorted(self.timelines, key=lambda timeline: timeline.step_s)
@@ -237,7 +237,7 @@ class Loop:
 
 
 def _bubble_fraction(timeline: Timeline) -> float:
-    """Of a step; where steps overlap, while the pipeline is full."""
+    """Return a step's bubble; of overlapping steps, the steady one."""
     if timeline.schedule.body:
         return timeline.steady_bubble_fraction
     return timeline.bubble_fraction

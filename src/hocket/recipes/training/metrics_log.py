@@ -1,10 +1,10 @@
-"""The run's numbers as files: JSON lines to read by program, TensorBoard's to look at.
+"""Writes a run's numbers: JSON lines for programs, TensorBoard's events for people.
 
     metrics.jsonl    {"kind": "step", "step": 0, ...}   one object per line
     tensorboard/     the same numbers, under train/ and evaluation/
 
-Both are complete up to the last step at any moment. A run that goes on from a
-checkpoint first takes back what was written after it: every step is there once.
+Both are complete up to the last step at any moment. A run that resumes from a
+checkpoint first removes what was written after it, so that no step occurs twice.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TENSORBOARD_NAME: Final = "tensorboard"
 
 
 class MetricsLog:
-    """Writes every `log_every_steps`-th step, and all else, as it comes.
+    """Writes every `log_every_steps`-th step, every evaluation and the summary.
 
     Args:
         run_dir: the run's folder.
-        log_every_steps: of steps.
-        first_step: with which a run goes on in its own folder; None for a run that has
-            a new one.
+        log_every_steps: the steps between two that are written.
+        first_step: the step at which a run resumes in its own folder; None for a run
+            with a new one.
 
     Raises:
         MissingPackageError: TensorBoard is not installed.
@@ -49,7 +49,7 @@ class MetricsLog:
         self._every = log_every_steps
         path = run_dir / JSON_NAME
         if first_step is not None and path.exists():
-            _take_back(path, first_step)
+            _truncate(path, first_step)
         mode = "x" if first_step is None else "a"
         self._lines = path.open(mode, encoding="utf-8")
         self._board = SummaryWriter(run_dir / TENSORBOARD_NAME, purge_step=first_step)
@@ -80,7 +80,7 @@ class MetricsLog:
         self._draw("evaluation", numbers, record.num_steps)
 
     def summary(self, record: SummaryRecord) -> None:
-        """Write what the run came to."""
+        """Write the run's totals."""
         numbers = {
             "loss": record.evaluation.loss,
             **record.evaluation.metrics,
@@ -103,7 +103,7 @@ class MetricsLog:
     def _write(
         self, kind: str, place: Mapping[str, int], numbers: Mapping[str, float | None]
     ) -> None:
-        """One line; JSON has no NaN, so a number that is none becomes null."""
+        """Write one line; JSON has no NaN, so that null replaces it."""
         finite = {
             name: x if x is not None and isfinite(x) else None
             for name, x in numbers.items()
@@ -116,15 +116,15 @@ class MetricsLog:
             self._board.add_scalar(f"{group}/{name}", value, step)
 
 
-def _take_back(path: Path, first_step: int) -> None:
-    """Leave only what was written before a step, in a file that is never half there."""
+def _truncate(path: Path, first_step: int) -> None:
+    """Replace the file by one with only what was written before a step."""
     kept = path.with_suffix(".kept")
     kept.write_text("".join(_before(path, first_step)), encoding="utf-8")
     kept.replace(path)
 
 
 def _before(path: Path, first_step: int) -> Iterator[str]:
-    """The lines of steps before `first_step`, and of evaluations after these."""
+    """Yield the lines of steps before `first_step`, and of evaluations after these."""
     for line in path.read_text("utf-8").splitlines(keepends=True):
         try:
             record = json.loads(line)
@@ -140,17 +140,17 @@ _NO_METRICS: Final = {"kind", *(field.name for field in fields(EvaluationRecord)
 
 
 class History:
-    """Keeps every record of a run in order, for the report at its end."""
+    """Keeps every record of a run, for the report at its end."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.evaluations: list[EvaluationRecord] = []
 
     def read(self, path: Path) -> None:
-        """Begin with what the run has written down before it was interrupted.
+        """Read the records from before an interruption.
 
         Args:
-            path: of the JSON lines that `hocket.recipes.training.metrics_log` writes.
+            path: the JSON lines that `MetricsLog` has written.
         """
         for line in path.read_text("utf-8").splitlines():
             record = {key: _number(value) for key, value in json.loads(line).items()}
@@ -160,22 +160,22 @@ class History:
                 self.evaluations.append(_evaluation(record))
 
     def step(self, record: StepRecord) -> None:
-        """One more step."""
+        """Keep a step's record."""
         self.steps.append(record)
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """One more evaluation."""
+        """Keep an evaluation's record."""
         self.evaluations.append(record)
 
     def summary(self, record: SummaryRecord) -> None:
-        """The report takes it from whoever made it."""
+        """Do nothing: `write_report` gets the summary itself."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def _number(value: Any) -> Any:
-    """JSON has no NaN: what was written as null was none."""
+    """Return NaN for null, as which it was written."""
     return nan if value is None else value
 
 

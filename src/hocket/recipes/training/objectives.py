@@ -1,9 +1,10 @@
-"""What is wanted of each kind of data: losses and metrics, as means over samples.
+"""The losses and metrics of each kind of data, as means over samples.
 
-A loss sees one microbatch. Means over samples add up to the batch's exactly, however it
-is cut; a mean over all words would weigh sentences by the company they are in.
+A loss sees one microbatch. Means over samples, weighted by their number, add up to the
+batch's exactly, however it is cut; means over words would not, as sentences differ in
+length.
 
-Shapes: B samples, K classes, T words or bytes, V of which there are.
+Shapes: B samples, K classes, T words or bytes, V different ones.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Metrics = Callable[[Any, Any], Mapping[str, Tensor]]
 
 
 def class_loss(output: Any, label_B: Tensor) -> Tensor:
-    """Mean cross-entropy over all samples, in nats.
+    """Return the mean cross-entropy over all samples, in nats.
 
     Args:
-        output: the scores (B, K), or what Hugging Face's models return them in.
+        output: the scores (B, K), or the output of one of Hugging Face's models.
         label_B: 0 to K - 1.
 
     Raises:
@@ -37,17 +38,17 @@ def class_loss(output: Any, label_B: Tensor) -> Tensor:
 
 
 def class_metrics(output: Any, label_B: Tensor) -> dict[str, Tensor]:
-    """The share of samples whose class is guessed right."""
+    """Return the share of samples whose class is predicted correctly."""
     return {"accuracy": (scores_of(output).argmax(-1) == label_B).float().mean()}
 
 
 def byte_loss(score_BTV: Tensor, target_BT: Tensor) -> Tensor:
-    """Mean cross-entropy over all bytes of all windows, in nats per byte."""
+    """Return the mean cross-entropy over all bytes of all windows, in nats."""
     return functional.cross_entropy(score_BTV.flatten(0, 1), target_BT.flatten())
 
 
 def byte_metrics(score_BTV: Tensor, target_BT: Tensor) -> dict[str, Tensor]:
-    """How many bits each byte costs, and how many are guessed right."""
+    """Return the cross-entropy in bits, and the share of correct predictions."""
     return {
         "bits_per_byte": byte_loss(score_BTV, target_BT) / log(2),
         "accuracy": (score_BTV.argmax(-1) == target_BT).float().mean(),
@@ -55,13 +56,13 @@ def byte_metrics(score_BTV: Tensor, target_BT: Tensor) -> dict[str, Tensor]:
 
 
 def scores_of(output: Any) -> Tensor:
-    """The tensor of scores in what a model returns."""
+    """Return the scores in a model's output."""
     score: Tensor = output["logits"] if isinstance(output, Mapping) else output
     return score
 
 
 def check_labels(label_B: Tensor, num_classes: int) -> None:
-    """Refuse labels that are no classes; on a GPU, looking would wait for it.
+    """Refuse labels that are no classes; not checked on a GPU, to avoid a sync.
 
     Raises:
         DataError: names the first one.

@@ -1,4 +1,4 @@
-"""Optimizers and their learning rate over time, as a recipe says them."""
+"""Makes a recipe's optimizer and the schedule of its learning rate."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from hocket.recipes.training.lars import Lars
 
 MATRIX_DIMS: Final = 2  # fewer dimensions: a bias, or a norm's
 
-# fused: one kernel for a stage's update instead of one per parameter and operation.
-
 
 def make_optimizer(
     settings: AnyOptimizer,
 ) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """A factory: each stage gets an optimizer for its own parameters."""
+    """Return a factory: each stage gets an optimizer for its own parameters.
+
+    AdamW and SGD are fused: one kernel per update instead of one per parameter.
+    """
     return lambda parameters: _optimizer(settings, _groups(settings, parameters))
 
 
@@ -77,7 +78,7 @@ def _optimizer(
 def _groups(
     settings: OptimizerSettings, parameters: Iterable[nn.Parameter]
 ) -> list[dict[str, Any]]:
-    """One group of all parameters, or two, of which the second does not decay."""
+    """Return one group of all parameters, or two, of which one has no decay."""
     every = list(parameters)
     if settings.weight_decay_on == "all":
         return [{"params": every}]
@@ -93,7 +94,7 @@ def _groups(
 def learning_rate_share(
     settings: OptimizerSettings, num_steps: int
 ) -> Callable[[int], float]:
-    """The share of the highest learning rate that each step uses, from step 0.
+    """Return the share of the highest learning rate for each step.
 
         1 ┤   /'``.
           │  /     `.
@@ -102,8 +103,8 @@ def learning_rate_share(
           warm-up  num_steps
 
     Args:
-        settings: the heights, the end of the warm-up, and the way down.
-        num_steps: of the whole training.
+        settings: the end of the warm-up, the decay, and the final share.
+        num_steps: the steps of the whole training.
     """
     warmup, final = settings.num_warmup_steps, settings.final_fraction
 
@@ -117,7 +118,7 @@ def learning_rate_share(
 
 
 def _left(settings: OptimizerSettings, done: float) -> float:
-    """How much of the way down is left when a share of the time is over."""
+    """Return the decay's factor, from 1 to 0, when a share of the steps is done."""
     match settings.fall:
         case "cosine":
             return (1 + cos(pi * done)) / 2
@@ -130,5 +131,5 @@ def _left(settings: OptimizerSettings, done: float) -> float:
 def make_scheduler(
     share: Callable[[int], float],
 ) -> Callable[[torch.optim.Optimizer], LRScheduler]:
-    """A factory: each stage's optimizer follows the same learning rate."""
+    """Return a factory: each stage's optimizer has the same learning rate."""
     return lambda optimizer: LambdaLR(optimizer, share)

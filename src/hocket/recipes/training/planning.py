@@ -29,14 +29,14 @@ class PlanRequest:
     """What to plan a recipe for; `hocket.plan` says what each is.
 
     Args:
-        memory_gib: of each device.
+        memory_gib: the memory of each device.
         hardware_file: its path.
         batch_size: the recipe's when not given.
-        precision: likewise.
+        precision: the recipe's when not given.
         is_exhaustive: simulate also what cannot be among the best.
-        max_delay: by how many updates weights may be old.
-        devices_per_pipeline: of one replica; everything that divides the devices when
-            not given.
+        max_delay: the most updates by which weights may be stale.
+        devices_per_pipeline: the devices of one replica; everything that divides the
+            devices when not given.
     """
 
     num_devices: int
@@ -68,7 +68,7 @@ class Paper:
     """How a ranking is to be shown.
 
     Args:
-        num_rows: of the table.
+        num_rows: the table's rows.
         width: columns of text.
         is_terminal: whether colours can be seen.
         has_page: whether an HTML page is wanted.

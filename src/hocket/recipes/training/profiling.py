@@ -1,7 +1,7 @@
-"""Profile a recipe's model as training would: on all its workers at the same time.
+"""Profiles a recipe's model on all its workers at the same time.
 
 Workers share caches and memory, so that a layer measured alone is faster than one
-measured beside the others. What is kept is what `hocket train` then finds.
+measured beside the others. `hocket train` uses the saved profile.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hocket.recipes.training.train import make_pipeline
 
 
 def main(run_dir: str, is_again: bool) -> dict[str, Any]:
-    """Profile, cut and predict the recipe that a folder holds; each worker's entry.
+    """Profile, cut and predict the recipe in a folder; each worker's entry.
 
     Args:
         run_dir: the folder, with its `recipe.toml`.
-        is_again: measures even where a profile is kept, and keeps the new one.
+        is_again: measure even if there is a saved profile, and replace it.
 
     Returns:
-        As JSON: the profile, where it is kept, whether it was kept before, the number
-        of each stage's first layer, and the predicted step.
+        As JSON: the profile, its path, whether it was there before, the number of each
+        stage's first layer, and the predicted step.
     """
     recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
     task = make_task(recipe)

@@ -1,4 +1,4 @@
-"""What people see while a run trains: one live line on a terminal, else plain lines."""
+"""Shows a run's progress: a live bar on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hocket.recipes.training.records import (
 )
 from hocket.run.engine.plan import Plan
 
-RECENT_STEPS: Final = 20  # what "now" means in the numbers shown
-PLAIN_INTERVAL_S: Final = 5.0  # between lines where nothing can be drawn over
+RECENT_STEPS: Final = 20  # that the numbers shown are means of
+PLAIN_INTERVAL_S: Final = 5.0  # between two plain lines
 
 
 def make_progress(
     num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
 ) -> Watcher:
-    """A live line where the console is a terminal that can draw one, or plain lines.
+    """Return a live bar if the console is a terminal that can draw one, or plain lines.
 
     Args:
-        num_steps: of the whole run.
-        num_epochs: likewise.
-        console: to draw on.
-        first_step: with which the run begins, or goes on.
+        num_steps: the steps of the whole run.
+        num_epochs: the epochs of the whole run.
+        console: the console to draw on.
+        first_step: the step at which the run begins, or resumes.
     """
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveProgress(num_steps, num_epochs, console, first_step=first_step)
@@ -40,12 +40,12 @@ def make_progress(
 
 
 class LiveProgress:
-    """A bar that is drawn over and over, and a line per evaluation above it."""
+    """A bar that is redrawn in place, and a line per evaluation above it."""
 
     def __init__(
         self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
     ) -> None:
-        self._recent = Recent(num_epochs)
+        self._recent = RecentSteps(num_epochs)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -61,7 +61,7 @@ class LiveProgress:
         self._bar.start()
 
     def step(self, record: StepRecord) -> None:
-        """Draw the bar anew, at the next refresh."""
+        """Update the bar, at the next refresh."""
         self._recent.add(record)
         self._bar.update(
             self._task,
@@ -71,42 +71,42 @@ class LiveProgress:
         )
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """A line that stays."""
+        """Print a line above the bar."""
         self._print(evaluation_line(record))
 
     def summary(self, record: SummaryRecord) -> None:
-        """The last lines, where the bar was."""
+        """Print the last lines, in place of the bar."""
         self.close()
         self._print(summary_lines(record))
 
     def close(self) -> None:
-        """Let go of the terminal."""
+        """Remove the bar."""
         self._bar.stop()
 
     def _print(self, text: str) -> None:
-        tell(self._bar.console, text)
+        print_plain(self._bar.console, text)
 
 
 class PlainProgress:
-    """A line now and then: in a file, in a pipe, in a log."""
+    """A line every few seconds: for a file, a pipe or a log."""
 
     def __init__(
         self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
     ) -> None:
-        self._recent = Recent(num_epochs)
+        self._recent = RecentSteps(num_epochs)
         self._num_steps = num_steps
         self._first_step = first_step
         self._console = console
-        self._begin_s = self._told_s = monotonic()
+        self._begin_s = self._printed_s = monotonic()
 
     def step(self, record: StepRecord) -> None:
-        """A line, if the last one is old enough."""
+        """Print a line, if the last one is old enough."""
         self._recent.add(record)
         done = record.step + 1
         now_s = monotonic()
-        if now_s - self._told_s < PLAIN_INTERVAL_S and done < self._num_steps:
+        if now_s - self._printed_s < PLAIN_INTERVAL_S and done < self._num_steps:
             return
-        self._told_s = now_s
+        self._printed_s = now_s
         step_s = (now_s - self._begin_s) / (done - self._first_step)
         left_s = step_s * (self._num_steps - done)
         self._print(
@@ -115,25 +115,25 @@ class PlainProgress:
         )
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """A line."""
+        """Print a line."""
         self._print(evaluation_line(record))
 
     def summary(self, record: SummaryRecord) -> None:
-        """The last lines."""
+        """Print the last lines."""
         self._print(summary_lines(record))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _print(self, text: str) -> None:
-        tell(self._console, text)
+        print_plain(self._console, text)
 
 
-class Recent:
-    """The last steps, as the numbers that people watch.
+class RecentSteps:
+    """The last steps, and the numbers to show of them.
 
     Args:
-        num_epochs: of the whole run.
+        num_epochs: the epochs of the whole run.
     """
 
     def __init__(self, num_epochs: int) -> None:
@@ -141,17 +141,17 @@ class Recent:
         self._records: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
 
     def add(self, record: StepRecord) -> None:
-        """One more step."""
+        """Add a step."""
         self._records.append(record)
 
     @property
     def epoch(self) -> str:
-        """Where we are."""
+        """The current epoch."""
         return f"epoch {self._records[-1].epoch + 1}/{self._num_epochs}"
 
     @property
     def numbers(self) -> str:
-        """How it goes. Means are weighted: by samples, by seconds."""
+        """Loss, speed, bubble and memory; means by samples or by seconds."""
         samples = sum(r.num_samples for r in self._records)
         seconds = sum(r.seconds for r in self._records)
         loss = sum(r.loss * r.num_samples for r in self._records) / samples
@@ -162,13 +162,13 @@ class Recent:
         )
 
 
-def tell(console: Console, text: str) -> None:
-    """Print text as it is: no colours, no markup, no line broken."""
+def print_plain(console: Console, text: str) -> None:
+    """Print text without colours, markup or line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def plan_line(plan: Plan, recipe: Recipe) -> str:
-    """What is about to run."""
+    """Describe the plan that is about to run."""
     settings = recipe.pipeline
     chosen = " (chosen)" if settings.schedule == "auto" else ""
     return (
@@ -181,15 +181,15 @@ def plan_line(plan: Plan, recipe: Recipe) -> str:
 
 
 def evaluation_line(record: EvaluationRecord) -> str:
-    """How good the model is."""
+    """Describe an evaluation."""
     return (
         f"epoch {record.epoch + 1}  evaluation: loss {record.loss:.4f}  "
-        f"{named(record.metrics)}"
+        f"{metrics_text(record.metrics)}"
     )
 
 
 def summary_lines(record: SummaryRecord) -> str:
-    """What the run came to, and how far it was foreseen."""
+    """Describe a run's result, and its prediction beside the measurement."""
     if record.measured_step_s is None or record.measured_bubble_fraction is None:
         return f"{result_line(record)}\nno step was measured"
     return (
@@ -202,16 +202,17 @@ def summary_lines(record: SummaryRecord) -> str:
 
 
 def result_line(record: SummaryRecord) -> str:
-    """How good the model is, and how fast it came to be."""
+    """Describe a run's last evaluation and its speed."""
     return (
-        f"{named(record.evaluation.metrics)}, loss {record.evaluation.loss:.4f}, after "
+        f"{metrics_text(record.evaluation.metrics)}, "
+        f"loss {record.evaluation.loss:.4f}, after "
         f"{record.num_steps:,} steps in {duration(record.seconds)}; "
         f"{record.samples_per_s:,.0f} samples/s while training"
     )
 
 
-def named(metrics: Mapping[str, float]) -> str:
-    """Metrics for people: shares in percent, all else as numbers."""
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Format metrics: an accuracy in percent, all else as numbers."""
     return ", ".join(
         f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
         for name, value in metrics.items()
@@ -219,12 +220,12 @@ def named(metrics: Mapping[str, float]) -> str:
 
 
 def megabytes(num_bytes: int) -> str:
-    """Bytes for people."""
+    """Format bytes as MiB."""
     return f"{num_bytes / 2**20:,.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 9.5 s, 1 min 15 s, 2 h 05 min."""
+    """Format seconds: 9.5 s, 1 min 15 s, 2 h 05 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What a run writes down of each step and each evaluation, and whoever reads along."""
+"""The records of a run's steps and evaluations, and the interface of watchers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class StepRecord:
     """One step of training.
 
     Args:
-        step: from 0.
-        epoch: from 0.
-        loss: what is trained, over the whole batch.
+        step: the step's number, from 0.
+        epoch: the epoch's number, from 0.
+        loss: the trained loss, over the whole batch.
         losses: every scalar that the loss function names.
-        num_samples: of the batch.
-        seconds: that the step took.
-        bubble_fraction: the share of them in which the main worker did not work.
-        learning_rate: of the step's update.
-        grad_norm: of all gradients together, before they were clipped.
-        peak_bytes: the most memory that the main worker has held so far.
+        num_samples: the batch's samples.
+        seconds: the step's seconds.
+        bubble_fraction: the share of them in which rank 0 did not compute.
+        learning_rate: the learning rate of the step's update.
+        grad_norm: the norm of all gradients together, before clipping.
+        peak_bytes: rank 0's peak memory so far.
     """
 
     step: int
@@ -50,11 +50,11 @@ class EvaluationRecord:
     """One evaluation, after as many steps of training.
 
     Args:
-        num_steps: trained before it.
-        epoch: in which the last of them was.
-        loss: over all samples.
-        metrics: what else is measured, first what the task is about.
-        num_samples: that these are means of.
+        num_steps: the steps trained before it.
+        epoch: the epoch of the last of them.
+        loss: the mean over all samples.
+        metrics: the means of the metrics, the most important one first.
+        num_samples: the samples that these are means of.
     """
 
     num_steps: int
@@ -66,20 +66,20 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRecord:
-    """What a whole run came to, over all its interruptions.
+    """The totals of a whole run, including those before interruptions.
 
     Args:
-        num_steps: of training.
-        num_samples: trained on, each as often as it was.
+        num_steps: the steps trained.
+        num_samples: the samples trained on, counted once per epoch.
         seconds: from the first step to the last evaluation.
-        training_s: of these, the steps' alone.
-        evaluation: the last one.
-        predicted_bubble_fraction: of one step, over all lanes; where steps overlap,
-            while the pipeline is full.
-        measured_bubble_fraction: likewise, of a typical step; None where none was
-            measured.
-        predicted_step_s: of one step; where steps overlap, of one among others.
-        measured_step_s: likewise, if any was measured.
+        training_s: the part of these that the steps took.
+        evaluation: the last evaluation.
+        predicted_bubble_fraction: the bubble of a step, over all lanes; where steps
+            overlap, the steady bubble.
+        measured_bubble_fraction: the same of a typical step; None if none was measured.
+        predicted_step_s: the seconds of a step; where steps overlap, from the end of
+            one to the end of the next.
+        measured_step_s: the same of a typical step; None if none was measured.
     """
 
     num_steps: int
@@ -99,30 +99,30 @@ class SummaryRecord:
 
 
 class Watcher(Protocol):
-    """Somebody whom the main worker tells what happens."""
+    """Receives the records of a run, on rank 0."""
 
     def step(self, record: StepRecord) -> None:
-        """A step has ended."""
+        """Called when a step has ended."""
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """An evaluation has ended."""
+        """Called when an evaluation has ended."""
 
     def summary(self, record: SummaryRecord) -> None:
-        """The run has ended."""
+        """Called when the run has ended."""
 
     def close(self) -> None:
-        """Nothing more will come, whether the run ended well or not."""
+        """Called last, whether the run succeeded or failed."""
 
 
-def own_watcher(name: str, run_dir: Path) -> Watcher:
-    """Call a function of the user's that returns a watcher.
+def load_watcher(name: str, run_dir: Path) -> Watcher:
+    """Call the user's function that returns a watcher.
 
     Args:
         name: `module:function`, called with the run's folder.
-        run_dir: that folder.
+        run_dir: the run's folder.
 
     Raises:
-        RecipeError: what it returns lacks a method of `Watcher`.
+        RecipeError: the result lacks a method of `Watcher`.
     """
     watcher: Watcher = load_function(name)(run_dir)
     missing = [

@@ -1,4 +1,4 @@
-"""The page that a run leaves: timelines above each other, curves, and what was run."""
+"""Writes a run's report: timelines above each other, curves, and the recipe."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_report(
 
     Args:
         run_dir: the folder, with the recipe in it.
-        plan: with the predicted timeline.
+        plan: the plan, with the predicted timeline.
         measured: the timeline of a typical step, if any was trained.
         history: every step and evaluation.
-        summary: of the run.
+        summary: the run's totals.
 
     Returns:
         The page's path.
@@ -61,7 +61,7 @@ def write_report(
 
 
 def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
-    """Of as many steps as were measured: where steps overlap, these may be more."""
+    """Predict as many steps as were measured, which may be more than the plan's."""
     if measured is None or measured.schedule == plan.schedule:
         return plan.predicted
     return simulate(measured.schedule, plan.costs)
@@ -70,7 +70,7 @@ def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
 def charts(
     steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[Chart, ...]:
-    """Loss, each metric, speed and bubble over the steps."""
+    """Return charts of loss, each metric, speed and bubble over the steps."""
     at = tuple(float(record.step) for record in steps)
     after = tuple(float(record.num_steps) for record in evaluations)
 
@@ -104,7 +104,7 @@ def charts(
 
 
 def stage_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Where each stage begins, who has it, and how old the weights are it reads."""
+    """Return each stage's device, first layer and delay."""
     stages = plan.schedule.program.stages
     return tuple(
         (
@@ -119,7 +119,7 @@ def stage_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def machine_rows() -> tuple[tuple[str, str], ...]:
-    """What the run ran on and with."""
+    """Return the versions, the machine and the command."""
     return (
         ("hocket", __version__),
         ("torch", torch.__version__),

@@ -1,17 +1,17 @@
-"""The folder of one run: made once, owned by one run, never written over.
+"""Creates and locks the folder of a run; an existing run is never overwritten.
 
     runs/digits-vit-20260704-101500/
-        recipe.toml      the recipe as resolved; whoever creates it owns the folder
+        recipe.toml      the recipe as resolved; the run that creates it owns the folder
         metrics.jsonl    (hocket.recipes.training.metrics_log)
         tensorboard/
         report.html      predicted and measured timeline
-        sample.txt       what a model of text writes
+        sample.txt       text that a language model has generated
         checkpoints/     (hocket.recipes.training.saving)
-        lock             held while the run is at work
+        lock             held while the run is active
         workers/         reports of failed workers (hocket.run.diagnostics)
 
-Two runs never share one: of two that want the same, the second is told. A run that goes
-on from its own checkpoint enters its folder again.
+Two runs never share a folder: the second one fails. A run that resumes from its own
+checkpoint uses its folder again.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SAMPLE_NAME: Final = "sample.txt"
 def enter_folder(
     resolved: Resolved, run_dir: Path | None, *, is_restart: bool = False
 ) -> tuple[Path, FolderLock]:
-    """The folder of a run that begins now, or goes on, and the lock that makes it its.
+    """Create or reopen a run's folder, and lock it.
 
     Args:
-        resolved: the recipe, which goes into the folder.
+        resolved: the recipe, which is written into the folder.
         run_dir: the folder that the user names, if any.
-        is_restart: whether the run was begun there by workers that have failed.
+        is_restart: whether workers that failed began the run there.
 
     Returns:
         The folder, and a lock to be held until the run has ended.
 
     Raises:
-        RecipeError: it cannot be used.
-        CheckpointError: another run is at work there.
+        RecipeError: the folder cannot be used.
+        CheckpointError: another run is active there.
     """
     text = resolved.to_toml()
     run, checkpoint = resolved.recipe.run, resolved.recipe.checkpoint
     if run_dir is None:
-        _refuse_to_guess(checkpoint, is_restart=is_restart)
+        _require_run_dir(checkpoint, is_restart=is_restart)
         folder = new_folder(Path(run.folder), run.name, text, datetime.now())
         return folder, FolderLock(folder)
     goes_on = is_restart or checkpoint.resume == NEWEST
@@ -63,11 +63,11 @@ def enter_folder(
     return claim_folder(run_dir, text), FolderLock(run_dir)
 
 
-def _refuse_to_guess(checkpoint: CheckpointSettings, *, is_restart: bool) -> None:
-    """A run that should go on must say where.
+def _require_run_dir(checkpoint: CheckpointSettings, *, is_restart: bool) -> None:
+    """Refuse to resume without a run's folder to resume in.
 
     Raises:
-        RecipeError: it does not.
+        RecipeError: the run resumes, and no folder is given.
     """
     if checkpoint.resume == NEWEST:
         raise RecipeError(
@@ -85,9 +85,9 @@ def new_folder(parent: Path, name: str, recipe_text: str, now: datetime) -> Path
     """Make the folder `parent/name-date-time`, or the first free one after it.
 
     Args:
-        parent: made where it is missing.
-        name: of the run.
-        recipe_text: what `recipe.toml` will hold.
+        parent: the folder's parent, created if missing.
+        name: the run's name.
+        recipe_text: the content of `recipe.toml`.
         now: the time in the folder's name.
 
     Raises:
@@ -109,10 +109,10 @@ def new_folder(parent: Path, name: str, recipe_text: str, now: datetime) -> Path
 def claim_folder(folder: Path, recipe_text: str) -> Path:
     """Make this folder the run's own.
 
-    Creating `recipe.toml` is one step of the file system, which only one run can win.
+    Creating `recipe.toml` is atomic: only one run can succeed.
 
     Raises:
-        RecipeError: another run has it, or it holds something else.
+        RecipeError: another run has it, or it is not empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

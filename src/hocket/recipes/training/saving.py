@@ -1,10 +1,10 @@
-"""A run's checkpoints: where they are, what of the run is in them, where to go on.
+"""Finds the checkpoint to resume from, and defines a run's own part of checkpoints.
 
-    runs/mine/checkpoints/      hocket.run.checkpoint says what is in there
+    runs/mine/checkpoints/      written and read by hocket.run.checkpoint
 
-Beside the pipeline's state, each holds the run's own: the place in the data, what early
-stopping has seen, and the totals so far. So a run that goes on ends with the numbers of
-one that was never interrupted.
+Beside the pipeline's state, each holds the run's own: the position in the data, the
+state of early stopping, and the totals so far. So a run that resumes ends with the
+numbers of one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NEWEST: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The checkpoint that a run goes on from.
+class ResumePoint:
+    """The checkpoint that a run resumes from.
 
     Args:
-        folder: of checkpoints.
-        step: after how many; "latest" for the newest.
+        folder: the folder of checkpoints.
+        step: the number of steps before it; "latest" for the newest.
     """
 
     folder: Path
@@ -36,14 +36,14 @@ class Start:
 
 @dataclass
 class Totals:
-    """What a run has come to, over all its interruptions.
+    """The totals of a run so far, including those before interruptions.
 
     Args:
-        num_steps: trained.
-        num_samples: trained on, each as often as it was.
-        training_s: that the steps took.
-        seconds: since the first one, without interruptions.
-        num_skipped: of the steps, those that updated nothing (float16).
+        num_steps: the steps trained.
+        num_samples: the samples trained on, counted once per epoch.
+        training_s: the seconds of the steps.
+        seconds: the seconds since the first step, without interruptions.
+        num_skipped: the steps that updated nothing (float16).
     """
 
     num_steps: int = 0
@@ -53,38 +53,38 @@ class Totals:
     num_skipped: int = 0
 
 
-def starting_point(
+def resume_point(
     run_dir: Path, settings: CheckpointSettings, *, is_restart: bool
-) -> Start | None:
-    """Where a run begins: at a checkpoint, or anew for None.
+) -> ResumePoint | None:
+    """Return the checkpoint that a run resumes from; None to begin at step 0.
 
-    A run that was started again after a failure goes on from its own newest checkpoint.
+    A run that is restarted after a failure resumes from its own newest checkpoint.
 
     Args:
         run_dir: the run's folder.
-        settings: what the user asks for.
-        is_restart: whether these workers take the place of others that failed.
+        settings: the recipe's.
+        is_restart: whether these workers replace others that failed.
 
     Raises:
-        CheckpointError: the user named a checkpoint, and it is not there.
+        CheckpointError: the checkpoint that the recipe names does not exist.
     """
     own = run_dir / CHECKPOINTS_NAME
     if (is_restart or settings.resume == NEWEST) and newest(own) is not None:
-        return Start(own)
+        return ResumePoint(own)
     if settings.resume is None or settings.resume == NEWEST:
         return None
     return _named(Path(settings.resume))
 
 
-def _named(path: Path) -> Start:
-    """A checkpoint, a folder of some, or the folder of a run that has some."""
+def _named(path: Path) -> ResumePoint:
+    """Take a checkpoint, a folder of some, or the folder of a run that has some."""
     if step_of(path) >= 0 and path.is_dir():
-        return Start(path.parent, step_of(path))
+        return ResumePoint(path.parent, step_of(path))
     folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
     if newest(folder) is None:
         raise CheckpointError(
             f"checkpoint.resume: there is no checkpoint in {path}: name a checkpoint, "
             f"or a run's folder with some in {CHECKPOINTS_NAME}/; or leave it out, and "
-            "training begins anew"
+            "training begins at step 0"
         )
-    return Start(folder)
+    return ResumePoint(folder)

@@ -1,4 +1,4 @@
-"""How a training run is laid out in steps: how many, and what follows which."""
+"""Lays out a training in steps: how many, and when to evaluate and save."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class StepLayout:
     """A recipe's training in steps.
 
     Args:
-        recipe: what says so.
-        samples: to train on.
-        batches_per_epoch: full ones in the samples.
-        num_steps: in all.
-        evaluate_every_steps: and after the last one.
-        save_every_steps: and after the last one; None where nothing is saved.
-        learning_rate_share: of each step.
+        recipe: the recipe.
+        samples: the samples to train on.
+        batches_per_epoch: the full batches in the samples.
+        num_steps: the steps of the whole training.
+        evaluate_every_steps: the steps between evaluations; the last step has one, too.
+        save_every_steps: the steps between checkpoints; the last step has one, too.
+            None to save none.
+        learning_rate_share: the share of the highest learning rate, by step.
     """
 
     recipe: Recipe
@@ -35,7 +36,7 @@ class StepLayout:
 
     @classmethod
     def of(cls, recipe: Recipe, samples: Samples) -> StepLayout:
-        """The layout that a recipe takes with these samples."""
+        """Return a recipe's layout with these samples."""
         training, checkpoint = recipe.training, recipe.checkpoint
         per_epoch = samples.num_samples // training.batch_size
         num_steps = per_epoch * training.num_epochs // training.accumulate
@@ -60,7 +61,7 @@ class StepLayout:
         )
 
     def loader(self) -> SampleLoader:
-        """All batches of all steps, epoch after epoch, from the first one."""
+        """Return a loader of all batches of all steps, epoch after epoch."""
         training = self.recipe.training
         return SampleLoader(
             self.samples,
@@ -71,23 +72,23 @@ class StepLayout:
         )
 
     def evaluation_loader(self, samples: Samples) -> EvaluationLoader:
-        """Every sample once."""
+        """Return a loader of every sample once."""
         training = self.recipe.training
         return EvaluationLoader(
             samples, training.batch_size, num_workers=training.num_loaders
         )
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint follows this step."""
+        """Return whether a checkpoint follows this step."""
         if self.save_every_steps is None:
             return False
         num_done = step + 1
         return num_done % self.save_every_steps == 0 or num_done == self.num_steps
 
     def epoch(self, step: int) -> int:
-        """The epoch that a step's first batch is part of, from 0."""
+        """Return the epoch of a step's first batch, from 0."""
         return step * self.recipe.training.accumulate // self.batches_per_epoch
 
     def learning_rate(self, step: int) -> float:
-        """What a step's update uses."""
+        """Return the learning rate of a step's update."""
         return self.recipe.optimizer.learning_rate * self.learning_rate_share(step)

@@ -99,7 +99,7 @@ def _usual_objective(recipe: Recipe) -> tuple[Loss | None, Metrics | None]:
             return byte_loss, byte_metrics
         case DataFunctionSettings():
             return None, None
-        case _:  # images and tables: all of them tell classes apart
+        case _:  # images and tables: all of them have classes
             return class_loss, class_metrics
 
 

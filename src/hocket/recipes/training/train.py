@@ -28,11 +28,11 @@ from hocket.recipes.models.gpt import Gpt, generate
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.progress import make_progress, plan_line, tell
-from hocket.recipes.training.records import EvaluationRecord, Watcher, own_watcher
+from hocket.recipes.training.progress import make_progress, plan_line, print_plain
+from hocket.recipes.training.records import EvaluationRecord, Watcher, load_watcher
 from hocket.recipes.training.report import write_report
 from hocket.recipes.training.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_folder
-from hocket.recipes.training.saving import NEWEST, starting_point
+from hocket.recipes.training.saving import NEWEST, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.cluster.world import World, join_world
@@ -122,7 +122,7 @@ def train_recipe(
             )
         )
         console = Console(file=sys.stdout, quiet=not pipeline.is_main)
-        tell(console, plan_line(pipeline.plan, recipe))
+        print_plain(console, plan_line(pipeline.plan, recipe))
         loop = Loop(task, layout, pipeline, run_dir)
         _go_on(loop, pipeline, recipe, run_dir, console)
         history = History()
@@ -142,7 +142,7 @@ def train_recipe(
         summary = loop.run()
         if pipeline.is_main:
             path = write_report(run_dir, pipeline.plan, loop.typical, history, summary)
-            tell(console, f"report: {path}")
+            print_plain(console, f"report: {path}")
         _write_sample(recipe, task, pipeline, run_dir, console)
     return summary.evaluation
 
@@ -156,17 +156,18 @@ def _go_on(
     def find() -> Any:
         # Torchrun's own count differs between hosts.
         is_restart = pipeline.world.attempt > 0
-        start = starting_point(run_dir, settings, is_restart=is_restart)
+        start = resume_point(run_dir, settings, is_restart=is_restart)
         return None if start is None else [str(start.folder), start.step]
 
     found = _agreed(pipeline.world, "where to begin", find)
     if found is None:
         if settings.resume == NEWEST:
-            tell(console, f"no checkpoint in {run_dir} yet: training begins anew")
+            line = f"no checkpoint in {run_dir} yet: training begins at step 0"
+            print_plain(console, line)
         return
     folder, step = found
     loop.go_on(pipeline.load(folder, step=step, allow_previous=settings.allow_previous))
-    tell(console, f"goes on from {folder} after step {loop.num_done}")
+    print_plain(console, f"goes on from {folder} after step {loop.num_done}")
 
 
 def _goes_on(recipe: Recipe, world: World) -> bool:
@@ -182,7 +183,7 @@ def _watchers(
     first_step: int,
     goes_on: bool,
 ) -> Iterator[Watcher]:
-    """Who writes and prints, and whom the recipe names."""
+    """Yield the log, the progress, and the recipe's own callbacks."""
     settings = layout.recipe.run
     num_epochs = layout.recipe.training.num_epochs
     yield MetricsLog(
@@ -192,25 +193,25 @@ def _watchers(
     )
     yield make_progress(layout.num_steps, num_epochs, console, first_step=first_step)
     for name in settings.callbacks:
-        yield own_watcher(name, run_dir)
+        yield load_watcher(name, run_dir)
 
 
 def _agreed(world: World, what: str, decide: Callable[[], Any]) -> Any:
     """What rank 0 decides, on every worker; or its refusal.
 
     Raises:
-        HocketError: of the kind that rank 0 met.
+        HocketError: rank 0's error, on every rank.
     """
-    told: dict[str, Any] = {}
+    decision: dict[str, Any] = {}
     if world.rank == 0:
         try:
-            told = {"decided": decide()}
+            decision = {"decided": decide()}
         except (RecipeError, CheckpointError) as error:
-            told = {"refused": str(error), "kind": type(error).__name__}
-    told = world.exchange.broadcast(what, told)
-    if "refused" in told:
-        raise getattr(errors, told["kind"])(told["refused"])
-    return told["decided"]
+            decision = {"refused": str(error), "kind": type(error).__name__}
+    decision = world.exchange.broadcast(what, decision)
+    if "refused" in decision:
+        raise getattr(errors, decision["kind"])(decision["refused"])
+    return decision["decided"]
 
 
 def make_pipeline(
@@ -224,16 +225,16 @@ def make_pipeline(
     """The recipe's pipeline, over the workers that there are.
 
     Args:
-        task: with the model to train.
-        layout: with the recipe and the first batch.
+        task: the model to train, and its loss.
+        layout: the recipe and the first batch.
         run_dir: where the reports of failures go.
-        profile_dir: where profiles are kept and found; None measures anew.
+        profile_dir: the folder of saved profiles; None always measures.
         world: the job, where it is joined already.
     """
     recipe, settings = layout.recipe, layout.recipe.pipeline
     training = recipe.training
     return Pipeline(
-        task.make_model(),  # nobody else refers to it: only our stages stay in memory
+        task.make_model(),  # the only reference: only our stages stay in memory
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
         example=layout.loader().example(),
@@ -264,7 +265,7 @@ def make_pipeline(
 def _write_sample(
     recipe: Recipe, task: Task, pipeline: Pipeline, run_dir: Path, console: Console
 ) -> None:
-    """Of a model of text, what it writes; every worker lends its stages' weights."""
+    """Write text that a language model generates; gathers all stages' weights."""
     if not isinstance(recipe.model, GptSettings) or not recipe.model.sample_bytes:
         return
     state = pipeline.state_dict(ema=recipe.training.ema_decay is not None)
@@ -273,11 +274,11 @@ def _write_sample(
         model.load_state_dict(state)
         text = sample_text(model, recipe.model.sample_bytes, recipe.training.seed)
         (run_dir / SAMPLE_NAME).write_text(text, encoding="utf-8")
-        tell(console, f"a sample:\n{text}")
+        print_plain(console, f"a sample:\n{text}")
 
 
 def sample_text(model: Gpt, num_bytes: int, seed: int) -> str:
-    """Text that the model has learned to write."""
+    """Return text that the model generates."""
     generator = torch.Generator().manual_seed(seed)
     drawn = generate(model, PROMPT, num_bytes, generator)
     return drawn.decode("utf-8", errors="replace")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.model.stages.splitter import Halves, Remainder, Starts
+from hocket.model.stages.splitter import Remainder, SplitGradients, Starts
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.remainder import CompiledRemainder
@@ -44,7 +44,7 @@ class ByCompiled:
         starts: Starts,
         grads: Sequence[Tensor],
         leaves: Sequence[Tensor],
-    ) -> Halves:
+    ) -> SplitGradients:
         """See `Splitter.input_gradients`."""
         found, left = self._layers.input_gradients(starts, grads, leaves)
         return found, self._taken() or left

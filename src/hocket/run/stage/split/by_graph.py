@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.split.layers.accumulate import accumulate
-from hocket.run.stage.split.splitter import Halves, Starts
+from hocket.run.stage.split.splitter import SplitGradients, Starts
 
 Grads: TypeAlias = tuple[Tensor | None, ...]
 
@@ -50,7 +50,7 @@ class ByGraph:
         starts: Starts,
         grads: Sequence[Tensor],
         leaves: Sequence[Tensor],
-    ) -> Halves:
+    ) -> SplitGradients:
         """See `Splitter.input_gradients`."""
         tree = _Tree({get_gradient_edge(leaf).node for leaf in leaves})
         on_trunk: list[tuple[GradientEdge, Tensor]] = []

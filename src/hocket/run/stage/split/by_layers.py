@@ -13,7 +13,7 @@ from hocket.run.stage.backward import run_backward
 from hocket.run.stage.split.layers.deferral import Deferral
 from hocket.run.stage.split.module_routes import ModuleRoutes
 from hocket.run.stage.split.routes import make_routes
-from hocket.run.stage.split.splitter import Halves, Starts
+from hocket.run.stage.split.splitter import SplitGradients, Starts
 
 
 class ByLayers:
@@ -42,7 +42,7 @@ class ByLayers:
         starts: Starts,
         grads: Sequence[Tensor],
         leaves: Sequence[Tensor],
-    ) -> Halves:
+    ) -> SplitGradients:
         """See `Splitter.input_gradients`.
 
         Parameters whose gradients do not wait get them here.

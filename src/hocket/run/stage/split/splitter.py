@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from hocket.model.stages.splitter import Halves, Remainder, Splitter, Starts
+from hocket.model.stages.splitter import Remainder, SplitGradients, Splitter, Starts
 
-__all__ = ["Halves", "Remainder", "SplitBy", "Splitter", "Starts"]
+__all__ = ["Remainder", "SplitBy", "SplitGradients", "Splitter", "Starts"]
 
 
 class SplitBy(Enum):
