@@ -38,8 +38,8 @@ from hocket.planner.candidate import (
     MemorySplit,
     Outcome,
 )
-from hocket.planner.layer_bytes import activation_bytes
 from hocket.planner.predict import Predictor, reduced_alone
+from hocket.planner.stages import activation_bytes
 from hocket.planner.work import LayerCost
 
 BUCKET_BYTES: Final = 25 * 10**6  # torch's bucket_cap_mb

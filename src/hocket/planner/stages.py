@@ -1,19 +1,12 @@
-"""Adds up layers into stages."""
+"""Adds up layers into stages: their seconds, and the memory of adjacent layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from hocket.core.costs import StageCost
-from hocket.planner.layer_bytes import (
-    activation_bytes,
-    backward_work_bytes,
-    forward_work_bytes,
-    input_grad_work_bytes,
-    weight_grad_held_bytes,
-    weight_grad_work_bytes,
-)
 from hocket.planner.work import LayerCost
 
 
@@ -39,6 +32,29 @@ def stage_costs(
     )
 
 
+def add_layers(layers: Sequence[LayerCost], following: LayerCost | None) -> StageCost:
+    """Return the cost of a stage, without its weights and its update.
+
+    Args:
+        layers: the stage's layers.
+        following: the next stage's first layer; None for the last stage.
+    """
+    return StageCost(
+        forward_s=sum(layer.forward_s for layer in layers),
+        input_grad_s=sum(layer.input_grad_s for layer in layers),
+        weight_grad_s=sum(layer.weight_grad_s for layer in layers),
+        output_bytes=0 if following is None else following.received_bytes,
+        input_grad_bytes=layers[0].received_grad_bytes,
+        activation_bytes=activation_bytes(layers),
+        weight_grad_held_bytes=weight_grad_held_bytes(layers),
+        forward_work_bytes=forward_work_bytes(layers),
+        backward_work_bytes=backward_work_bytes(layers),
+        input_grad_work_bytes=input_grad_work_bytes(layers),
+        weight_grad_work_bytes=weight_grad_work_bytes(layers),
+        split_s=max(0.0, sum(layer.split_s for layer in layers)),
+    )
+
+
 def _stage(
     layers: Sequence[LayerCost],
     begin: int,
@@ -48,26 +64,82 @@ def _stage(
 ) -> StageCost:
     own = layers[begin:end]
     weights = {x.name: x for layer in own for x in layer.weights}.values()
-    weight_bytes = sum(x.num_bytes for x in weights)
     gradient_bytes = sum(x.gradient_bytes for x in weights)
     optimizer_bytes = sum(x.optimizer_bytes for x in weights)
     trained_bytes = 2 * gradient_bytes + optimizer_bytes  # weights as many as gradients
-    return StageCost(
-        forward_s=sum(layer.forward_s for layer in own),
-        input_grad_s=sum(layer.input_grad_s for layer in own),
-        weight_grad_s=sum(layer.weight_grad_s for layer in own),
+    return replace(
+        add_layers(own, layers[end] if end < len(layers) else None),
         update_s=trained_bytes * update_s_per_byte,
-        output_bytes=layers[end].received_bytes if end < len(layers) else 0,
-        input_grad_bytes=own[0].received_grad_bytes,
-        activation_bytes=activation_bytes(own),
-        weight_grad_held_bytes=weight_grad_held_bytes(own),
-        weight_bytes=weight_bytes,
+        weight_bytes=sum(x.num_bytes for x in weights),
         gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,
-        forward_work_bytes=forward_work_bytes(own),
-        backward_work_bytes=backward_work_bytes(own),
-        input_grad_work_bytes=input_grad_work_bytes(own),
-        weight_grad_work_bytes=weight_grad_work_bytes(own),
         recomputes=recomputes,
-        split_s=max(0.0, sum(layer.split_s for layer in own)),
     )
+
+
+def activation_bytes(layers: Sequence[LayerCost]) -> int:
+    """Return what layers keep, beside what the first one received."""
+    return sum(_kept_bytes(layers))
+
+
+def forward_work_bytes(layers: Sequence[LayerCost]) -> int:
+    """Return the most that any layer's forward allocates, with its input."""
+    first, *others = layers
+    inside = [layer.received_bytes + layer.forward_work_bytes for layer in others]
+    return max(first.forward_work_bytes, *inside, 0)
+
+
+def backward_work_bytes(layers: Sequence[LayerCost]) -> int:
+    """Return the most that any layer's backward allocates.
+
+    The layers behind it have released what they kept. All but the last layer's output
+    gradient is the stage's own.
+    """
+    work = [layer.backward_work_bytes for layer in layers]
+    return _most_beyond(layers, work, [-kept for kept in _kept_bytes(layers)])
+
+
+def weight_grad_held_bytes(layers: Sequence[LayerCost]) -> int:
+    """Return what layers hold from I until W, beside what the first one received."""
+    return sum(_held_bytes(layers))
+
+
+def input_grad_work_bytes(layers: Sequence[LayerCost]) -> int:
+    """Return the most that any layer's I allocates; later layers hold W's inputs."""
+    work = [layer.input_grad_work_bytes for layer in layers]
+    pairs = zip(_held_bytes(layers), _kept_bytes(layers), strict=True)
+    return _most_beyond(layers, work, [held - kept for held, kept in pairs])
+
+
+def weight_grad_work_bytes(layers: Sequence[LayerCost]) -> int:
+    """Return the most that any layer's W allocates."""
+    behind = accumulate(reversed(_held_bytes(layers)), initial=0)
+    work = [layer.weight_grad_work_bytes for layer in reversed(layers)]
+    return max(0, *(own - freed for own, freed in zip(work, behind, strict=False)))
+
+
+def _most_beyond(
+    layers: Sequence[LayerCost], work: Sequence[int], left: Sequence[int]
+) -> int:
+    """Return the most at any layer on the way back, beyond the bytes at the begin.
+
+    Args:
+        layers: the layers of one stage.
+        work: what each allocates for itself when it runs.
+        left: what each leaves allocated: negative if it releases more.
+    """
+    behind = [*accumulate(reversed(left[1:]), initial=0)][::-1]
+    grads = [*(layer.received_grad_bytes for layer in layers[1:]), 0]
+    return max(0, *(sum(parts) for parts in zip(behind, grads, work, strict=True)))
+
+
+def _kept_bytes(layers: Sequence[LayerCost]) -> list[int]:
+    """Return what each layer keeps, without what the first one received."""
+    inputs = [0, *(layer.kept_input_bytes for layer in layers[1:])]
+    return [x.activation_bytes + i for x, i in zip(layers, inputs, strict=True)]
+
+
+def _held_bytes(layers: Sequence[LayerCost]) -> list[int]:
+    """Return what each layer holds for W, without what the first one received."""
+    inputs = [0, *(layer.held_input_bytes for layer in layers[1:])]
+    return [x.weight_grad_held_bytes + i for x, i in zip(layers, inputs, strict=True)]

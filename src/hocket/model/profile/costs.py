@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.costs import Costs, Link
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.stage import StageModule
-from hocket.planner.layer_bytes import (
-    activation_bytes,
-    backward_work_bytes,
-    forward_work_bytes,
-    input_grad_work_bytes,
-    weight_grad_held_bytes,
-    weight_grad_work_bytes,
-)
+from hocket.planner.stages import add_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +51,24 @@ def stage_costs(
         handling: the time that a lane spends on a message.
         updates: the update cost of each stage.
     """
-    edges = (0, *boundaries, len(profile.layers))
+    layers = [layer.cost() for layer in profile.layers]
+    edges = (0, *boundaries, len(layers))
     stages = []
     for i, module in enumerate(modules):
-        layers = profile.layers[edges[i] : edges[i + 1]]
-        last = i + 1 == len(modules)
-        following = None if last else profile.layers[edges[i + 1]]
-        weights = _num_bytes([*module.parameters(), *module.buffers()])
-        trained = _num_bytes([p for p in module.parameters() if p.requires_grad])
+        own = layers[edges[i] : edges[i + 1]]
+        following = None if i + 1 == len(modules) else layers[edges[i + 1]]
+        trained = [p for p in module.parameters() if p.requires_grad]
         stages.append(
-            StageCost(
-                forward_s=sum(layer.forward_s for layer in layers),
-                input_grad_s=sum(layer.input_grad_s for layer in layers),
-                weight_grad_s=sum(layer.weight_grad_s for layer in layers),
+            replace(
+                add_layers(own, following),
                 update_s=updates[i].seconds,
-                output_bytes=0 if following is None else following.received_bytes,
-                input_grad_bytes=layers[0].received_grad_bytes,
-                activation_bytes=activation_bytes(layers),
-                weight_grad_held_bytes=weight_grad_held_bytes(layers),
-                weight_bytes=weights,
-                gradient_bytes=trained,
+                weight_bytes=_num_bytes([*module.parameters(), *module.buffers()]),
+                gradient_bytes=_num_bytes(trained),
                 optimizer_bytes=updates[i].state_bytes,
-                forward_work_bytes=forward_work_bytes(layers),
-                backward_work_bytes=backward_work_bytes(layers),
-                input_grad_work_bytes=input_grad_work_bytes(layers),
-                weight_grad_work_bytes=weight_grad_work_bytes(layers),
                 update_work_bytes=updates[i].work_bytes,
                 guess_bytes=updates[i].guess_bytes,
                 replay_bytes=_replay_bytes(module),
-                holds_input=layers[0].held_input_bytes > 0,
-                split_s=max(0.0, sum(layer.split_s for layer in layers)),
+                holds_input=own[0].held_input_bytes > 0,
             )
         )
     return Costs(tuple(stages), link=link, handling=handling)

@@ -15,6 +15,7 @@ import torch
 
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured
+from hocket.planner.work import HeldBytes, LayerCost, Weights
 
 FORMAT = 5
 
@@ -71,6 +72,33 @@ class LayerProfile:
     def total_s(self) -> float:
         """Seconds of forward and backward."""
         return self.forward_s + self.input_grad_s + self.weight_grad_s
+
+    def cost(self, weights: tuple[Weights, ...] = ()) -> LayerCost:
+        """Return the planner's cost of the layer.
+
+        Args:
+            weights: its parameters and buffers, in the planner's form.
+        """
+        return LayerCost(
+            self.name,
+            self.forward_s,
+            self.input_grad_s,
+            self.weight_grad_s,
+            self.activation_bytes,
+            self.kept_input_bytes,
+            self.received_bytes,
+            self.received_grad_bytes,
+            self.forward_work_bytes,
+            self.backward_work_bytes,
+            weights,
+            HeldBytes(
+                self.weight_grad_held_bytes,
+                self.held_input_bytes,
+                self.input_grad_work_bytes,
+                self.weight_grad_work_bytes,
+            ),
+            self.split_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

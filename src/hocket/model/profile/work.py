@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from hocket.core.hardware import Hardware
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import Finish, count_layers
-from hocket.model.profile.profile import LayerProfile, Profile
+from hocket.model.profile.profile import Profile
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.counted import CountedCosts
-from hocket.planner.work import HeldBytes, LayerCost, MeasuredCosts, Weights
+from hocket.planner.work import MeasuredCosts, Weights
 
 
 def counted_work(
@@ -69,8 +69,7 @@ def measured_work(
     weights = layer_weights(captured, state_bytes)
     costs = {
         size: tuple(
-            _layer_cost(layer, own)
-            for layer, own in zip(profile.layers, weights, strict=True)
+            layer.cost(own) for layer, own in zip(profile.layers, weights, strict=True)
         )
         for size, profile in profiles.items()
     }
@@ -114,26 +113,3 @@ def name_of(captured: Captured) -> str:
     is_parameter = captured.state.is_parameter
     count = sum(x.numel() for name, x in tensors if is_parameter(name))
     return f"{type(captured.model).__name__} of {count:,} parameters"
-
-
-def _layer_cost(layer: LayerProfile, weights: tuple[Weights, ...]) -> LayerCost:
-    return LayerCost(
-        layer.name,
-        layer.forward_s,
-        layer.input_grad_s,
-        layer.weight_grad_s,
-        layer.activation_bytes,
-        layer.kept_input_bytes,
-        layer.received_bytes,
-        layer.received_grad_bytes,
-        layer.forward_work_bytes,
-        layer.backward_work_bytes,
-        weights,
-        HeldBytes(
-            layer.weight_grad_held_bytes,
-            layer.held_input_bytes,
-            layer.input_grad_work_bytes,
-            layer.weight_grad_work_bytes,
-        ),
-        layer.split_s,
-    )

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from hocket.planner.layer_bytes import (
+from hocket.planner.stages import (
     activation_bytes,
     backward_work_bytes,
     input_grad_work_bytes,
     weight_grad_held_bytes,
     weight_grad_work_bytes,
 )
+from hocket.planner.work import HeldBytes, LayerCost
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+def layer(weight_grad_work_bytes: int = 7) -> LayerCost:
     """A linear layer: keeps its input, and then its output's gradient besides."""
-
-    received_bytes: int = 10
-    received_grad_bytes: int = 10
-    kept_input_bytes: int = 10
-    activation_bytes: int = 0
-    forward_work_bytes: int = 10
-    backward_work_bytes: int = 17
-    weight_grad_held_bytes: int = 10
-    held_input_bytes: int = 10
-    input_grad_work_bytes: int = 10
-    weight_grad_work_bytes: int = 7
+    return LayerCost(
+        "linear",
+        forward_s=1.0,
+        input_grad_s=1.0,
+        weight_grad_s=1.0,
+        received_bytes=10,
+        received_grad_bytes=10,
+        kept_input_bytes=10,
+        forward_work_bytes=10,
+        backward_work_bytes=17,
+        split=HeldBytes(
+            weight_grad_held_bytes=10,
+            held_input_bytes=10,
+            input_grad_work_bytes=10,
+            weight_grad_work_bytes=weight_grad_work_bytes,
+        ),
+    )
 
 
 def test_what_is_kept_and_held() -> None:
     """The stage's input is a message, and counted as such."""
-    layers = [Layer()] * 3
+    layers = [layer()] * 3
     assert activation_bytes(layers) == 20
     assert weight_grad_held_bytes(layers) == 50
 
@@ -42,7 +46,7 @@ def test_the_most_on_the_way_back() -> None:
     The last layer begins with a gradient that is a message; each other one with one
     that the layer behind it has made.
     """
-    layers = [Layer()] * 3
+    layers = [layer()] * 3
     assert backward_work_bytes(layers) == 17
     # the last: 10; the middle: 20 - 10 held more, 10 + 10; the first: 20 more, 10 + 10
     assert input_grad_work_bytes(layers) == 40
@@ -50,7 +54,7 @@ def test_the_most_on_the_way_back() -> None:
 
 def test_the_most_in_w() -> None:
     """The last layer's work; when it is another's turn, that one has given back."""
-    assert weight_grad_work_bytes([Layer()] * 3) == 7
-    wide = Layer(weight_grad_work_bytes=30)
-    assert weight_grad_work_bytes([Layer(), wide, Layer()]) == 10
-    assert weight_grad_work_bytes([Layer(weight_grad_work_bytes=0)]) == 0
+    assert weight_grad_work_bytes([layer()] * 3) == 7
+    wide = layer(weight_grad_work_bytes=30)
+    assert weight_grad_work_bytes([layer(), wide, layer()]) == 10
+    assert weight_grad_work_bytes([layer(weight_grad_work_bytes=0)]) == 0
