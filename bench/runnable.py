@@ -1,4 +1,4 @@
-"""The schedules of the table of which a pipeline plays one step at a time."""
+"""Lists the schedules that a pipeline runs one step at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hocket.schedules import SCHEDULES
 
 
 def runnable(num_devices: int, num_microbatches: int) -> list[str]:
-    """The names of those that take the numbers, in the table's order.
+    """Return the names of those that take the numbers, in the table's order.
 
-    Left out are orders that train nothing (`forward-only`), those of more nets than one
-    (`chimera`), and those in which steps overlap (`wpipe`).
+    Left out are orders that train nothing (`forward-only`), orders of several nets
+    (`chimera`, which `ProgramRun` runs), and orders whose steps overlap (`wpipe`).
     """
     layout = Layout(0, num_devices, 1)
     found = []

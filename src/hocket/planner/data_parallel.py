@@ -118,9 +118,9 @@ def group_layers(layers: Sequence[LayerCost]) -> tuple[int, ...]:
 
 def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
     num_samples = candidate.samples_of_microbatch(predictor.batch_size)
-    layers = predictor.layers(num_samples)
+    layers = predictor.cuts.layers(num_samples)
     boundaries = group_layers(layers)
-    groups = predictor.stage_costs(
+    groups = predictor.cuts.stage_costs(
         num_samples, 1, boundaries, recomputes=candidate.recomputes
     )
     program = Program.chain(

@@ -11,68 +11,15 @@ are split, only its last I is followed so, and its W come when they will.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 
-from hocket.core.check import check
 from hocket.core.costs import StageCost
 from hocket.core.op import Kind
-from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
-from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The devices, delays and versions of a schedule's stages.
-
-    They do not depend on the number of microbatches.
-
-    Args:
-        devices: the device of each stage.
-        splits: whether it splits any backward.
-        num_versions: the versions of each stage's weights.
-        delays: each stage's delay.
-        num_predicted: the predicted versions of each stage's weights.
-    """
-
-    devices: tuple[int, ...]
-    splits: bool
-    num_versions: tuple[int, ...]
-    delays: tuple[int, ...]
-    num_predicted: tuple[int, ...]
-
-    @property
-    def delay(self) -> int:
-        """The largest delay of any stage."""
-        return max(self.delays)
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> Placement:
-        """Return a schedule's placement, read from its ops."""
-        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
-        devices = tuple(stage.device for stage in schedule.program.stages)
-        delays = tuple(stage.delay for stage in schedule.program.stages)
-        splits = Kind.BACKWARD_INPUT in kinds
-        if not any(delays):
-            return cls(devices, splits, (1,) * len(devices), delays, delays)
-        versions = check(schedule).num_versions
-        return cls(
-            devices, splits, versions, delays, predicted_versions_alive(schedule)
-        )
-
-    def versions_with(self, correction: CorrectionCost) -> tuple[int, ...]:
-        """Return each stage's versions, with those that a correction predicts."""
-        if not correction.predicts_weights:
-            return self.num_versions
-        stages = zip(self.num_versions, self.delays, self.num_predicted, strict=True)
-        return tuple(
-            1 + predicts_weights if delay else num
-            for num, delay, predicts_weights in stages
-        )
+from hocket.planner.orders import Placement
 
 
 class StageSums:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from hocket.core.costs import StageCost
-from hocket.core.op import Kind
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
     DATA_PARALLEL,
@@ -25,15 +23,14 @@ from hocket.planner.candidate import (
     Candidate,
     Outcome,
 )
-from hocket.planner.chimera import chimera_sentence
 from hocket.planner.cluster import Cluster
 from hocket.planner.data_parallel import data_parallel_outcome, data_parallel_timeline
 from hocket.planner.predict import Predictor
+from hocket.planner.ranking.notes import notes_on
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.trial import NO_TRIALS, MeasuredTrials
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES
-from hocket.schedules.v_min import repeating_bubble
 
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
 _DIGITS: Final = 6  # of samples per second: what differs in more is a tie
@@ -120,8 +117,8 @@ def rank(
         tuple(sorted(found.outcomes, key=_order)),
         found.num_beaten,
         found.num_too_long,
-        tuple(layer.name for layer in predictor.layers(1)),
-        notes=tuple(_notes(predictor, found.outcomes)),
+        tuple(layer.name for layer in predictor.cuts.layers(1)),
+        notes=tuple(notes_on(predictor, found.outcomes)),
         max_delay=search.max_delay,
         correction=work.correction.name,
     )
@@ -182,46 +179,6 @@ class _RankedSoFar:
             name = outcome.candidate.schedule
             known = self.best_of.get(name, outcome.step_s)
             self.best_of[name] = min(known, outcome.step_s)
-
-
-def _notes(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Return what is assumed of the orders in the table."""
-    pipelines = (x.candidate for x in outcomes if not x.candidate.is_data_parallel)
-    unknown = any(layer.split is None for layer in predictor.layers(1))
-    if unknown and any(predictor.splits(candidate) for candidate in pipelines):
-        yield (
-            "Where backwards are split into I and W, a microbatch is assumed to hold "
-            "all that its forward left until its W is done, and W to take what is left "
-            "of B without I."
-        )
-    if any(outcome.delay for outcome in outcomes):
-        yield (
-            "Orders with * never flush the pipeline and read weights that are some "
-            "updates old; their steps are those of a full pipeline. None is chosen "
-            "unless its delay is allowed (--max-delay); hocket.emulate trains in one "
-            "process exactly as they do."
-        )
-    yield from _repeating(predictor, outcomes)
-    text = chimera_sentence(predictor, outcomes)
-    if text:
-        yield text
-
-
-def _repeating(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Return whether V-Min's best repeats its bubble, since times are not equal."""
-    theirs = [x for x in outcomes if x.candidate.schedule == "v-min" and x.fits]
-    if not theirs:
-        return
-    candidate = min(theirs, key=lambda outcome: outcome.step_s).candidate
-    stages, p = predictor.costs(candidate).stages, candidate.num_devices
-    share = StageCost(
-        forward_s=sum(stage.forward_s for stage in stages) / p,
-        input_grad_s=sum(x.seconds(Kind.BACKWARD_INPUT) for x in stages) / p,
-        weight_grad_s=sum(x.seconds(Kind.BACKWARD_WEIGHT) for x in stages) / p,
-    )
-    text = repeating_bubble(p, share)
-    if text:
-        yield text
 
 
 def _order(outcome: Outcome) -> tuple[float | Candidate, ...]:
@@ -312,7 +269,7 @@ def _stages_per_device(
     predictor: Predictor, search: Search, name: str, p: int
 ) -> tuple[int, ...]:
     """Return the numbers of stages per device to consider."""
-    num_layers = len(predictor.layers(1))
+    num_layers = len(predictor.cuts.layers(1))
     least = 1 if SCHEDULES[name].stages_per_device == 1 else 2
     return tuple(v for v in search.stages_per_device if least <= v <= num_layers // p)
 

@@ -8,8 +8,8 @@ import pytest
 
 from hocket.core.costs import StageCost
 from hocket.planner.candidate import Candidate
-from hocket.planner.chimera import chimera_sentence, chimera_step
 from hocket.planner.predict import Predictor
+from hocket.planner.ranking.notes import chimera_sentence, chimera_step
 from hocket.schedules import SCHEDULES, Shape
 from tests.planner.toys import MIB, cluster, work
 
@@ -36,7 +36,7 @@ def test_it_holds_all_weights_twice() -> None:
     assert peak_bytes >= 4 * 4 * 8 * MIB  # weight, gradient and two states of each
 
 
-def test_a_plan_prices_it_and_says_that_it_is_not_run() -> None:
+def test_a_plan_prices_it_and_says_what_runs_it() -> None:
     """Beside the fastest pipeline; nothing is said where it does not take the numbers.
 
     It needs an even number of devices.
@@ -47,7 +47,7 @@ def test_a_plan_prices_it_and_says_that_it_is_not_run() -> None:
     odd = Predictor(work(12), cluster(3), 12)
 
     text = chimera_sentence(predictor, [gpipe])
-    assert "not run here" in text
+    assert "(with ProgramRun)" in text
     assert "times that of gpipe" in text
     assert chimera_sentence(odd, [odd.outcome(Candidate("gpipe", 3, 1, 1, 4))]) == ""
     assert chimera_sentence(predictor, [alone]) == ""

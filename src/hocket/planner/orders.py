@@ -1,0 +1,134 @@
+"""Makes candidates' schedules, and reads from them where they place stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hocket.core.check import check
+from hocket.core.op import Kind
+from hocket.core.schedule import Schedule
+from hocket.errors import ShapeError
+from hocket.passes.merge_backward import merge_unneeded_splits
+from hocket.planner.candidate import Candidate
+from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
+from hocket.schedules import make_schedule
+
+_FULL_STEPS: Final = 3  # and as many as there are devices: then a pipeline is full
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices, delays and versions of a schedule's stages.
+
+    They do not depend on the number of microbatches.
+
+    Args:
+        devices: the device of each stage.
+        splits: whether it splits any backward.
+        num_versions: the versions of each stage's weights.
+        delays: each stage's delay.
+        num_predicted: the predicted versions of each stage's weights.
+    """
+
+    devices: tuple[int, ...]
+    splits: bool
+    num_versions: tuple[int, ...]
+    delays: tuple[int, ...]
+    num_predicted: tuple[int, ...]
+
+    @property
+    def delay(self) -> int:
+        """The largest delay of any stage."""
+        return max(self.delays)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Placement:
+        """Return a schedule's placement, read from its ops."""
+        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
+        devices = tuple(stage.device for stage in schedule.program.stages)
+        delays = tuple(stage.delay for stage in schedule.program.stages)
+        splits = Kind.BACKWARD_INPUT in kinds
+        if not any(delays):
+            return cls(devices, splits, (1,) * len(devices), delays, delays)
+        versions = check(schedule).num_versions
+        return cls(
+            devices, splits, versions, delays, predicted_versions_alive(schedule)
+        )
+
+    def versions_with(self, correction: CorrectionCost) -> tuple[int, ...]:
+        """Return each stage's versions, with those that a correction predicts."""
+        if not correction.predicts_weights:
+            return self.num_versions
+        stages = zip(self.num_versions, self.delays, self.num_predicted, strict=True)
+        return tuple(
+            1 + predicts_weights if delay else num
+            for num, delay, predicts_weights in stages
+        )
+
+
+def make_order(
+    candidate: Candidate, placement: Placement, options: Mapping[str, Any]
+) -> Schedule:
+    """Return a candidate's schedule; backwards stay whole if no op waits for their I.
+
+    It has one step; a flush-free order has enough steps to fill the pipeline.
+
+    Args:
+        candidate: the candidate.
+        placement: its schedule's placement.
+        options: further options of the schedule.
+
+    Raises:
+        ShapeError: the schedule does not take its numbers.
+        FitError: no order fits the memory that the options name.
+    """
+    p, m = candidate.num_devices, candidate.num_microbatches
+    schedule = make_schedule(
+        candidate.schedule,
+        num_devices=p,
+        num_microbatches=m,
+        num_replicas=candidate.num_replicas,
+        stages_per_device=candidate.stages_per_device,
+        num_steps=_FULL_STEPS + -(-p // m) if placement.delay else 1,
+        **options,
+    )
+    return merge_unneeded_splits(schedule)
+
+
+def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placement:
+    """Return a schedule's placement, from as few microbatches as possible.
+
+    Raises:
+        ShapeError: the schedule does not take these numbers, or is no training of one
+            model.
+    """
+    schedule = _smallest(name, num_devices, stages_per_device, 1)
+    program = schedule.program
+    if any(stage.delay for stage in program.stages):
+        num_steps = _FULL_STEPS + -(-num_devices // program.num_microbatches_of(0))
+        schedule = _smallest(name, num_devices, stages_per_device, num_steps)
+    if not all(stage.trainable for stage in program.stages):
+        raise ShapeError(f"{name} does not train all of its stages")
+    if len(program.nets) > 1:
+        raise ShapeError(f"{name} holds several nets: a plan is of one model")
+    return Placement.of(schedule)
+
+
+def _smallest(
+    name: str, num_devices: int, stages_per_device: int, num_steps: int
+) -> Schedule:
+    """Return a schedule of this shape with few microbatches."""
+    for num_microbatches in (num_devices, 2 * num_devices, 4 * num_devices, 1):
+        try:
+            return make_schedule(
+                name,
+                num_devices=num_devices,
+                num_microbatches=num_microbatches,
+                stages_per_device=stages_per_device,
+                num_steps=num_steps,
+            )
+        except ShapeError as error:
+            refused = error
+    raise refused
