@@ -11,31 +11,24 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
-from time import process_time
 from typing import Any, Final
 
 import torch
 
 import hocket
 from bench.emulated.delayed import delayed_messages
-from bench.emulated.layers import (
-    DONE,
-    LayerSeconds,
-    SleepingModel,
-    as_done,
-    mean_difference,
-    numbered_batch,
-)
+from bench.emulated.layers import LayerSeconds, as_done, numbered_batch
+from bench.emulated.rounds import sleeping_pipeline, train_rounds
 from bench.measure import environment, write_result
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.run.cluster.world import World, join_world
 from hocket.schedules import SCHEDULES
 
@@ -150,44 +143,34 @@ def measure(world: World, job: Job) -> dict[str, Any]:
     per_stage = LAYERS_PER_DEVICE // SCHEDULES[job.name].stages_per_device
     num_layers = LAYERS_PER_DEVICE * world.world_size
     layer_s = job.forward_s / LAYERS_PER_DEVICE
-    torch.manual_seed(0)
     batches = [
         numbered_batch(m, SAMPLES, CHANNELS, step * m) for step in range(NUM_STEPS)
     ]
     with (
         delayed_messages(job.delay_s),
-        hocket.Pipeline(
-            SleepingModel(
-                [LayerSeconds(layer_s, 2 * layer_s, 0.0)] * num_layers, CHANNELS
-            ),
-            mean_difference,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        sleeping_pipeline(
+            LayerSeconds(layer_s, 2 * layer_s, 0.0),
+            num_layers,
+            per_stage,
+            CHANNELS,
             example=batches[0],
             schedule=job.name,
             num_microbatches=m,
             clip_norm=1.0 if job.clips else None,
-            cut=[f"layers.{i}" for i in range(per_stage, num_layers, per_stage)],
             profile_dir=job.folder,
             world=world,
         ) as pipeline,
     ):
         order = pipeline.plan.schedule.with_num_steps(NUM_STEPS)
-        due = list(as_done_in_steps(order, world.rank, per_stage))
-        rounds, is_kept, own_s = [], True, 0.0
-        for number in range(1 + job.num_rounds):
-            DONE.clear()
-            begin_s = process_time()
-            for _ in pipeline.train(batches):
-                pass
-            is_kept = is_kept and due == DONE
-            if number > 0:  # the first to warm up
-                own_s += process_time() - begin_s
-                rounds.append(replace(pipeline.measured(), origin=Origin.EMULATED))
-        in_order = all(world.gather_json(is_kept))
-        busy_s = sum(world.gather_json(own_s))
-        busy_cores = busy_s / sum(timeline.makespan_s for timeline in rounds)
-        row = _row(job, pipeline, order, rounds)
-        return {**row, "in_order": in_order, "busy_cores": round(busy_cores, 3)}
+        rounds = train_rounds(
+            world,
+            pipeline,
+            lambda: [*pipeline.train(batches)],
+            list(as_done_in_steps(order, world.rank, per_stage)),
+            job.num_rounds,
+        )
+        row = _row(job, pipeline, order, rounds.timelines)
+        return {**row, "in_order": rounds.in_order, "busy_cores": rounds.busy_cores}
 
 
 def least_microbatches(name: str, num_devices: int) -> int:

@@ -12,30 +12,23 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from time import process_time
 from typing import Any, Final
 
 import torch
 
 import hocket
-from bench.emulated.layers import (
-    DONE,
-    LayerSeconds,
-    SleepingModel,
-    as_done,
-    mean_difference,
-    numbered_batch,
-)
+from bench.emulated.layers import LayerSeconds, as_done, numbered_batch
+from bench.emulated.rounds import sleeping_pipeline, train_rounds
 from bench.measure import environment, spread, write_result
 from bench.runnable import runnable
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
 from hocket.run.cluster.world import World, join_world
 from hocket.schedules import SCHEDULES
@@ -133,39 +126,29 @@ def measure(world: World, job: Job, name: str) -> dict[str, Any]:
     layers_per_stage = layers_on // per_device
     num_layers = layers_on * world.world_size
     batch = numbered_batch(job.num_microbatches, SAMPLES, CHANNELS)
-    torch.manual_seed(0)
-    with hocket.Pipeline(
-        SleepingModel([_part(job.share, layers_on)] * num_layers, CHANNELS),
-        mean_difference,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+    with sleeping_pipeline(
+        _part(job.share, layers_on),
+        num_layers,
+        layers_per_stage,
+        CHANNELS,
         example=batch,
         schedule=name,
         num_microbatches=job.num_microbatches,
-        cut=[
-            f"layers.{i}" for i in range(layers_per_stage, num_layers, layers_per_stage)
-        ],
         profile_dir=job.folder,
         world=world,
     ) as pipeline:
-        pipeline.step(batch)
-        steps, is_kept, own_s = [], True, 0.0
-        due = list(
-            as_done(_own_lane(pipeline.plan.schedule, world.rank), layers_per_stage)
+        lane = _own_lane(pipeline.plan.schedule, world.rank)
+        rounds = train_rounds(
+            world,
+            pipeline,
+            lambda: pipeline.step(batch),
+            list(as_done(lane, layers_per_stage)),
+            job.num_rounds,
         )
-        for _ in range(job.num_rounds):
-            DONE.clear()
-            begin_s = process_time()
-            pipeline.step(batch)
-            own_s += process_time() - begin_s
-            is_kept = is_kept and due == DONE
-            steps.append(replace(pipeline.measured(), origin=Origin.EMULATED))
-        in_order = all(world.gather_json(is_kept))
-        busy_s = sum(world.gather_json(own_s))
         if job.picture and name == PICTURED and pipeline.is_main:
-            _draw(Path(job.picture), name, pipeline.predicted, steps)
-        busy_cores = busy_s / sum(step.makespan_s for step in steps)
-        row = _row(name, job, pipeline, steps)
-        return {**row, "in_order": in_order, "busy_cores": round(busy_cores, 3)}
+            _draw(Path(job.picture), name, pipeline.predicted, rounds.timelines)
+        row = _row(name, job, pipeline, rounds.timelines)
+        return {**row, "in_order": rounds.in_order, "busy_cores": rounds.busy_cores}
 
 
 def _part(share: LayerSeconds, num_layers: int) -> LayerSeconds:

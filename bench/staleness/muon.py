@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from hocket.recipes.training.lars import Closure
+from hocket.recipes.training.lars import Closure, closure_loss
 from hocket.run.weights.settings import Parameters
 
 _INSIDE: Final = "blocks."  # embeddings and heads have matrices too, but not there
@@ -59,15 +59,12 @@ class MuonAndAdamw(torch.optim.Optimizer):
         """Update all parameters that have a gradient.
 
         Args:
-            closure: computes the loss anew, where there is one.
+            closure: computes the loss again, if given.
 
         Returns:
-            What the closure does.
+            The closure's loss.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for part in self._parts:
             part.step()
         return loss

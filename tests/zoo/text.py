@@ -7,25 +7,15 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
+from bench.zoo.hugging_face import TransformerSize, bert, distilbert, gpt2, t5, vit
 from tests.run.support.small_models import Specimen
 from tests.zoo.drawn_text import DrawnText
 
 NUM_WORDS = 40
 NUM_TOKENS = 6
 DRAWN = DrawnText(NUM_WORDS, NUM_TOKENS)
+SMALL = TransformerSize(2, 16, 2, 24, NUM_WORDS, num_tokens=8, has_dropout=False)
 
 
 class Translator(nn.Module):
@@ -52,94 +42,6 @@ class Translator(nn.Module):
         found = scores.softmax(-1) @ memory
         y, _ = self.write_again(torch.cat([x, found], -1))
         return cast(Tensor, self.head(x + y))
-
-
-def bert() -> nn.Module:
-    """Hugging Face's, for classification, with a mask of padding."""
-    config = BertConfig(  # type: ignore[call-arg]
-        num_hidden_layers=2,
-        hidden_size=16,
-        num_attention_heads=2,
-        intermediate_size=24,
-        vocab_size=NUM_WORDS,
-        max_position_embeddings=8,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=3,
-    )
-    return BertForSequenceClassification(config)
-
-
-def distilbert() -> nn.Module:
-    """Hugging Face's, for classification, with a mask of padding."""
-    config = DistilBertConfig(  # type: ignore[call-arg]
-        n_layers=2,
-        dim=16,
-        n_heads=2,
-        hidden_dim=24,
-        vocab_size=NUM_WORDS,
-        max_position_embeddings=8,
-        dropout=0.0,
-        attention_dropout=0.0,
-        seq_classif_dropout=0.0,
-        num_labels=3,
-    )
-    return DistilBertForSequenceClassification(config)
-
-
-def gpt2() -> nn.Module:
-    """Hugging Face's: the head is the embedding."""
-    config = GPT2Config(
-        n_layer=2,
-        n_embd=16,
-        n_head=2,
-        vocab_size=NUM_WORDS,
-        n_positions=8,
-        bos_token_id=0,
-        eos_token_id=0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    return GPT2LMHeadModel(config)
-
-
-def t5() -> nn.Module:
-    """Hugging Face's encoder and decoder, with one embedding for both and the head."""
-    config = T5Config(  # type: ignore[call-arg]
-        num_layers=1,
-        num_decoder_layers=2,
-        d_model=16,
-        d_kv=8,
-        d_ff=24,
-        num_heads=2,
-        vocab_size=NUM_WORDS,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-        pad_token_id=0,
-    )
-    return T5ForConditionalGeneration(config)
-
-
-def vit() -> nn.Module:
-    """Hugging Face's, with dropout."""
-    config = ViTConfig(  # type: ignore[call-arg]
-        num_hidden_layers=2,
-        hidden_size=16,
-        num_attention_heads=2,
-        intermediate_size=24,
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-        hidden_dropout_prob=0.2,
-        num_labels=3,
-    )
-    return ViTForImageClassification(config)
-
-
-def torch_transformer() -> nn.Module:
-    """torch's own encoder and decoder."""
-    return TorchTransformer()
 
 
 class TorchTransformer(nn.Module):
@@ -202,13 +104,18 @@ def _patches(count: int, rng: torch.Generator) -> tuple[Any, Any]:
 
 
 TEXT = {
-    "bert": Specimen(lambda: with_noise(bert()), labels, DRAWN.sentences),
-    "distilbert": Specimen(lambda: with_noise(distilbert()), labels, DRAWN.sentences),
-    "gpt2": Specimen(lambda: with_noise(gpt2()), words, DRAWN.text),
-    "t5": Specimen(t5, own_loss, DRAWN.labelled),
-    "vit": Specimen(lambda: with_noise(vit()), labels, _patches, is_random=True),
-    "lstm": Specimen(Translator, words, DRAWN.pairs),
-    "transformer": Specimen(
-        lambda: with_noise(torch_transformer()), words, DRAWN.pairs
+    "bert": Specimen(lambda: with_noise(bert(SMALL)), labels, DRAWN.sentences),
+    "distilbert": Specimen(
+        lambda: with_noise(distilbert(SMALL)), labels, DRAWN.sentences
     ),
+    "gpt2": Specimen(lambda: with_noise(gpt2(SMALL)), words, DRAWN.text),
+    "t5": Specimen(lambda: t5(SMALL, num_encoder_layers=1), own_loss, DRAWN.labelled),
+    "vit": Specimen(
+        lambda: with_noise(vit(SMALL, side=8, num_channels=1, dropout=0.2)),
+        labels,
+        _patches,
+        is_random=True,
+    ),
+    "lstm": Specimen(Translator, words, DRAWN.pairs),
+    "transformer": Specimen(lambda: with_noise(TorchTransformer()), words, DRAWN.pairs),
 }

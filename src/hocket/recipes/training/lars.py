@@ -58,10 +58,7 @@ class Lars(torch.optim.Optimizer):
         Returns:
             The closure's loss.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -79,6 +76,14 @@ class Lars(torch.optim.Optimizer):
         velocity = state["momentum"]
         velocity.mul_(group["momentum"]).add_(decayed * rate)
         parameter.sub_(velocity)
+
+
+def closure_loss(closure: Closure | None) -> float | None:
+    """Call an optimizer's closure, if given, with gradients enabled."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _rate(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
