@@ -153,7 +153,15 @@ def test_what_nobody_reads_again_is_captured(make: type[Base]) -> None:
 
 
 def test_without_data_nothing_is_run() -> None:
-    """On the meta device, in plans for machines that are not there."""
+    """A forward on the meta device cannot show the state that one on data shows.
+
+    Plans for machines that are not present capture models so.
+    """
     with torch.device("meta"):
         model = Hidden()
-    capture(model, (X.to("meta"),))
+
+    captured = capture(model, (X.to("meta"),))
+
+    assert all(x.is_meta for x in captured.state.tensors.values())
+    with pytest.raises(CaptureError, match="keeps state"):
+        capture(Hidden(), (X,))

@@ -64,7 +64,11 @@ def metrics(output, labels):
 
 
 def write_own(
-    folder: Path, module: str, *changes: tuple[str, str], more: str = ""
+    folder: Path,
+    module: str,
+    *changes: tuple[str, str],
+    more: str = "",
+    code: str = "",
 ) -> str:
     """Write the recipe and its module.
 
@@ -72,7 +76,8 @@ def write_own(
         folder: to write into.
         module: its name, which no other test of the process uses.
         changes: what to replace in the module's text, and by what.
-        more: of the recipe, at its end.
+        more: text for the end of the recipe.
+        code: text for the end of the module.
 
     Returns:
         The recipe's path.
@@ -81,7 +86,7 @@ def write_own(
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    (folder / f"{module}.py").write_text(text)
+    (folder / f"{module}.py").write_text(text + code)
     path = folder / f"{module}.toml"
     path.write_text(RECIPE.format(module=module) + more)
     return str(path)

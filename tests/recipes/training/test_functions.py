@@ -145,9 +145,7 @@ def test_callbacks_are_told_everything(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps, evaluations, the end; what cannot be told is refused by name."""
-    source = write_own(free_dir, "own_callback")
-    with (free_dir / "own_callback.py").open("a") as file:
-        file.write(CALLBACK)
+    source = write_own(free_dir, "own_callback", code=CALLBACK)
     train(source, monkeypatch, 'run.callbacks=["own_callback:Teller"]')
 
     told = (free_dir / "run" / "told.txt").read_text().split()
@@ -201,9 +199,7 @@ def test_a_forward_that_returns_none(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forgotten `return`."""
-    source = write_own(free_dir, "own_none")
-    with (free_dir / "own_none.py").open("a") as file:
-        file.write(NONE_MODEL)
+    source = write_own(free_dir, "own_none", code=NONE_MODEL)
     with pytest.raises(ModelError, match=r"forward returned None"):
         train(source, monkeypatch)
 
@@ -242,9 +238,7 @@ def test_shapes_that_change_between_batches(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both shapes are named, before anything is computed with the second."""
-    source = write_own(free_dir, "own_growing")
-    with (free_dir / "own_growing.py").open("a") as file:
-        file.write(GROWING)
+    source = write_own(free_dir, "own_growing", code=GROWING)
     with pytest.raises(ModelError, match=r"(?s)\(\w+, 5\)|5"):
         train(source, monkeypatch)
 
