@@ -11,8 +11,7 @@ import typer
 from hocket.cli.check import check_command
 from hocket.cli.draw import draw_command
 from hocket.cli.main import COMMANDS, LazyCommand
-from hocket.cli.options import UniformCosts, with_options
-from hocket.cli.planning import Sizes
+from hocket.cli.options import Sizes, UniformCosts, with_options
 from hocket.cli.search import search_command
 from hocket.cli.simulate import simulate_command
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import typer
 
-from hocket.cli.options import UniformCosts, with_options
-from hocket.cli.planning import Sizes, load_timeline
+from hocket.cli.options import Sizes, UniformCosts, with_options
+from hocket.cli.planning import load_timeline
+from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Style, Titled
@@ -109,7 +110,8 @@ def draw_command(
     ]
     options = _PictureOptions(width, ground, title, messages, memory)
     if out is not None:
-        _write(out, options.contents(format_, timelines))
+        size = write_output(out, options.contents(format_, timelines))
+        typer.echo(f"{out}: {size:,} bytes")
     elif format_ is PictureFormat.TEXT:
         typer.echo(
             options.text(timelines, get_terminal_size((100, 24)).columns, ground)
@@ -209,13 +211,3 @@ def _name(source: str) -> str:
     """Return a schedule's name; a file's without folder and suffix."""
     path = Path(source)
     return path.stem if path.suffix and path.exists() else source
-
-
-def _write(path: Path, contents: str | bytes) -> None:
-    data = contents.encode() if isinstance(contents, str) else contents
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        reason = f"{path} cannot be written: {error.strerror}"
-        raise typer.BadParameter(reason) from None
-    typer.echo(f"{path}: {len(data):,} bytes")

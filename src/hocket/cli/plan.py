@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hocket.cli.train import OutsideOption, SetOption, read_recipe
+from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
+from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
     from hocket.recipes.config.resolve import Resolved
@@ -142,7 +143,8 @@ def plan_command(
         resolved = read_recipe(recipe, settings or [], allow_outside=allow_outside)
         shown = plan_and_show(resolved, request, paper)
     if html is not None:
-        _write_page(html, shown.page)
+        write_output(html, shown.page)
+        typer.echo(f"{html} written", err=True)
     typer.echo(json.dumps(shown.document, indent=2) if as_json else shown.text)
 
 
@@ -219,24 +221,13 @@ def _has(num_devices: int) -> bool:
 
 
 def _measured(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
-    from tempfile import TemporaryDirectory
-
     from hocket.recipes.training.planning import Shown
-    from hocket.recipes.training.run_folder import claim_folder
-    from hocket.recipes.training.task import check_data
-    from hocket.run.cluster.launch import launch
 
-    check_data(resolved.recipe)
     typer.echo(f"measuring on {request.num_devices} workers of this machine", err=True)
-    with TemporaryDirectory(prefix="hocket-plan-") as name:
-        results: list[dict[str, Any]] = launch(
-            ENTRY,
-            [name, asdict(request), asdict(paper)],
-            num_workers=request.num_devices,
-            run_dir=claim_folder(Path(name), resolved.to_toml()),
-            timeout_s=resolved.recipe.pipeline.timeout_s,
-        )
-    return Shown(**results[0])
+    shown = run_workers(
+        ENTRY, resolved, request.num_devices, asdict(request), asdict(paper)
+    )
+    return Shown(**shown)
 
 
 def _paper(num_rows: int, *, has_page: bool) -> Paper:
@@ -249,12 +240,3 @@ def _paper(num_rows: int, *, has_page: bool) -> Paper:
     if is_terminal:
         width = min(_MOST_COLUMNS, get_terminal_size((124, 24)).columns)
     return Paper(num_rows, width, is_terminal, has_page)
-
-
-def _write_page(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        reason = f"{path} cannot be written: {error.strerror}"
-        raise typer.BadParameter(reason) from None
-    typer.echo(f"{path} written", err=True)

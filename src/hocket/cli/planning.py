@@ -1,4 +1,4 @@
-"""Schedules and costs for `draw`, `simulate` and `check`.
+"""Loads schedules for `draw`, `simulate` and `check`.
 
 A source is the name of a schedule, for which the options say the sizes; or the path of
 a file with a schedule: the text form, or PyTorch's CSV (*.csv).
@@ -6,132 +6,18 @@ a file with a schedule: the text form, or PyTorch's CSV (*.csv).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from hocket.cli.options import Sizes
 from hocket.errors import PlanError
 
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
     from hocket.core.schedule import Schedule
     from hocket.core.timelines.timeline import Timeline
-
-DevicesOption = Annotated[
-    int | None,
-    typer.Option("--devices", "-d", metavar="N", help="Devices of one replica."),
-]
-MicrobatchesOption = Annotated[
-    int | None,
-    typer.Option("--microbatches", "-m", metavar="N", help="Microbatches per step."),
-]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--steps",
-        metavar="N",
-        help="Steps, by default 1; of a file, as many as it has. Orders without a "
-        "flush are full from 4 on.",
-    ),
-]
-StagesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--stages-per-device", metavar="N", help="By default as the schedule is used."
-    ),
-]
-ReplicasOption = Annotated[
-    int | None,
-    typer.Option(
-        "--replicas", metavar="N", help="Copies of the pipeline, by default 1."
-    ),
-]
-
-
-def _finite(seconds: float) -> float:
-    """Parse a finite number of seconds."""
-    if not isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds")
-    return seconds
-
-
-ForwardOption = Annotated[
-    float,
-    typer.Option(
-        "--forward",
-        metavar="S",
-        min=0.0,
-        callback=_finite,
-        help="Seconds of one microbatch's forward on a device, in all its stages.",
-    ),
-]
-InputGradOption = Annotated[
-    float,
-    typer.Option(
-        "--input-grad",
-        metavar="S",
-        min=0.0,
-        callback=_finite,
-        help="The same for the input gradient.",
-    ),
-]
-WeightGradOption = Annotated[
-    float,
-    typer.Option(
-        "--weight-grad",
-        metavar="S",
-        min=0.0,
-        callback=_finite,
-        help="The same for the weight gradient.",
-    ),
-]
-UpdateOption = Annotated[
-    float,
-    typer.Option(
-        "--update",
-        metavar="S",
-        min=0.0,
-        callback=_finite,
-        help="Seconds of a device's update, in all its stages.",
-    ),
-]
-MessageOption = Annotated[
-    float,
-    typer.Option(
-        "--message",
-        metavar="S",
-        min=0.0,
-        callback=_finite,
-        help="Seconds of a message between devices.",
-    ),
-]
-MessageBytesOption = Annotated[
-    int,
-    typer.Option("--message-bytes", metavar="N", min=0, help="Size of each message."),
-]
-ActivationBytesOption = Annotated[
-    int,
-    typer.Option(
-        "--activation-bytes",
-        metavar="N",
-        min=0,
-        help="Activation bytes of one microbatch on a device; 0 counts microbatches.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The options that set a schedule's size; None for those not given."""
-
-    devices: int | None = None
-    microbatches: int | None = None
-    steps: int | None = None
-    stages_per_device: int | None = None
-    replicas: int | None = None
 
 
 def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Schedule:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -20,6 +18,7 @@ from hocket.cli.train import (
     layout_settings,
     num_workers_settings,
     read_recipe,
+    run_workers,
 )
 
 if TYPE_CHECKING:
@@ -73,23 +72,8 @@ def profile_recipe(
         WorkerError: a worker failed.
     """
     resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
-    from hocket.recipes.training.run_folder import claim_folder
-    from hocket.recipes.training.task import check_data
-    from hocket.run.cluster.launch import launch
-
-    check_data(resolved.recipe)
-    pipeline = resolved.recipe.pipeline
-    with TemporaryDirectory(prefix="hocket-profile-") as name:
-        folder = claim_folder(Path(name), resolved.to_toml())
-        results: list[Any] = launch(
-            ENTRY,
-            [name, is_again],
-            num_workers=pipeline.num_workers,
-            run_dir=folder,
-            timeout_s=pipeline.timeout_s,
-        )
-    found: dict[str, Any] = results[0]
-    return found
+    num_workers = resolved.recipe.pipeline.num_workers
+    return run_workers(ENTRY, resolved, num_workers, is_again)
 
 
 def report(result: dict[str, Any]) -> Iterator[str]:

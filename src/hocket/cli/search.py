@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.options import UniformCosts, with_options
-from hocket.cli.planning import Sizes, load_schedule
+from hocket.cli.options import Sizes, UniformCosts, with_options
+from hocket.cli.planning import load_schedule
 from hocket.cli.table import aligned
+from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
@@ -74,7 +75,8 @@ def search_command(
         progress=_show,
     )
     if out is not None:
-        _write(out, found.schedule)
+        write_output(out, f"{found.schedule}\n")
+        typer.echo(f"{out} written", err=True)
     if as_json:
         import json
 
@@ -167,12 +169,3 @@ def _devices(timeline: Timeline) -> range:
 
 def _peak(timeline: Timeline) -> float:
     return max(map(timeline.peak_activations, _devices(timeline)))
-
-
-def _write(path: Path, schedule: Schedule) -> None:
-    try:
-        path.write_text(f"{schedule}\n", encoding="utf-8")
-    except OSError as error:
-        reason = f"{path} cannot be written: {error.strerror}"
-        raise typer.BadParameter(reason) from None
-    typer.echo(f"{path} written", err=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -113,6 +114,37 @@ def read_recipe(
     resolved = resolve(recipe, settings, allow_outside=allow_outside)
     sys.path[:0] = map(str, resolved.import_folders)
     return resolved
+
+
+def run_workers(
+    entry: str, resolved: Resolved, num_workers: int, *arguments: Any
+) -> dict[str, Any]:
+    """Start workers on a recipe in a temporary folder; return rank 0's result.
+
+    Args:
+        entry: `module:function`, called with the folder and the arguments.
+        resolved: the recipe.
+        num_workers: the number of workers.
+        arguments: further arguments of the function, as JSON.
+
+    Raises:
+        DataError: the user's data are missing or too few.
+        WorkerError: a worker failed.
+    """
+    from hocket.recipes.training.run_folder import claim_folder
+    from hocket.recipes.training.task import check_data
+    from hocket.run.cluster.launch import launch
+
+    check_data(resolved.recipe)
+    with TemporaryDirectory(prefix="hocket-") as name:
+        results: list[dict[str, Any]] = launch(
+            entry,
+            [name, *arguments],
+            num_workers=num_workers,
+            run_dir=claim_folder(Path(name), resolved.to_toml()),
+            timeout_s=resolved.recipe.pipeline.timeout_s,
+        )
+    return results[0]
 
 
 def num_workers_settings(workers: int | None) -> list[str]:
