@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 
@@ -211,21 +211,16 @@ class MeasuredCosts:
             pair = (float(getattr(a, name)), float(getattr(b, name)))
             return Affine.through(self.sizes, pair).at(num_samples)
 
+        numbers: dict[str, Any] = {name: seconds(name) for name in _SECONDS}
+        numbers |= {name: num_bytes(name) for name in _BYTES}
         return LayerCost(
             a.name,
-            seconds("forward_s"),
-            seconds("input_grad_s"),
-            seconds("weight_grad_s"),
-            num_bytes("activation_bytes"),
-            num_bytes("kept_input_bytes"),
-            num_bytes("received_bytes"),
-            num_bytes("received_grad_bytes"),
-            num_bytes("forward_work_bytes"),
-            num_bytes("backward_work_bytes"),
-            a.weights,
-            HeldBytes(*map(num_bytes, _APART)) if a.split and b.split else None,
-            seconds("split_s"),
+            weights=a.weights,
+            split=HeldBytes(*map(num_bytes, _HELD)) if a.split and b.split else None,
+            **numbers,
         )
 
 
-_APART: Final = tuple(field.name for field in fields(HeldBytes))
+_HELD: Final = tuple(field.name for field in fields(HeldBytes))
+_SECONDS: Final = tuple(x.name for x in fields(LayerCost) if x.name.endswith("_s"))
+_BYTES: Final = tuple(x.name for x in fields(LayerCost) if x.name.endswith("_bytes"))

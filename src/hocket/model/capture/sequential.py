@@ -60,7 +60,7 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
         target = f"module_{path.replace('.', '_')}"
         objects[target] = module
         value = graph.create_node("call_module", target, (value,), name=f"out_{target}")
-        modules[value] = _prefixes(path)
+        modules[value] = prefixes(path)
     graph.output((value,))
     out_spec = pytree.tree_structure(0)
     return Trace(graph, state, objects, leaf_of, num_samples, modules, out_spec)
@@ -128,7 +128,7 @@ def _children(model: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Modul
             yield path, child
 
 
-def _prefixes(path: str) -> tuple[str, ...]:
-    """Yield `a`, `a.b` and `a.b.c` for `a.b.c`."""
+def prefixes(path: str) -> tuple[str, ...]:
+    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
     parts = path.split(".")
     return tuple(".".join(parts[: i + 1]) for i in range(len(parts)))

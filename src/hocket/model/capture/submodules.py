@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.capture.calls import ModuleCall
+from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
@@ -73,8 +74,7 @@ def check_open(closed: Mapping[str, str], names: Sequence[str]) -> None:
             f"{closed['']}. Put that into a submodule of its own"
         )
     for name in names:
-        parts = name.split(".")
-        for path in (".".join(parts[:i]) for i in range(1, len(parts))):
+        for path in prefixes(name)[:-1]:
             if path in closed:
                 raise CaptureError(
                     f"the model cannot be cut before {name}, which is a part of "
@@ -186,8 +186,7 @@ class _GraphBuilder:
                 self.origin[id(leaf)] = taken
 
     def _note(self, node: fx.Node, call: ModuleCall) -> None:
-        parts = call.path.split(".")
-        self.modules[node] = tuple(".".join(parts[: i + 1]) for i in range(len(parts)))
+        self.modules[node] = prefixes(call.path)
 
     def _argument(self, value: Any, call: ModuleCall) -> Any:
         leaves, spec = pytree.tree_flatten(value)

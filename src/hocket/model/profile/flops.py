@@ -23,18 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.leaf_gradients import gradients_of
 from hocket.model.profile.measure import restored_model
+from hocket.model.profile.passes import detached, sum_of_outputs
 from hocket.model.profile.recorder import (
     Counts,
     OperatorRecorder,
-    storage_of,
-    tensors_of,
 )
 from hocket.model.stages.cut import cut
-from hocket.model.stages.stage import StageModule
+from hocket.model.trace.observe import storage_of
 from hocket.model.trace.per_sample import tensors_in
 from hocket.planner.counted import LayerOps, Ops
 from hocket.planner.work import Affine, Weights
@@ -150,10 +150,7 @@ class _Counting:
         alive: list[Any] = []  # so that no storage's address is used twice
         received: tuple[Tensor, ...] = ()
         for i, (piece, count) in enumerate(zip(self._pieces, counts, strict=True)):
-            received = tuple(
-                x.detach().requires_grad_(value.requires_grad)
-                for x, value in zip(received, piece.inputs, strict=True)
-            )
+            received = detached(received, piece)
             with OperatorRecorder() as recorder:
                 out = self._forward(i, received, None if only_inputs else count)
             if not only_inputs:
@@ -182,7 +179,7 @@ class _Counting:
         from_before = {storage_of(x) for x in received}
         watch = nullcontext() if count is None else self._kept(count, from_before)
         with watch, self._autocast(own, received):
-            out = _call(piece, self._state[i], (*received, *own))
+            out = functional_call(piece, self._state[i], (*received, *own))
             if i + 1 == len(self._pieces):
                 out = (self._end(out),)
         return tuple(out)
@@ -200,14 +197,14 @@ class _Counting:
     def _autocast(self, *values: Sequence[Any]) -> AbstractContextManager[Any]:
         if self._half is None:
             return nullcontext()
-        tensors = tensors_of(values)
+        tensors = tensors_in(values)
         kind = tensors[0].device.type if tensors else "cpu"
         return torch.autocast(kind, dtype=self._half)
 
     def _end(self, out: Any) -> Tensor:
         if self._finish is not None:
             return self._finish(out, self._num_samples)
-        return torch.stack([x.sum() for x in tensors_of(out) if x.requires_grad]).sum()
+        return sum_of_outputs(out)
 
     @contextmanager
     def _kept(self, count: _Count, from_before: set[int]) -> Iterator[None]:
@@ -225,13 +222,6 @@ class _Counting:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
-
-
-def _call(
-    piece: StageModule, state: dict[str, Tensor], values: tuple[Tensor, ...]
-) -> Any:
-    """Run a stage on fake parameters."""
-    return torch.func.functional_call(piece, state, values)
 
 
 def _layer(

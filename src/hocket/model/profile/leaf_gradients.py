@@ -34,7 +34,14 @@ def gradients_of(
     else:
         torch.autograd.backward(outputs, grads)
         found = [x.grad for x in leaves]
+    return with_zeros(leaves, found)
+
+
+def with_zeros(
+    leaves: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Return the gradients of leaves, with zeros in place of None."""
     return [
         torch.zeros_like(x) if grad is None else grad
-        for x, grad in zip(leaves, found, strict=True)
+        for x, grad in zip(leaves, grads, strict=True)
     ]

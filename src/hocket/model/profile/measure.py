@@ -16,32 +16,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hocket.model.capture.calls import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
 from hocket.model.profile.leaf_gradients import gradients_of
-from hocket.model.profile.passes import Finish, PieceForward, Span, forwards, timed
-from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
-from hocket.model.profile.split_backward import (
-    SplitBackwardBytes,
-    one_split_pass,
-    split_backward_bytes,
+from hocket.model.profile.passes import (
+    Finish,
+    PieceForward,
+    Span,
+    detached,
+    forwards,
+    sum_of_outputs,
+    timed,
 )
+from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
+from hocket.model.profile.split_backward import one_split_pass, split_backward_bytes
 from hocket.model.stages.cut import cut
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors, refuse
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
+from hocket.planner.work import HeldBytes
 
 _MIN_PASSES = 5
 _MAX_PASSES = 40
@@ -80,7 +84,7 @@ def profile(
         whole = [s.to(device).train() for s in cut(captured, ())]
         split = [make_splitter(piece) for piece in pieces]
         whole_split = [make_splitter(piece) for piece in whole]
-        end = _sum_of_outputs if finish is None else finish
+        end = sum_of_outputs if finish is None else finish
         inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
         _accumulate_from_zero(whole)
         by_layer = _repeated(lambda: _one_pass(pieces, inputs, end, device))
@@ -142,7 +146,7 @@ def _layer(
     times: _Times,
     kept: _Kept,
     work: tuple[int, int],
-    held: SplitBackwardBytes,
+    held: HeldBytes,
 ) -> LayerProfile:
     layer = captured.layers[i]
     whole_s = median(times.backward)
@@ -159,10 +163,7 @@ def _layer(
         sum(value.num_bytes for value in layer.received),
         sum(value.num_bytes for value in layer.received if value.requires_grad),
         *work,
-        held.held_bytes,
-        held.held_input_bytes,
-        held.input_work_bytes,
-        held.weight_work_bytes,
+        *astuple(held),
     )
 
 
@@ -255,10 +256,7 @@ def _kept_bytes(
     alive: list[Any] = []  # so that no address is used twice
     received: tuple[Tensor, ...] = ()
     for piece in pieces:
-        received = tuple(
-            x.detach().requires_grad_(value.requires_grad)
-            for x, value in zip(received, piece.inputs, strict=True)
-        )
+        received = detached(received, piece)
         from_before = {x.untyped_storage().data_ptr() for x in received}
         found = _Kept()
         with _found_in(found, seen, from_before, alive):
@@ -318,11 +316,6 @@ def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
         for parameter in stage.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
-
-
-def _sum_of_outputs(out: Any) -> Tensor:
-    tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-    return torch.stack([x.sum() for x in tensors if x.requires_grad]).sum()
 
 
 @contextmanager

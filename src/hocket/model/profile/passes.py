@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from hocket.model.profile.clock import Clock
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.per_sample import tensors_in
 
 Finish: TypeAlias = Callable[[Any], Tensor]
 Span: TypeAlias = Callable[[], AbstractContextManager[object]]
@@ -51,10 +53,7 @@ def forwards(
     live = []
     received: tuple[Tensor, ...] = ()
     for i, (piece, span) in enumerate(zip(pieces, spans, strict=True)):
-        received = tuple(
-            x.detach().requires_grad_(value.requires_grad)
-            for x, value in zip(received, piece.inputs, strict=True)
-        )
+        received = detached(received, piece)
         own = [inputs[i] for i in piece.batch_inputs]
         with span():
             out = piece(*received, *own)
@@ -63,6 +62,19 @@ def forwards(
         live.append(PieceForward(received, [x for x in out if x.requires_grad]))
         received = out
     return live
+
+
+def detached(sent: Sequence[Tensor], piece: StageModule) -> tuple[Tensor, ...]:
+    """Return what the piece before sent as a piece receives it: as leaves."""
+    return tuple(
+        x.detach().requires_grad_(value.requires_grad)
+        for x, value in zip(sent, piece.inputs, strict=True)
+    )
+
+
+def sum_of_outputs(out: Any) -> Tensor:
+    """Return a scalar of a model's output, where there is no loss."""
+    return torch.stack([x.sum() for x in tensors_in(out) if x.requires_grad]).sum()
 
 
 @contextmanager

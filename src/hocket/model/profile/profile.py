@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -79,26 +79,13 @@ class LayerProfile:
         Args:
             weights: its parameters and buffers, in the planner's form.
         """
-        return LayerCost(
-            self.name,
-            self.forward_s,
-            self.input_grad_s,
-            self.weight_grad_s,
-            self.activation_bytes,
-            self.kept_input_bytes,
-            self.received_bytes,
-            self.received_grad_bytes,
-            self.forward_work_bytes,
-            self.backward_work_bytes,
-            weights,
-            HeldBytes(
-                self.weight_grad_held_bytes,
-                self.held_input_bytes,
-                self.input_grad_work_bytes,
-                self.weight_grad_work_bytes,
-            ),
-            self.split_s,
-        )
+
+        def own(kind: type[LayerCost | HeldBytes]) -> dict[str, Any]:
+            names = {field.name for field in fields(kind)} - {"weights", "split"}
+            return {name: getattr(self, name) for name in names}
+
+        split = HeldBytes(**own(HeldBytes))
+        return LayerCost(**own(LayerCost), weights=weights, split=split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +203,7 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
                 f"rank {rank} profiled the layers {', '.join(theirs)}, rank 0 "
                 f"{', '.join(names)}: use the same model on every worker"
             )
-    seconds = (
-        "forward_s",
-        "input_grad_s",
-        "weight_grad_s",
-        "forward_spread_s",
-        "backward_spread_s",
-        "split_s",
-    )
+    seconds = [x.name for x in fields(LayerProfile) if x.name.endswith("_s")]
     layers = []
     for same in zip(*(profile.layers for profile in profiles), strict=True):
         means = {

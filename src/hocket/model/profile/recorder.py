@@ -7,13 +7,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import (
     flop_registry,
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
+
+from hocket.model.trace.observe import storage_of
+from hocket.model.trace.per_sample import tensors_in
 
 Counts = tuple[float, float, float]  # FLOPs, bytes, bytes that the pass itself made
 
@@ -53,9 +55,9 @@ class OperatorRecorder(TorchDispatchMode):
         packet = getattr(func, "_overloadpacket", func)
         if packet in _MAKES_NOTHING or getattr(func, "is_view", False):
             return out
-        written = tensors_of(out)
+        written = tensors_in(out)
         if written:
-            read = tensors_of((args, kwargs))
+            read = tensors_in((args, kwargs))
             live = [x for x in read if storage_of(x) in self._made]
             self._made.update(map(storage_of, written))
             self.ops.append(
@@ -84,16 +86,6 @@ def _moved_bytes(
     if packet in _LOOKS_UP:
         return float(2 * sum(map(_size, written)))
     return float(sum(map(_size, [*read, *written])))
-
-
-def tensors_of(structure: Any) -> list[Tensor]:
-    """Yield the tensors in anything nested."""
-    return [x for x in pytree.tree_leaves(structure) if isinstance(x, Tensor)]
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Return which memory a tensor is in; fake ones have no address."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _size(tensor: Tensor) -> int:

@@ -21,28 +21,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import Clock, clock_of
+from hocket.model.profile.leaf_gradients import with_zeros
 from hocket.model.profile.passes import Finish, Span, forwards, timed
 from hocket.model.stages.splitter import Remainder, Splitter
-
-
-@dataclass(frozen=True, slots=True)
-class SplitBackwardBytes:
-    """The memory of one layer with a split backward.
-
-    Args:
-        held_bytes: held from the end of I to the end of W, without what was in memory
-            before the forward (weights, the batch).
-        held_input_bytes: held for the same time of the layer's received inputs; not
-            part of the former.
-        input_work_bytes: the most allocated at once in I, beyond the bytes at its
-            begin.
-        weight_work_bytes: the same for W.
-    """
-
-    held_bytes: int
-    held_input_bytes: int
-    input_work_bytes: int
-    weight_work_bytes: int
+from hocket.planner.work import HeldBytes
 
 
 def one_split_pass(
@@ -76,7 +58,7 @@ def split_backward_bytes(
     finish: Finish,
     there: Sequence[Tensor],
     device: torch.device,
-) -> list[SplitBackwardBytes]:
+) -> list[HeldBytes]:
     """Return what each layer holds, and the most that its I and W allocate.
 
     Args:
@@ -98,7 +80,7 @@ def split_backward_bytes(
     num = len(splitters)
     first, second = log.peaks[:num], log.peaks[num:]
     return [
-        SplitBackwardBytes(*own, of_input, of_weight)
+        HeldBytes(*own, of_input, of_weight)
         for own, of_input, of_weight in zip(held, first, second, strict=True)
     ][::-1]
 
@@ -151,10 +133,7 @@ def _input_grads(
         leaves = [x for x in own.received if x.requires_grad]
         with span():
             found, left = splitter.input_gradients(own.starts, grads, leaves)
-            grads = [
-                torch.zeros_like(x) if grad is None else grad
-                for x, grad in zip(leaves, found, strict=True)
-            ]
+            grads = with_zeros(leaves, found)
         look(left, own.received)
         lefts.append(left)
     return lefts

@@ -117,7 +117,7 @@ class _TraceRun:
                 elif node.op.startswith("call"):
                     facts[node] = self._call(node)
         memory = {
-            node: frozenset(map(_memory, tensors_in(value)))
+            node: frozenset(map(storage_of, tensors_in(value)))
             for node, value in self.values.items()
             if node not in facts
         }
@@ -141,9 +141,9 @@ class _TraceRun:
         written = [x for x, version in pairs if x._version != version]
         return NodeFacts(
             pytree.tree_map_only(Tensor, _tensor_info, out),
-            frozenset(map(_memory, outputs)),
-            frozenset(map(_memory, [*inputs, *outputs])),
-            frozenset(map(_memory, written)),
+            frozenset(map(storage_of, outputs)),
+            frozenset(map(storage_of, [*inputs, *outputs])),
+            frozenset(map(storage_of, written)),
             self.random.seen,
         )
 
@@ -196,7 +196,8 @@ def _tensor_info(tensor: Tensor) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
-def _memory(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Return an identity of a tensor's memory; fake tensors have no address."""
     return int(tensor.untyped_storage()._cdata)
 
 

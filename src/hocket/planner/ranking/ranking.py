@@ -63,10 +63,6 @@ class Ranking:
         """Return a copy with a timeline of the best's step."""
         return replace(self, timeline=timeline)
 
-    def with_notes(self, *notes: str) -> Ranking:
-        """Return a copy with further notes."""
-        return replace(self, notes=(*self.notes, *notes))
-
     @cached_property
     def fitting(self) -> tuple[Outcome, ...]:
         """Those that fit, the fastest first."""
@@ -80,8 +76,7 @@ class Ranking:
     @cached_property
     def fastest(self) -> Outcome | None:
         """The fastest that fits, with weights no staler than allowed."""
-        allowed = (x for x in self.fitting if x.delay <= self.max_delay)
-        return next(allowed, None)
+        return next(self._allowed, None)
 
     @cached_property
     def best(self) -> Outcome | None:
@@ -93,14 +88,8 @@ class Ranking:
         if self.fastest is None:
             return None
         least = (1 - _AS_FAST) * self.fastest.samples_per_s
-        return min(
-            (
-                x
-                for x in self.fitting
-                if x.delay <= self.max_delay and x.samples_per_s >= least
-            ),
-            key=_complexity,
-        )
+        near = (x for x in self._allowed if x.samples_per_s >= least)
+        return min(near, key=_complexity)
 
     @cached_property
     def best_pipeline(self) -> Outcome | None:
@@ -171,12 +160,16 @@ class Ranking:
         """Return the first layer of each stage."""
         return tuple(self.layer_names[i] for i in (0, *outcome.boundaries))
 
+    @property
+    def _allowed(self) -> Iterator[Outcome]:
+        """Those that fit, with weights no staler than allowed."""
+        return (x for x in self.fitting if x.delay <= self.max_delay)
+
     def _first(self, *, is_data_parallel: bool) -> Outcome | None:
         found = (
             outcome
-            for outcome in self.fitting
+            for outcome in self._allowed
             if outcome.candidate.is_data_parallel == is_data_parallel
-            and outcome.delay <= self.max_delay
         )
         return next(found, None)
 

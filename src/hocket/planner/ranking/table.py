@@ -148,10 +148,16 @@ def head(ranking: Ranking) -> Iterator[str]:
     )
 
 
-def _table(ranking: Ranking, outcomes: Iterable[Outcome]) -> Table:
+def _new_table(names: Iterable[str]) -> Table:
+    """Return a table without rows; only the first column is aligned to the left."""
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    for number, name in enumerate(columns(ranking)):
+    for number, name in enumerate(names):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _table(ranking: Ranking, outcomes: Iterable[Outcome]) -> Table:
+    table = _new_table(columns(ranking))
     for outcome in outcomes:
         style = "bold green" if outcome is ranking.best else None
         table.add_row(*cells(outcome, ranking), style=style)
@@ -186,10 +192,8 @@ def _unit(ranking: Ranking) -> Unit:
 
 def _stale_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
     """Return the table of flush-free orders: their delays and memory."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     names = "* old weights", *columns(ranking)[1:5], *stale_columns(ranking)
-    for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    table = _new_table(names)
     for outcome in outcomes:
         row = [*cells(outcome, ranking)]
         table.add_row(
@@ -231,11 +235,8 @@ def _runs(numbers: tuple[int, ...]) -> str:
 
 
 def _misfit_table(misfits: list[Outcome], ranking: Ranking) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     all_ = columns(ranking)
-    names = ("does not fit", *all_[1:5], "missing", *all_[8:13])
-    for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    table = _new_table(("does not fit", *all_[1:5], "missing", *all_[8:13]))
     for outcome in misfits:
         row = [*cells(outcome, ranking)]
         missing = _unit(ranking).number(outcome.missing_bytes)

@@ -147,6 +147,24 @@ class BertTokenizer:
         return Encoded(ids + [self.pad] * padding, types + [0] * padding, len(ids))
 
 
+def make_tokenizer(
+    vocabulary: Path | None, texts: Iterable[str], num_entries: int
+) -> BertTokenizer:
+    """Read an uncased BERT's vocabulary; or build one, if there is no file.
+
+    Args:
+        vocabulary: a `vocab.txt`.
+        texts: all training texts, to build a vocabulary from.
+        num_entries: the largest size of a vocabulary that is built.
+
+    Raises:
+        DataError: the file is missing or malformed, or no vocabulary can be built.
+    """
+    if vocabulary is None:
+        return build_vocabulary(texts, num_entries)
+    return BertTokenizer.read(vocabulary)
+
+
 def batch_of(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
     """Stack samples of one length as BERT's inputs: each (B, T), int64."""
     num_tokens = len(encoded[0].ids)

@@ -31,7 +31,7 @@ from hocket.errors import DataError
 from hocket.recipes.data.bert_tokenizer import (
     BertTokenizer,
     batch_of,
-    build_vocabulary,
+    make_tokenizer,
 )
 from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
@@ -215,11 +215,7 @@ def load_glue(
             f"{_FEWEST_TOKENS}"
         )
     training, evaluation = read_glue(task, folder)
-    tokenizer = (
-        build_vocabulary(training.words(), num_entries)
-        if vocabulary is None
-        else BertTokenizer.read(vocabulary)
-    )
+    tokenizer = make_tokenizer(vocabulary, training.words(), num_entries)
     return (
         GlueSamples(training, tokenizer, num_tokens),
         GlueSamples(evaluation, tokenizer, num_tokens),

@@ -18,7 +18,7 @@ from hocket.recipes.config.data_settings import (
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
+from hocket.recipes.data.cifar import load_cifar10, load_cifar100
 from hocket.recipes.data.digits import load_digits
 from hocket.recipes.data.flowers import load_flowers
 from hocket.recipes.data.glue import GlueTask, load_glue
@@ -46,48 +46,37 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
     match settings:
         case DigitsSettings():
             return load_digits(settings.test_fraction, settings.shift_probability)
-        case Cifar10Settings() | Cifar100Settings():
-            return _load_cifar(settings)
-        case ImageFolderSettings():
-            return load_image_folder(
-                Path(settings.path),
-                side=settings.side,
-                training=settings.training,
-                validation=settings.validation,
-            )
-        case FlowersSettings():
-            return load_flowers(
-                Path(settings.path),
-                side=settings.side,
-                with_validation=settings.with_validation,
-            )
         case DataFunctionSettings():
             return load_user_data(settings.function, settings.arguments)
-        case _:
+        case TextSettings() | GlueSettings():
             return _load_text(settings)
+        case _:
+            return _load_images(settings)
 
 
-def _load_cifar(settings: Cifar10Settings | Cifar100Settings) -> tuple[Cifar, Cifar]:
-    path, shift_pixels = Path(settings.path), settings.shift_pixels
-    flip, side = settings.flip, settings.side
+def _load_images(
+    settings: Cifar10Settings
+    | Cifar100Settings
+    | ImageFolderSettings
+    | FlowersSettings,
+) -> tuple[Samples, Samples]:
+    """Call the reader, whose arguments are the settings' keys."""
+    path, names = Path(settings.path), {"kind", "path", "max_samples"}
+    options = settings.model_dump(exclude=names)
     match settings:
         case Cifar10Settings():
-            return load_cifar10(path, shift_pixels=shift_pixels, flip=flip, side=side)
+            return load_cifar10(path, **options)
         case Cifar100Settings():
-            return load_cifar100(
-                path,
-                shift_pixels=shift_pixels,
-                flip=flip,
-                side=side,
-                coarse=settings.coarse,
-            )
+            return load_cifar100(path, **options)
+        case ImageFolderSettings():
+            return load_image_folder(path, **options)
+        case FlowersSettings():
+            return load_flowers(path, **options)
         case _:
             assert_never(settings)
 
 
-def _load_text(
-    settings: TextSettings | GlueSettings,
-) -> tuple[Samples, Samples]:
+def _load_text(settings: TextSettings | GlueSettings) -> tuple[Samples, Samples]:
     path = Path(settings.path)
     match settings:
         case TextSettings():

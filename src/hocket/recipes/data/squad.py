@@ -26,7 +26,7 @@ from hocket.errors import DataError
 from hocket.recipes.data.bert_tokenizer import (
     BertTokenizer,
     batch_of,
-    build_vocabulary,
+    make_tokenizer,
 )
 from hocket.recipes.data.squad_json import SQUAD, Paragraph, SquadFile, read_squad
 from hocket.run.data.samples import EpochRandom
@@ -135,11 +135,7 @@ def load_squad(
     version = "v1.1" if is_old else "v2.0"
     names = [f"{part}-{version}.json" for part in ("train", "dev")]
     training, evaluation = (read_squad(SQUAD.find(folder, name)) for name in names)
-    tokenizer = (
-        build_vocabulary(training.texts(), num_entries)
-        if vocabulary is None
-        else BertTokenizer.read(vocabulary)
-    )
+    tokenizer = make_tokenizer(vocabulary, training.texts(), num_entries)
     first, second = (
         _samples(file, tokenizer, num_tokens, num_question_tokens, stride)
         for file in (training, evaluation)

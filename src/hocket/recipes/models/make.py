@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -171,13 +171,8 @@ def _pretrained(kind: type[Any], config: BertConfig, folder: Path) -> nn.Module:
 
 
 def _blocks(settings: TransformerSettings) -> Blocks:
-    return Blocks(
-        width=settings.width,
-        num_blocks=settings.num_blocks,
-        num_heads=settings.num_heads,
-        mlp_width=settings.mlp_width,
-        dropout=settings.dropout,
-    )
+    names = [field.name for field in fields(Blocks)]
+    return Blocks(**{name: getattr(settings, name) for name in names})
 
 
 def _own_model(settings: ModelFunctionSettings) -> nn.Module:

@@ -9,9 +9,9 @@ checkpoint first removes what was written after it, so that no step occurs twice
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
@@ -135,10 +135,6 @@ def _before(path: Path, first_step: int) -> Iterator[str]:
             yield line
 
 
-_NO_LOSSES: Final = {"kind", "samples_per_s", *(f.name for f in fields(StepRecord))}
-_NO_METRICS: Final = {"kind", *(field.name for field in fields(EvaluationRecord))}
-
-
 class History:
     """Keeps every record of a run, for the report at its end."""
 
@@ -180,20 +176,22 @@ def _number(value: Any) -> Any:
 
 
 def _step(record: Mapping[str, Any]) -> StepRecord:
-    named = {key: value for key, value in record.items() if key not in _NO_LOSSES}
-    values = {
-        field.name: record[field.name]
-        for field in fields(StepRecord)
-        if field.name != "losses"
-    }
-    return StepRecord(**values, losses={**named, "loss": record["loss"]})
+    fields, named = _parted(record, StepRecord)
+    del named["samples_per_s"]
+    return StepRecord(**fields, losses={**named, "loss": record["loss"]})
 
 
 def _evaluation(record: Mapping[str, Any]) -> EvaluationRecord:
-    metrics = {key: value for key, value in record.items() if key not in _NO_METRICS}
-    values = {
-        field.name: record[field.name]
-        for field in fields(EvaluationRecord)
-        if field.name != "metrics"
-    }
-    return EvaluationRecord(**values, metrics=metrics)
+    fields, named = _parted(record, EvaluationRecord)
+    return EvaluationRecord(**fields, metrics=named)
+
+
+def _parted(
+    record: Mapping[str, Any], kind: type[StepRecord | EvaluationRecord]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide a line's numbers into a record's fields and those that the user names."""
+    own = {field.name for field in dataclasses.fields(kind)}
+    return (
+        {name: value for name, value in record.items() if name in own},
+        {name: x for name, x in record.items() if name not in own | {"kind"}},
+    )

@@ -36,40 +36,24 @@ def make_optimizer(
 def _optimizer(
     settings: AnyOptimizer, groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+    }
     match settings:
-        case AdamwSettings():
+        case AdamwSettings(beta1=beta1, beta2=beta2, epsilon=eps):
             return torch.optim.AdamW(
-                groups,
-                lr=settings.learning_rate,
-                betas=(settings.beta1, settings.beta2),
-                eps=settings.epsilon,
-                weight_decay=settings.weight_decay,
-                fused=True,
+                groups, **common, betas=(beta1, beta2), eps=eps, fused=True
             )
-        case SgdSettings():
+        case SgdSettings(momentum=momentum, nesterov=nesterov):
             return torch.optim.SGD(
-                groups,
-                lr=settings.learning_rate,
-                momentum=settings.momentum,
-                nesterov=settings.nesterov,
-                weight_decay=settings.weight_decay,
-                fused=True,
+                groups, **common, momentum=momentum, nesterov=nesterov, fused=True
             )
-        case LarsSettings():
-            return Lars(
-                groups,
-                lr=settings.learning_rate,
-                momentum=settings.momentum,
-                weight_decay=settings.weight_decay,
-                trust=settings.trust,
-            )
-        case AdafactorSettings():
+        case LarsSettings(momentum=momentum, trust=trust):
+            return Lars(groups, **common, momentum=momentum, trust=trust)
+        case AdafactorSettings(beta2_decay=beta2_decay, update_clip=update_clip):
             return torch.optim.Adafactor(
-                groups,
-                lr=settings.learning_rate,
-                beta2_decay=settings.beta2_decay,
-                d=settings.update_clip,
-                weight_decay=settings.weight_decay,
+                groups, **common, beta2_decay=beta2_decay, d=update_clip
             )
         case _:
             assert_never(settings)
