@@ -60,7 +60,7 @@ def test_a_header_that_claims_too_much_costs_nothing() -> None:
     """Past bug: a hundred million claimed microbatches were listed one by one."""
     header = "steps 1\nnet model microbatches=99999999\nstage 0 net=model device=0\n"
 
-    with pytest.raises(ScheduleError, match="99999999 forwards are due, of 3 ops"):
+    with pytest.raises(ScheduleError, match=r"99999999 forwards, but .* only 3 ops"):
         check(Schedule.parse(header + "d0 0F0 0B0 0U"))
 
 
@@ -75,12 +75,14 @@ def test_marks_the_ops_at_fault_in_the_picture() -> None:
 @pytest.mark.parametrize(
     ("lane", "fault"),
     [
-        ("1F0 1B0 1F1 1I1 1U", "1W1 is missing, the other half is there"),
-        ("1F0 1B0 1F1 1B1 1I1 1W1 1U", "1B1 is there whole and as its halves I and W"),
-        ("1F0 1B0 1F1 1U", "1B1 is missing, and so are its halves I and W"),
+        ("1F0 1B0 1F1 1I1 1U", "1W1 is missing, but 1I1 is there"),
+        ("1F0 1B0 1F1 1W1 1U", "1I1 is missing, but 1W1 is there"),
+        ("1F0 1B0 1F1 1B1 1I1 1W1 1U", "1B1 is there, and so is 1I1"),
+        ("1F0 1B0 1F1 1B1 1W1 1U", "1B1 is there, and so is 1W1"),
+        ("1F0 1B0 1F1 1U", "1B1 is missing, and so are 1I1 and 1W1"),
     ],
 )
-def test_a_backward_is_whole_or_both_halves(lane: str, fault: str) -> None:
+def test_a_backward_is_either_b_or_both_i_and_w(lane: str, fault: str) -> None:
     """A forgotten or doubled dw is a wrong model, not a slow one."""
     assert fault in faults_of(f"d0 0F0 0F1 0B0 0B1 0U\nd1 {lane}")
 
@@ -103,7 +105,7 @@ def test_plays_by_the_strictest_rule_for_sends() -> None:
 
     assert check(schedule).num_buffers == 3
     with pytest.raises(
-        DeadlockError, match="all 2 receive buffers there hold messages"
+        DeadlockError, match="all 2 receive buffers there hold unread messages"
     ):
         check(schedule, num_buffers=2)
 

@@ -8,7 +8,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.core.timelines.memory import MemoryCurve
-from hocket.draw.memory import settled
+from hocket.draw.memory import merged_changes
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves, summarize
 from tests.core.flush_free import two_buffered_weights
@@ -54,7 +54,7 @@ def test_a_curve_is_drawn_without_what_lasted_no_time() -> None:
     instants = MemoryCurve.of_changes(
         timeline.start_s[0][[0, 0, 1]], timeline.start_s[0][[0, 0, 1]] * 0 + [3, -2, 1]
     )
-    time_s, amount = settled(instants, timeline)
+    time_s, amount = merged_changes(instants, timeline)
 
     assert amount.tolist() == [1.0, 2.0, 2.0]
     assert time_s == pytest.approx([0.0, 1.05, timeline.makespan_s])

@@ -1,6 +1,6 @@
-"""The nouns and the rules: what is to be done, in which order, and whether it is right.
+"""Define programs and schedules, prove that they are right, and predict their times.
 
-Knows no torch and nothing of the rest. Begin with `op.py`, `program.py`, `schedule.py`
-and `dataflow.py`; `check.py` proves, `simulate.py` predicts; `formats/` reads and
-writes, `timelines/` says when things happened.
+Imports no torch and no other room. Begin with `op.py`, `program.py`, `schedule.py` and
+`dataflow.py`; `check.py` proves, `simulate.py` predicts; `formats/` reads and writes
+schedules, `timelines/` holds when things happened.
 """

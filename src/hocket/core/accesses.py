@@ -1,4 +1,4 @@
-"""What each op reads and changes in place: the only home of that knowledge.
+"""Define what each op reads and changes in place; no other file does.
 
 `dataflow` speaks of values, each made once. Some of what ops touch is not made but
 changed in place, by many ops in turn:
@@ -86,20 +86,20 @@ class AccessRule:
     is_numbered: bool = True
 
     def at(self, step: int) -> Access:
-        """The access of an op of this step."""
+        """Return the access of an op of this step."""
         number = max(0, step + self.shift) if self.is_numbered else 0
         return Access(self.resource, self.stage, number, self.writes)
 
 
 def accesses(op: Op, program: Program) -> tuple[Access, ...]:
-    """What `op` reads and changes in place."""
+    """Return what `op` reads and changes in place."""
     rules = access_rules(op.kind, op.stage, program)
     return tuple(rule.at(op.step) for rule in rules)
 
 
 @lru_cache(maxsize=65536)
 def access_rules(kind: Kind, stage: int, program: Program) -> tuple[AccessRule, ...]:
-    """What any op of this kind on this stage reads and changes in place."""
+    """Return what an op of this kind on this stage reads and changes in place."""
     gradients = AccessRule(Resource.GRADIENTS, stage, writes=True)
     match kind:
         case Kind.FORWARD:
@@ -136,7 +136,7 @@ def _weights_read(kind: Kind, stage: int, program: Program) -> tuple[AccessRule,
 
 
 def _update(stage: int, program: Program) -> tuple[AccessRule, ...]:
-    """An update overwrites its own weights; a follower also reads those it follows."""
+    """Return what an update reads and overwrites; a follower reads those it follows."""
     facts = program.stages[stage]
     read = (
         (AccessRule(Resource.GRADIENTS, stage, False),)

@@ -1,9 +1,9 @@
-"""How many receive buffers let every sender go on at once.
+"""Count the receive buffers with which no sender waits for a busy reader.
 
-`check` proves how few buffers never wait for ever. That few may still make a sender
-wait for a reader that is busy with other work, which costs time that no formula counts:
+`check` proves how few buffers avoid a deadlock. With so few a sender may still wait for
+a reader that is busy with other work, which costs time that no formula counts:
 
-    d1 sends        1F0 1F1 1F2 1F3         four messages lie with d0 before it reads
+    d1 sends        1F0 1F1 1F2 1F3         d0 holds four messages before it reads
     d0 is busy      0F2 0F3 0F4 0F5 2F0     the first: with three buffers d1 would stop
 """
 
@@ -19,7 +19,9 @@ from hocket.core.simulate import simulate
 
 
 def buffers_without_waiting(schedule: Schedule) -> int:
-    """The most messages of one flow that are sent and not yet read, for equal stages.
+    """Return the most messages of one flow that are sent and not yet read.
+
+    The times are those of equal stages.
 
     Args:
         schedule: one that `check` accepts, without explicit messages.
@@ -45,7 +47,7 @@ def buffers_without_waiting(schedule: Schedule) -> int:
 
 
 def _most_at_once(changes: list[tuple[float, int]]) -> int:
-    """The highest sum; what is sent at an instant counts before what is read then."""
+    """Return the highest sum; at one instant, sends count before reads."""
     most = count = 0
     for _, change in sorted(changes, key=lambda pair: (pair[0], -pair[1])):
         count += change

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a schedule, at once, with the picture.
+"""Find everything that is wrong with a schedule, and show it in the picture.
 
 What is proved of a schedule that passes:
 
@@ -46,9 +46,9 @@ class Proof:
         num_buffers: the fewest receive buffers per flow with which it never waits
             for ever, even where a send ends only when the other side has a buffer.
             One lane has such buffers of its own at each device that it sends to.
-        num_versions: of each stage's weights, the most alive at once, over every order
-            of ops that lanes and values allow.
-        num_gradients: of each stage, the most steps whose gradients are begun and not
+        num_versions: the most versions of each stage's weights that are alive at once,
+            over every order of ops that lanes and values allow.
+        num_gradients: the most steps of each stage whose gradients are begun and not
             yet used by an update, over every such order; 0 if it is not trained.
     """
 
@@ -61,9 +61,9 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
     """Prove that a schedule may run, or say everything that is wrong with it.
 
     Args:
-        schedule: any; nothing about it is taken for granted.
-        num_buffers: receive buffers per flow that it must get along with; the fewest
-            that do are found when not given.
+        schedule: any schedule; nothing about it is assumed.
+        num_buffers: receive buffers per flow that must suffice; the fewest that do are
+            found when not given.
 
     Raises:
         ScheduleError: with all faults, and the picture.
@@ -98,7 +98,7 @@ def _refuse(schedule: Schedule, faults: list[Fault]) -> None:
 
 
 def _least_buffers(work: Work, num_buffers: int | None) -> tuple[int, list[int]]:
-    """The fewest buffers that do, and an order in which all ops may start."""
+    """Return the fewest buffers that suffice, and an order in which all ops start."""
     program = work.schedule.program
     most = program.num_steps * max(net.num_microbatches for net in program.nets)
     tries = range(1, most + 1) if num_buffers is None else (num_buffers,)
@@ -119,7 +119,7 @@ def _picture(
     wrong: set[Op] | None = None,
     stands: dict[int, int] | None = None,
 ) -> str:
-    """The lanes, with marks."""
+    """Write the lanes, with marks."""
     lines = []
     for i, lane in enumerate(schedule.lanes):
         words = [f"! {op}" if wrong and op in wrong else str(op) for op in lane.ops]

@@ -1,4 +1,4 @@
-"""Seconds and bytes: what each op costs, and each message.
+"""Define the seconds and bytes that each op and each message costs.
 
 Costs say nothing about order. They come from a profile, from formulas, or from
 `Costs.uniform` for pictures and closed forms.
@@ -33,30 +33,30 @@ class StageCost:
     Args:
         forward_s: F.
         input_grad_s: I, as a part of B, which takes `input_grad_s + weight_grad_s`.
-        weight_grad_s: W, likewise.
+        weight_grad_s: W, as a part of B.
         loss_s: L, once per step.
         update_s: U, once per step.
         output_bytes: the message to each stage that reads the output.
         input_grad_bytes: the message back to each stage that the input came from.
         activation_bytes: held from F until B or I has ended.
-        weight_grad_held_bytes: held from the end of I until W has ended: of what F
-            left, and gradients of outputs beside; so it may be more than F left.
+        weight_grad_held_bytes: held from the end of I until W has ended: a part of what
+            F left, and gradients of outputs; together they may be more than F left.
         weight_bytes: one version of the weights.
         gradient_bytes: the gradient buffer, and the size of a reduction.
         optimizer_bytes: the optimizer's state, and what else updates keep for the next.
         forward_work_bytes: the most at once in a forward that keeps nothing.
         backward_work_bytes: the most at once in B, beyond what F kept.
-        input_grad_work_bytes: likewise in I.
-        weight_grad_work_bytes: likewise in W, beyond what I held.
-        update_work_bytes: likewise in U.
-        guess_bytes: of a version of the weights that ops read instead of the newest,
-            where a correction of their age foresees others; 0 where they are read.
+        input_grad_work_bytes: the most at once in I, beyond what F kept.
+        weight_grad_work_bytes: the most at once in W, beyond what I held.
+        update_work_bytes: the most at once in U.
+        guess_bytes: the size of predicted weights, if a correction of staleness makes
+            ops read predicted weights instead of an older version; else 0.
         replay_bytes: what a stage that recomputes keeps beside its input, so that its
             forward runs the same again: the buffers that it changes.
-        recomputes: whether it does.
-        holds_input: whether W needs what the stage received; else I gives it back.
-        split_s: by which I and W, run apart, take longer together than B: each of them
-            in its proportion.
+        recomputes: whether B (or I) runs the stage's forward again.
+        holds_input: whether W needs what the stage received; else I releases it.
+        split_s: how much longer I and W take together than B; each takes its share of
+            it in proportion.
     """
 
     forward_s: float = 0.0
@@ -93,7 +93,7 @@ class StageCost:
         return self.forward_s if self.recomputes else 0.0
 
     def seconds(self, kind: Kind) -> float:
-        """How long an op keeps its lane busy; 0 for those that only start something."""
+        """Return how long an op keeps its lane busy; 0 for asynchronous ops."""
         match kind:
             case Kind.FORWARD:
                 return self.forward_s
@@ -120,14 +120,14 @@ class StageCost:
                 assert_never(kind)
 
     def _apart_s(self, part_s: float) -> float:
-        """What a part of B takes as an op of its own."""
+        """Return what a part of B takes as an op of its own."""
         if not self.split_s:
             return part_s
         whole_s = self.input_grad_s + self.weight_grad_s
         return part_s * (1.0 + self.split_s / whole_s) if whole_s else 0.0
 
     def work_bytes(self, kind: Kind) -> int:
-        """What an op holds while it runs, and no longer."""
+        """Return what an op holds while it runs, and no longer."""
         match kind:
             case Kind.FORWARD:
                 return self.forward_work_bytes if self.recomputes else 0
@@ -147,7 +147,7 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for bytes: a message takes `latency_s + bytes / bytes_per_s`.
+    """A connection: a message takes `latency_s + bytes / bytes_per_s`.
 
     Messages on one link follow each other at its bandwidth; latencies overlap.
 
@@ -163,11 +163,11 @@ class Link:
     name: str = ""
 
     def occupied_s(self, num_bytes: int) -> float:
-        """How long a message keeps others off the link."""
+        """Return how long a message keeps others off the link."""
         return num_bytes / self.bytes_per_s
 
     def ring_s(self, num_bytes: int, num_members: int) -> float:
-        """How long a ring all-reduce of `num_bytes` takes.
+        """Return how long a ring all-reduce of `num_bytes` takes.
 
         Each member sends `2 (r - 1)` messages of `1 / r` of the bytes, one after
         another: half of them add up, the other half spread the sums.
@@ -177,7 +177,7 @@ class Link:
         return num_messages * (self.latency_s + sent_s)
 
     def all_gather_s(self, num_bytes: int, num_members: int) -> float:
-        """How long a ring all-gather takes, of `num_bytes` from each member.
+        """Return how long a ring all-gather of `num_bytes` from each member takes.
 
         Each member sends `r - 1` messages, one after another: its own bytes and those
         of all others but one.
@@ -246,7 +246,7 @@ class Costs:
         update_s: float = 0.0,
         activation_bytes: int = 1,
     ) -> Costs:
-        """Equal devices: one microbatch through a device's whole share of the model.
+        """Make equal devices: all have the same share of the model.
 
         A device with several stages splits its share evenly among them. A message
         takes `message_s` from any device to any other and keeps no other off the link.
@@ -261,7 +261,7 @@ class Costs:
         return cls((share,), is_device_share=True, link=Link(latency_s=message_s))
 
     def of(self, program: Program) -> tuple[StageCost, ...]:
-        """The cost of each stage of `program`.
+        """Return the cost of each stage of `program`.
 
         Raises:
             CostsError: the costs are of another number of stages.
@@ -279,7 +279,7 @@ class Costs:
         )
 
     def mean_share(self, program: Program) -> StageCost:
-        """The seconds of F, I and W in a device's whole share, the mean over devices.
+        """Return the seconds of F, I and W per device, the mean over devices.
 
         Raises:
             CostsError: the costs are of another number of stages.
@@ -292,7 +292,7 @@ class Costs:
         )
 
     def link_between(self, from_device: int, to_device: int) -> Link:
-        """The link that messages between two devices take."""
+        """Return the link that messages between two devices take."""
         for a, b, link in self.links:
             if (a, b) == (from_device, to_device):
                 return link
@@ -300,12 +300,12 @@ class Costs:
 
 
 def with_recompute(costs: Costs, program: Program, stages: Collection[int]) -> Costs:
-    """The same costs where these stages recompute, and no others.
+    """Return the same costs where these stages recompute, and no others.
 
     Args:
-        costs: of the program.
-        program: whose stages they are.
-        stages: by number.
+        costs: the costs of the program's stages.
+        program: the program.
+        stages: the numbers of the stages.
     """
     flagged = tuple(
         replace(cost, recomputes=number in stages)
@@ -315,7 +315,7 @@ def with_recompute(costs: Costs, program: Program, stages: Collection[int]) -> C
 
 
 def _split(share: StageCost, num_stages: int) -> StageCost:
-    """An even part of a device's share. Messages keep their size."""
+    """Divide a device's share evenly among its stages; messages keep their size."""
     return StageCost(
         forward_s=share.forward_s / num_stages,
         input_grad_s=share.input_grad_s / num_stages,

@@ -1,4 +1,4 @@
-"""What each op needs and makes: the only home of that knowledge.
+"""Define what each op needs and makes; no other file does.
 
 One microbatch of one step on stage s, between its neighbours a (before) and b (after):
 
@@ -76,9 +76,9 @@ class Rule:
 
     Args:
         fact: what it is.
-        stage: whose it is.
+        stage: the stage that it belongs to.
         shift: its step minus the op's (never below step 0).
-        every: of every microbatch of the step, where the op itself has none.
+        every: whether the op needs it of every microbatch of the step.
     """
 
     fact: Fact
@@ -93,7 +93,7 @@ PER_MICROBATCH = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD})
 
 @lru_cache(maxsize=65536)
 def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
-    """What any op of this kind on this stage needs."""
+    """Return what any op of this kind on this stage needs."""
     weights = _weights_read(stage, program)
     match kind:
         case Kind.FORWARD:
@@ -128,7 +128,7 @@ _SENT: Final = {
 
 @lru_cache(maxsize=65536)
 def make_rules(kind: Kind, stage: int) -> tuple[Rule, ...]:
-    """What any op of this kind on this stage makes."""
+    """Return what any op of this kind on this stage makes."""
     return tuple(Rule(fact, stage, int(fact is Fact.WEIGHTS)) for fact in _MADE[kind])
 
 
@@ -146,27 +146,27 @@ _MADE: Final = {
 
 
 def needs(op: Op, program: Program) -> tuple[Value, ...]:
-    """The values that must exist before `op` may start."""
+    """Return the values that must exist before `op` may start."""
     return tuple(_fill(need_rules(op.kind, op.stage, program), op, program))
 
 
 def makes(op: Op, program: Program) -> tuple[Value, ...]:
-    """The values that exist once `op` has ended."""
+    """Return the values that exist once `op` has ended."""
     return tuple(_fill(make_rules(op.kind, op.stage), op, program))
 
 
 def reads(op: Op, program: Program) -> tuple[Value, ...]:
-    """The values whose memory `op` reads: all that it needs, and what is kept for it.
+    """Return the values that `op` needs, and those kept from earlier ops that it reads.
 
-    A backward, and each of its halves, also reads the inputs of its forward; W also
-    reads the gradients of the output, which I needed before it.
+    B, I and W also read the inputs of the forward; W also reads the gradients of the
+    output, which I needed before it.
     """
     return tuple(_fill(read_rules(op.kind, op.stage, program), op, program))
 
 
 @lru_cache(maxsize=65536)
 def read_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
-    """What any op of this kind on this stage reads."""
+    """Return what any op of this kind on this stage reads."""
     kept: list[Rule] = []
     if kind in WHOLE_OR_HALF_BACKWARD:
         kept += need_rules(Kind.FORWARD, stage, program)
@@ -177,12 +177,12 @@ def read_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
 
 
 def is_given(value: Value) -> bool:
-    """Whether a value exists before any work is done: the initial weights."""
+    """Return whether a value exists before any work is done: the initial weights."""
     return value.fact is Fact.WEIGHTS and value.step == 0
 
 
 def is_sent(value: Value, device: int, program: Program) -> bool:
-    """Whether a device that needs a value gets it by a message.
+    """Return whether a device that needs a value gets it by a message.
 
     A collective brings its result to all its members without one.
     """
@@ -191,7 +191,7 @@ def is_sent(value: Value, device: int, program: Program) -> bool:
 
 
 def maker(value: Value, program: Program) -> str:
-    """The op that makes a value, as errors name it (a backward as B)."""
+    """Return the op that makes a value, as errors name it (a backward as B)."""
     kind = {
         Fact.OUTPUT: Kind.FORWARD,
         Fact.INPUT_GRAD: Kind.BACKWARD,
@@ -207,7 +207,7 @@ def maker(value: Value, program: Program) -> str:
 
 
 def due_ops(program: Program) -> Iterator[Op]:
-    """Every op that a schedule of this program must hold, each exactly once.
+    """Yield every op that a schedule of this program must hold exactly once.
 
     Backwards appear whole (B); a schedule may hold I and W in their place. Messages
     are not among them: a pass adds those.
@@ -233,7 +233,7 @@ def _once_per_step(stage: int, program: Program) -> Iterator[Kind]:
 
 
 def version_read(stage: int, step: int, program: Program) -> int:
-    """How many updates the weights have seen that `step` reads on `stage`."""
+    """Return how many updates the weights have seen that `step` reads on `stage`."""
     if not program.stages[stage].moves:
         return 0
     return max(0, step - program.stages[stage].delay)
@@ -257,7 +257,7 @@ def _weights_read(stage: int, program: Program) -> tuple[Rule, ...]:
 
 
 def _inputs(stage: int, program: Program) -> tuple[Rule, ...]:
-    """What the stage's forward reads, and its whole-batch loss does not."""
+    """Return what the stage's forward reads, and its whole-batch loss does not."""
     read_by_loss = program.loss_inputs(stage)
     sources = program.sources[stage]
     return tuple(Rule(Fact.OUTPUT, s) for s in sources if s not in read_by_loss)

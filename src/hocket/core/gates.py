@@ -1,7 +1,7 @@
-"""Gates: stages whose gradients are judged, clipped and updated together.
+"""Group stages into gates, whose gradients are judged, clipped and applied together.
 
-To clip by a norm, every update of a gate waits for the gradients of all its stages. An
-order may have an update too early for that:
+To clip by a norm, every update of a gate waits for the gradients of all its stages. So
+an update may stand too early in an order:
 
     d0  ... 2B0 2U 0B0 0U      2U waits for the gradient of stage 0, which 0B0 makes
                                behind it: with one gate over both, d0 waits for itself
@@ -22,10 +22,10 @@ Gates = tuple[tuple[int, ...], ...]
 
 
 def gates_of(program: Program, *, overlaps: bool, clips: bool) -> Gates:
-    """Return the gates of a program: all stages; or each delay's; or each stage.
+    """Return the gates of a program: one of all stages, per delay, or per stage.
 
     Args:
-        program: says which stages are trained, and their delays.
+        program: the program, with the delays of its stages.
         overlaps: whether a step begins before the one before it has ended. If not, all
             stages are one gate, so that no weight is updated where any gradient is not
             finite.

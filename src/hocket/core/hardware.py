@@ -1,9 +1,9 @@
-"""Known devices and links: peaks from their makers' documents, and what is reached.
+"""List known devices and links, with their peaks and the fractions that are reached.
 
-The numbers are in `hardware.toml` beside this file, each with its source. Users lay a
-file of the same form over it.
+The numbers are in `hardware.toml` beside this file, each with its source. A user's file
+of the same form overrides them.
 
-    peak x achievable fraction = what plans count with
+    peak x achievable fraction = the speed that plans assume
      │              │
      a document     an assumption, with its reason
 """
@@ -47,17 +47,18 @@ class Hardware:
 
     Args:
         key: its name in files and options.
-        name: as people call it.
-        memory_bytes: all of it.
-        bytes_per_s: peak of its memory.
-        flops: peak of matrix multiplications per second, by precision.
-        links: what it can be connected by, the usual one first.
-        source: the document that says so.
+        name: its full name.
+        memory_bytes: the size of its memory.
+        bytes_per_s: the peak bandwidth of its memory.
+        flops: the peak of matrix multiplications per second, by precision.
+        links: the keys of links that can connect it, the usual one first.
+        source: the document that these numbers are from.
         why: the reason for fractions of its own, if it has any.
-        matmul_fraction: of the peak, that matrix multiplications reach, by precision.
-        bandwidth_fraction: of the memory's peak, that other operators reach.
-        usable_fraction: of the memory, that a model may have.
-        op_s: no operator is faster.
+        matmul_fraction: the part of the peak that matrix multiplications reach, by
+            precision.
+        bandwidth_fraction: the part of the memory's peak that other operators reach.
+        usable_fraction: the part of the memory that a model may use.
+        op_s: the shortest time that any operator takes.
     """
 
     key: str
@@ -84,10 +85,10 @@ class Hardware:
         return self.bytes_per_s * self.bandwidth_fraction
 
     def reached_flops(self, precision: str) -> float:
-        """What matrix multiplications reach.
+        """Return what matrix multiplications reach.
 
         Raises:
-            PlanError: the device has no such precision; tells those that it has.
+            PlanError: the device has no such precision; names those that it has.
         """
         if precision not in self.flops:
             raise PlanError(
@@ -103,11 +104,11 @@ class LinkKind:
 
     Args:
         key: its name in files and options.
-        name: as people call it.
-        bytes_per_s: peak in one direction.
-        latency_s: until the last byte is usable.
-        fraction: of the peak, that messages reach.
-        source: the document that tells the peak.
+        name: its full name.
+        bytes_per_s: the peak in one direction.
+        latency_s: the time until the last byte is usable.
+        fraction: the part of the peak that messages reach.
+        source: the document that gives the peak.
     """
 
     key: str
@@ -118,18 +119,18 @@ class LinkKind:
     source: str
 
     def link(self, num_sharing: int = 1) -> Link:
-        """What one of several equal users gets of it."""
+        """Return the share of the link that one of several equal users gets."""
         return Link(self.latency_s, self.bytes_per_s * self.fraction / num_sharing)
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All that is known.
+    """All known devices and links.
 
     Args:
-        devices: by key.
-        links: by key.
-        assumed: what holds where a device or link says nothing else.
+        devices: every device, by key.
+        links: every link, by key.
+        assumed: the fractions of devices and links that have none of their own.
     """
 
     devices: Mapping[str, Hardware]
@@ -137,20 +138,20 @@ class Catalogue:
     assumed: Mapping[str, Assumption]
 
     def device(self, key: str) -> Hardware:
-        """A device by its key.
+        """Look up a device by its key.
 
         Raises:
-            PlanError: there is none; tells the nearest.
+            PlanError: there is none; names the nearest.
         """
         if key.lower() not in self.devices:
             raise PlanError(f"no device is named {key!r}; {nearest(key, self.devices)}")
         return self.devices[key.lower()]
 
     def link(self, key: str, device: Hardware | None = None) -> LinkKind:
-        """A link by its key; `nvlink` and `pcie` are the device's own.
+        """Look up a link by its key; `nvlink` and `pcie` are the device's own.
 
         Raises:
-            PlanError: there is none; tells the nearest.
+            PlanError: there is none; names the nearest.
         """
         own = () if device is None else device.links
         found = next((name for name in own if name.startswith(key.lower())), key)
@@ -160,14 +161,14 @@ class Catalogue:
 
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
-    """What hocket knows, and a file of the user's laid over it.
+    """Load hocket's own numbers, and override them by a file of the user's.
 
     Args:
         path: a TOML file of the same form as hocket's own.
 
     Raises:
-        ParseError: the file cannot be read, or says what nobody asked for; names the
-            path and the key.
+        ParseError: the file cannot be read, or has an unknown key; names the path and
+            the key.
     """
     return _built_in() if path is None else _laid_over(path)
 

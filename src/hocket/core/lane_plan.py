@@ -1,4 +1,4 @@
-"""What a lane does around each op: waits, messages, events and buffers to release.
+"""Plan what a lane does around each op: waits, messages, events, buffers to release.
 
 The runtime plays these plans and derives nothing itself. They follow from `dataflow`
 and from where ops stand:
@@ -96,7 +96,7 @@ class OpPlan:
 
 
 def plan_lanes(schedule: Schedule, gates: Gates = ()) -> tuple[tuple[OpPlan, ...], ...]:
-    r"""The plan of each lane, in the order of the schedule's lanes.
+    r"""Return the plan of each lane, in the order of the schedule's lanes.
 
     Args:
         schedule: one that `check` accepts, without explicit messages.
@@ -168,7 +168,7 @@ class _Facts:
                 self.reading_lanes[value, place.device].add(place.lane)
 
     def gate_needs(self, op: Op, program: Program) -> tuple[Value, ...]:
-        """What the other stages of an update's gate need on its device."""
+        """Return what the other stages of an update's gate need on its device."""
         if op.kind is not Kind.UPDATE:
             return ()
         device = program.stages[op.stage].device
@@ -180,7 +180,7 @@ class _Facts:
         )
 
     def message(self, value: Value, to_device: int) -> Message:
-        """The message that brings a value to another device."""
+        """Return the message that brings a value to another device."""
         made = self.made[value]
         flows = tuple(sorted(self.flows[value, to_device]))
         return Message(value, made.device, made.lane, to_device, flows)
@@ -226,14 +226,14 @@ def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
 
 
 def _is_waited_for(value: Value, lane: int, device: int, facts: _Facts) -> bool:
-    """Another lane of the device makes it, or an op that ends after it has started."""
+    """Return whether another lane of the device, or an asynchronous op, makes it."""
     place = facts.made[value]
     elsewhere = place.lane != lane or value in facts.asynchronous
     return place.device == device and elsewhere
 
 
 def _is_recorded(value: Value, device: int, schedule: Schedule, facts: _Facts) -> bool:
-    """A lane of the same device waits for it."""
+    """Return whether a lane of the same device waits for it."""
     return any(
         schedule.lanes[lane].device == device
         and _is_waited_for(value, lane, device, facts)

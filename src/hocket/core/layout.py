@@ -1,4 +1,4 @@
-"""Layouts as one word: `4x2` is four devices per pipeline, and two such pipelines."""
+"""Write layouts as one word: `4x2` is four devices per pipeline, and two pipelines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORD: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 
 @dataclass(frozen=True, slots=True)
 class WorkerLayout:
-    """How workers are shared out; as published experiments write it.
+    """The number of workers, in the way that published experiments write it.
 
     Args:
-        num_devices: of one pipeline.
+        num_devices: the devices of one pipeline.
         num_replicas: copies of the pipeline.
     """
 
@@ -28,7 +28,7 @@ class WorkerLayout:
         """Read `4x2`.
 
         Raises:
-            PlanError: it is none.
+            PlanError: the text is no layout.
         """
         match = _WORD.fullmatch(text)
         if match is None:
@@ -40,9 +40,9 @@ class WorkerLayout:
 
     @property
     def num_workers(self) -> int:
-        """One per device."""
+        """The number of workers: one per device."""
         return self.num_devices * self.num_replicas
 
     def __str__(self) -> str:
-        """As it is read."""
+        """Write what `parse` reads."""
         return f"{self.num_devices}x{self.num_replicas}"

@@ -1,4 +1,4 @@
-"""One unit of work, and the closed list of kinds of work."""
+"""Define one unit of work, and the closed list of kinds of work."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Kind(Enum):
 
     # compute, once per microbatch
     FORWARD = "F"
-    BACKWARD = "B"  # both halves below at once
+    BACKWARD = "B"  # I and W below at once
     BACKWARD_INPUT = "I"  # dL/dx: the stage before is waiting for it
-    BACKWARD_WEIGHT = "W"  # dL/dw: nobody waits for it until R or U
+    BACKWARD_WEIGHT = "W"  # dL/dw: no op waits for it before R or U
 
     # once per step
     LOSS = "L"  # a loss over the whole batch

@@ -1,7 +1,7 @@
-"""A flush-free order, cut into portions that are played as batches come.
+"""Cut a flush-free order into portions that are played as batches come.
 
-Nobody knows beforehand how many batches will come. So the order is played in portions,
-each of all lanes, of which the middle one is repeated as long as there are batches:
+The number of batches is not known beforehand. So the runtime plays the order in
+portions of all lanes, and repeats the middle one as long as there are batches:
 
               prologue              │ body           │ body           │ epilogue
     d0        F0 F0@1 F0@2 B0 U     │ F0@3 B0@1 U@1  │ F0@4 B0@2 U@2  │ B0@3 U@3 ...
@@ -28,14 +28,13 @@ class Portions:
     """What each lane plays, portion by portion.
 
     Args:
-        prologue: of each lane, the schedule's prologue and its body once; steps count
-            from 0.
-        body: of each lane, the body once more, as it stands behind the prologue. In the
-            next repetition all steps are one later.
-        epilogue: of each lane, the epilogue as it stands behind the prologue. Behind a
-            repetition of the body all its steps are one later.
+        prologue: each lane's prologue and its body once; steps count from 0.
+        body: each lane's body once more, as it follows the prologue. In the next
+            repetition all steps are one later.
+        epilogue: each lane's epilogue, as it follows the prologue. Behind a repetition
+            of the body all its steps are one later.
         num_steps: the steps of prologue and epilogue: the fewest batches it takes.
-        num_ended: steps that are over in all lanes when the prologue is.
+        num_ended: the steps that all lanes have ended when the prologue ends.
     """
 
     prologue: tuple[Ops, ...]

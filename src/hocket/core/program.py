@@ -1,4 +1,4 @@
-"""What must be computed: the nets, their stages, and what flows between them.
+"""Define what must be computed: the nets, their stages, and the flows between them.
 
     nets      model                  or   teacher ──┐  (a flow from net to net)
     stages    0 ──▶ 1 ──▶ 2 ──▶ 3         0 ──▶ 1   ▼
@@ -124,7 +124,7 @@ class Program:
         loss_over_replicas: bool = False,
         delays: Sequence[int] | None = None,
     ) -> Program:
-        """One net whose stages follow each other, the usual case.
+        """Make one net whose stages follow each other, the usual case.
 
         Args:
             devices: the device of each stage.
@@ -134,10 +134,11 @@ class Program:
             trainable: False for evaluation.
             batch_loss: the loss is over the whole batch.
             loss_over_replicas: it is over the batches of all replicas.
-            delays: of each stage; all 0 when not given.
+            delays: the delay of each stage; all 0 when not given.
 
         Raises:
-            PlanError: there are not as many delays as stages, or as for any program.
+            PlanError: there are not as many delays as stages, or the program is not
+                possible.
         """
         delays = [0] * len(devices) if delays is None else delays
         if len(delays) != len(devices):
@@ -167,11 +168,11 @@ class Program:
         return {net.name: net for net in self.nets}
 
     def net_of(self, stage: int) -> Net:
-        """The net that a stage is a part of."""
+        """Return the net that a stage is a part of."""
         return self._nets[self.stages[stage].net]
 
     def num_microbatches_of(self, stage: int) -> int:
-        """How many microbatches a stage sees in one step."""
+        """Return how many microbatches a stage sees in one step."""
         return self.net_of(stage).num_microbatches
 
     @cached_property
@@ -222,7 +223,7 @@ class Program:
         )
 
     def num_members(self, stage: int) -> int:
-        """How many stages add up their gradients with this one's, itself among them."""
+        """Return how many stages sum their gradients with this one, which included."""
         return self.num_replicas * len(self.copies_of[stage])
 
     @cached_property
@@ -230,7 +231,7 @@ class Program:
         """The stages whose outputs a whole-batch loss reads, and sends gradients to.
 
         These are the ends of a net with `batch_loss`. In evaluation, where no stage
-        is trainable, the loss is computed too, and nobody reads its gradient.
+        is trainable, the loss is computed too, and no op reads its gradient.
         """
         return frozenset(
             number
@@ -240,7 +241,7 @@ class Program:
         )
 
     def loss_inputs(self, stage: int) -> tuple[int, ...]:
-        """The stages whose outputs the whole-batch loss of a stage reads.
+        """Return the stages whose outputs the whole-batch loss of a stage reads.
 
         These are the stage itself, and those of other nets that flow into it.
         """
@@ -249,7 +250,7 @@ class Program:
         return (stage, *others) if stage in self.loss_stages else ()
 
     def gathers(self, stage: int) -> bool:
-        """Whether the whole-batch loss of a stage is over the outputs of replicas."""
+        """Return whether a stage's whole-batch loss is over the outputs of replicas."""
         return self.net_of(stage).loss_over_replicas and self.num_replicas > 1
 
     @cached_property
@@ -364,7 +365,7 @@ def _rules_broken(program: Program, group: tuple[int, ...]) -> Iterator[str]:
 
 
 def _place_in_net(program: Program, number: int) -> tuple[int, int]:
-    """Which stage of its net it is, of how many."""
+    """Return a stage's place in its net, and the net's number of stages."""
     net = program.stages[number].net
     own = [s for s, stage in enumerate(program.stages) if stage.net == net]
     return own.index(number), len(own)

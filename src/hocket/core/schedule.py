@@ -1,4 +1,4 @@
-"""Who does what, in which order: plain immutable data that prints and parses."""
+"""Define the order of each lane's ops: immutable data that prints and parses."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class Schedule:
         return sum(len(lane.ops) for lane in self.lanes)
 
     def lanes_of(self, device: int) -> tuple[int, ...]:
-        """The indices of a device's lanes."""
+        """Return the indices of a device's lanes."""
         return tuple(i for i, lane in enumerate(self.lanes) if lane.device == device)
 
     def with_num_steps(self, num_steps: int) -> Schedule:
-        """The same order for another number of steps.
+        """Return the same order for another number of steps.
 
         A flush-free order has its body repeated more or less often; any other order,
         which must then be of one step, is repeated whole.
@@ -180,12 +180,12 @@ class Schedule:
 
     @classmethod
     def from_csv(cls, path: str | Path) -> Schedule:
-        """Read PyTorch's CSV; messages are left out, updates added at the end.
+        """Read PyTorch's CSV, leave out its messages, and add updates at the end.
 
         Raises:
             ParseError: with the path, the line, the cell and what was expected there.
-            ScheduleError: an op that is there twice, or without what belongs to it;
-                says all of them, each with its place.
+            ScheduleError: an op is there twice, or without the op that belongs to it;
+                names all of them, each with its place.
         """
         from hocket.core.formats.given import read_text
         from hocket.core.formats.torch_csv import from_csv

@@ -1,4 +1,4 @@
-"""Schedule + Costs -> Timeline: when everything happens, without running it.
+"""Predict when every op and message of a schedule happens, without running it.
 
 The model:
 
@@ -50,7 +50,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
 
     Args:
         schedule: one that `check` accepts; others may be refused with less said.
-        costs: of the same program.
+        costs: the costs of its program.
 
     Raises:
         CostsError: the costs do not fit the program.
@@ -82,7 +82,7 @@ def observed(
     end_s: Sequence[Floats],
     origin: Origin,
 ) -> Timeline:
-    """A timeline of what was measured, with the bytes that the costs tell.
+    """Make a timeline of measured times, with the bytes that the costs predict.
 
     A message counts as on its way from the end of the op that made it until the first
     op that reads it starts: later than it arrived, if the reader was busy.
@@ -90,14 +90,14 @@ def observed(
     Args:
         schedule: what was done.
         costs: say how many bytes everything has.
-        start_s: of each op, one array per lane.
-        end_s: likewise.
+        start_s: the start of each op, one array per lane.
+        end_s: the end of each op, one array per lane.
         origin: measured or emulated.
     """
     work = prepare(schedule, costs)
     needs, messages = work.needs, work.messages
     start, end = np.concatenate([*start_s]), np.concatenate([*end_s])
-    read_s = np.full(needs.arrivals.maker.size + 1, np.inf)  # and one that nobody reads
+    read_s = np.full(needs.arrivals.maker.size + 1, np.inf)  # and one that is not read
     remote = needs.arrival != LOCAL
     np.minimum.at(read_s, needs.arrival[remote], start[needs.row[remote]])
     sent_s = end[messages.maker]
@@ -127,7 +127,7 @@ def _timeline(
 
 
 def _collective_bytes(program: Program, costs: Costs) -> Ints:
-    """What each kind of collective takes from a device, by kind and stage."""
+    """Return the bytes of each collective, by kind and stage."""
     sizes = np.zeros((len(KINDS), program.num_stages), np.int64)
     for stage, cost in enumerate(costs.of(program)):
         num_outputs = program.num_microbatches_of(stage)
@@ -143,7 +143,7 @@ def _by_lane(column: Floats, work: Work) -> tuple[Floats, ...]:
 def _traffic(
     work: Work, costs: Costs, times: Times, reduced_s: Mapping[int, float]
 ) -> Traffic:
-    """The messages and the collectives, in order of start."""
+    """Return the messages and the collectives, in order of start."""
     columns, messages = work.columns, work.messages
     collectives = np.array(sorted(reduced_s), np.int64)
     begin_s = np.array([reduced_s[row] for row in collectives.tolist()], float)

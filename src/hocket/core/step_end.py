@@ -1,4 +1,4 @@
-"""Close each step of a synchronous order: reductions and updates.
+"""Close each step of a synchronous order: add its reductions and updates.
 
 Schedules write down forwards and backwards; what must follow them is always the same:
 
@@ -21,7 +21,7 @@ _MAKES_WEIGHT_GRAD = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 
 
 def repeat_step(program: Program, order: Callable[[int], Iterable[Op]]) -> Schedule:
-    """A synchronous schedule: every step is one order, closed by R and U.
+    """Make a synchronous schedule: every step is one order, closed by R and U.
 
     Args:
         program: with as many steps as the order is to be repeated.
@@ -38,7 +38,7 @@ def repeat_step(program: Program, order: Callable[[int], Iterable[Op]]) -> Sched
 def close_step(
     program: Program, device: int, ops: Iterable[Op], *, stream: int = 0
 ) -> Lane:
-    """One device's work of one step, with R and U added where the program wants them.
+    """Add R and U to one device's work of one step, where the program wants them.
 
     Args:
         program: says which stages reduce and update.

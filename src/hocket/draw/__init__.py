@@ -1,4 +1,4 @@
-"""Pictures of timelines: text, SVG, PNG, one HTML page, and traces for Perfetto."""
+"""Draw timelines: text, SVG, PNG, one HTML page, and traces for Perfetto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which op waited for which message: transfers matched with their two ends."""
+"""Find which op waited for which message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Flow:
 
 
 def flows(timeline: Timeline) -> Iterator[Flow]:
-    """Every message with each of its readers, in the order of lanes and ops.
+    """Yield every message with each of its readers, in the order of lanes and ops.
 
     Reductions, which end on the device where they began, are not among them.
     """
@@ -48,7 +48,7 @@ def flows(timeline: Timeline) -> Iterator[Flow]:
 
 
 def _sent(timeline: Timeline) -> Iterator[tuple[Place, int, int]]:
-    """The maker's place and the two devices of each transfer."""
+    """Yield the maker's place and the two devices of each transfer."""
     traffic = timeline.traffic
     places = zip(traffic.lane.tolist(), traffic.position.tolist(), strict=True)
     ends = zip(traffic.from_device.tolist(), traffic.to_device.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The lanes of a picture: tracks, steps and ops."""
+"""Draw the lanes of a picture: tracks, steps and ops."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TEXT = 10.5
 
 
 def lane_labels(timeline: Timeline) -> tuple[str, ...]:
-    """The label of each lane."""
+    """Return the label of each lane."""
     return tuple(lane.label for lane in timeline.schedule.lanes)
 
 
 def lane_shapes(
     timeline: Timeline, axis: Axis, top: float, height: float
 ) -> Iterator[Shape]:
-    """Tracks, steps and ops of all lanes, from `top` down, each `height` high."""
+    """Draw tracks, steps and ops of all lanes, from `top` down, each `height` high."""
     yield from _tracks(timeline, axis, top, height)
     tones = stage_tones(timeline.schedule.program)
     for span in timeline.spans:
@@ -38,7 +38,7 @@ def lane_shapes(
 
 
 def span_text(span: Span) -> str:
-    """One line about a span, for those who point at it."""
+    """Describe a span in one line, for a pointer's hint."""
     return (
         f"{span.op} {KIND_NAMES[span.op.kind]}, {seconds(span.end_s - span.start_s)} "
         f"from {seconds(span.start_s)}"
@@ -71,7 +71,7 @@ def _tracks(
 
 
 def _step_labels(timeline: Timeline, axis: Axis, y: float) -> Iterator[Shape]:
-    """The number of each step above its begin on the first lane, where it fits."""
+    """Draw the number of each step above its begin on the first lane, where it fits."""
     begins = [timeline.begin_s, *step_ends(timeline)[0][:-1]]
     free_from = axis.left
     for step, begin_s in enumerate(begins):
@@ -84,7 +84,7 @@ def _step_labels(timeline: Timeline, axis: Axis, y: float) -> Iterator[Shape]:
 def _op(
     span: Span, fill: Fill, place: tuple[float, float], y: float, height: float
 ) -> Iterator[Shape]:
-    """A box with its microbatch; a bar at the foot for what runs beside the lane."""
+    """Draw a box with its microbatch; for an asynchronous op, a bar at the foot."""
     left, right = place
     gap = min(0.75, 0.15 * (right - left))  # so that neighbours stay apart
     width = max(right - left - gap, 0.25)

@@ -36,10 +36,10 @@ class Style:
     """What to show, and how large.
 
     Args:
-        width: of the page.
-        show_memory: the curve of each device below the lanes.
-        show_transfers: a thin line for each message.
-        show_legend: what the colours mean.
+        width: the page's width, in points.
+        show_memory: whether each device's memory is drawn below the lanes.
+        show_transfers: whether each message is drawn as a thin line.
+        show_legend: whether a legend of the colours is drawn.
     """
 
     width: float = 960.0
@@ -53,8 +53,8 @@ class Axis:
     """Where a time lies on the page.
 
     Args:
-        left: of time 0.
-        right: of the latest end.
+        left: the place of time 0.
+        right: the place of the latest end.
         longest_s: the latest end of all panels.
     """
 
@@ -63,7 +63,7 @@ class Axis:
     longest_s: float
 
     def x(self, time_s: float) -> float:
-        """The place of a time, counted from the timeline's begin."""
+        """Return the place of a time, counted from the timeline's begin."""
         share = time_s / self.longest_s if self.longest_s > 0 else 0.0
         return self.left + (self.right - self.left) * share
 
@@ -102,7 +102,7 @@ def lay_out(
 
 
 def as_panels(timelines: Timeline | Sequence[Titled]) -> list[Titled]:
-    """One timeline, or several with titles, as a list that is not empty."""
+    """Return one timeline, or several with titles, as a list that is not empty."""
     if isinstance(timelines, Timeline):
         return [("", timelines)]
     if not timelines:
@@ -157,7 +157,7 @@ class _Panel:
         return height
 
     def shapes(self, y: float) -> Iterator[Shape]:
-        """Everything of the panel, whose top is at `y`."""
+        """Draw everything of the panel, whose top is at `y`."""
         yield from self._head(y)
         top = y + self.head_height
         yield from lane_shapes(self.timeline, self.axis, top, self.lane_height)
@@ -187,7 +187,7 @@ class _Panel:
 
 
 def _ticks(axis: Axis, y: float) -> Iterator[Shape]:
-    """The axis below the lanes."""
+    """Draw the axis below the lanes."""
     unit = time_unit(axis.longest_s)
     yield Path(((axis.left, y + 4), (axis.right, y + 4)), Role.GRID)
     marks = ticks(axis.longest_s / unit.size, 10)

@@ -1,4 +1,4 @@
-"""The memory of each device over time, as strips below the lanes."""
+"""Draw the memory of each device over time, as strips below the lanes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SMALL = 10.5
 
 
 def memory_unit(timeline: Timeline) -> Unit:
-    """Bytes in the unit that fits, or microbatches' activations."""
+    """Return the unit of bytes that fits, or that of microbatches' activations."""
     if not knows_bytes(timeline):
         return Unit("", 1.0)
     return byte_unit(timeline.most_bytes)
 
 
 def memory_title(timeline: Timeline) -> str:
-    """What the curves show."""
+    """Say what the curves show."""
     if knows_bytes(timeline):
         return f"memory, {memory_unit(timeline).name}"
     return "activations alive, in microbatches"
@@ -38,7 +38,7 @@ def memory_title(timeline: Timeline) -> str:
 def memory_shapes(
     timeline: Timeline, axis: Axis, top: float, height: float
 ) -> Iterator[Shape]:
-    """One strip per device, all of one scale, from `top` down."""
+    """Draw one strip per device, all of one scale, from `top` down."""
     curves = memory_curves(timeline)
     unit = memory_unit(timeline)
     highest = max((curve.peak for curve in curves), default=0.0) or 1.0
@@ -59,7 +59,7 @@ def memory_shapes(
         yield label
         end = axis.x(timeline.makespan_s)
         yield Box(axis.left, y, end - axis.left, height, Role.TRACK)
-        time_s, amount = settled(curve, timeline)
+        time_s, amount = merged_changes(curve, timeline)
         outline = _outline(time_s, amount, axis, base, (height - 2) / highest)
         yield Path(outline, Role.CURVE, opacity=0.28)
         yield Path(outline[1:-1], Role.CURVE, width=1.1)
@@ -67,10 +67,10 @@ def memory_shapes(
         yield Text(right, base - height / 2 + 4, peak, _SMALL, Role.MUTED, Anchor.END)
 
 
-def settled(
+def merged_changes(
     curve: MemoryCurve, timeline: Timeline
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """When the amount changes, counted from the timeline's begin, and what it is then.
+    """Return when the amount changes since the timeline's begin, and the amounts.
 
     Of changes at one instant only the last is kept: what is freed and taken at once
     was never missing. The last amount lasts until the timeline's end.
@@ -90,7 +90,7 @@ def _outline(
     base: float,
     scale: float,
 ) -> tuple[Point, ...]:
-    """The steps of a curve, closed along the base line."""
+    """Return the steps of a curve, closed along the base line."""
     points: list[Point] = [(axis.left, base)]
     y = base
     for instant_s, level in zip(time_s.tolist(), amount.tolist(), strict=True):

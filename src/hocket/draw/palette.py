@@ -1,7 +1,7 @@
-"""The colours of every picture: one per kind of op, safe for colour-blind readers.
+"""Choose the colours of every picture, one per kind of op, for all eyes.
 
-Blue is forward and warm colours are the backward that somebody waits for, so the two
-that fill most of a picture differ for every eye. The colours were searched for: the
+Blue is forward, and warm colours are backwards that other stages wait for, so the two
+that fill most of a picture differ for every eye. A search found the colours: the
 smallest OKLab distance between any two kinds is at least 0.1, for normal sight and for
 protan, deutan and tritan sight, on white and on black (tests/draw/test_palette.py).
 """
@@ -125,7 +125,7 @@ _MOST_FADED: Final = 0.5
 
 
 def stage_tones(program: Program) -> tuple[float, ...]:
-    """How much each stage's colour is faded: 0 for the first stage of a device.
+    """Return how much each stage's colour is faded: 0 for a device's first stage.
 
     Later stages of a device are paler, so that interleaved orders can be read.
     """
@@ -138,7 +138,7 @@ def stage_tones(program: Program) -> tuple[float, ...]:
 
 @lru_cache(maxsize=4096)
 def fill(kind: Kind, tone: float, theme: Theme) -> str:
-    """The colour of an op: its kind's, faded towards the page by `tone` (0 to 1)."""
+    """Return the colour of an op: its kind's, faded towards the page by `tone`."""
     colour = _channels(FILLS[theme][kind])
     page = _channels(SURFACES[theme].page)
     mixed = (round(c + (p - c) * tone) for c, p in zip(colour, page, strict=True))
@@ -147,12 +147,12 @@ def fill(kind: Kind, tone: float, theme: Theme) -> str:
 
 @lru_cache(maxsize=4096)
 def text_on(colour: str) -> str:
-    """The colour of text on a fill."""
+    """Return the colour of text on a fill."""
     return max(_LIGHT_TEXT, _DARK_TEXT, key=lambda text: contrast(colour, text))
 
 
 def contrast(colour: str, other: str) -> float:
-    """The contrast ratio of two colours, 1 to 21. Source: WCAG 2.2, 1.4.3."""
+    """Return the contrast ratio of two colours, 1 to 21. Source: WCAG 2.2, 1.4.3."""
     bright, dim = sorted((_luminance(colour), _luminance(other)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 

@@ -1,4 +1,4 @@
-"""Timelines as trace events, for https://ui.perfetto.dev and chrome://tracing.
+"""Write timelines as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
 A device is a process, a lane a thread, an op a slice; messages are arrows from the op
 that made a value to the op that waited for it, memory is a counter per device. What
@@ -86,7 +86,7 @@ def _slice(timeline: Timeline, span: Span, lane: Lane) -> _Event:
 
 
 def _arrows(timeline: Timeline) -> Iterator[_Event]:
-    """One arrow per op that reads a message; arrows bind to the slices around them."""
+    """Yield an arrow per op that reads a message; it binds to the slices around it."""
     for number, flow in enumerate(flows(timeline)):
         sender, reader = _end(timeline, flow, 0), _end(timeline, flow, 1)
         facts: _Event = {"name": "message", "cat": "message", "id": number}
@@ -95,7 +95,7 @@ def _arrows(timeline: Timeline) -> Iterator[_Event]:
 
 
 def _end(timeline: Timeline, flow: Flow, side: int) -> _Event:
-    """The middle of the slice at one end of an arrow."""
+    """Return the middle of the slice at one end of an arrow."""
     lane, index = (flow.maker, flow.reader)[side]
     start_s, end_s = timeline.start_s[lane][index], timeline.end_s[lane][index]
     facts = timeline.schedule.lanes[lane]
@@ -119,5 +119,5 @@ def _counters(timeline: Timeline) -> Iterator[_Event]:
 
 
 def _microseconds(time_s: float) -> float:
-    """Trace events count microseconds; three decimals are a nanosecond."""
+    """Convert to microseconds; three decimals are a nanosecond."""
     return round(float(time_s) * 1e6, 3)

@@ -1,4 +1,4 @@
-"""Timelines as PNG, painted by matplotlib: the same shapes as the SVG."""
+"""Draw timelines as PNG by matplotlib: the same shapes as the SVG."""
 
 from __future__ import annotations
 

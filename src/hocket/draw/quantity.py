@@ -1,4 +1,4 @@
-"""Numbers as people read them: times, bytes, shares, and the ticks of an axis."""
+"""Write numbers as people read them: times, bytes, shares, and the ticks of an axis."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Unit:
     size: float
 
     def number(self, amount: float) -> str:
-        """An amount in this unit, without the unit's name."""
+        """Write an amount in this unit, without the unit's name."""
         return short(amount / self.size)
 
     def text(self, amount: float) -> str:
-        """An amount in this unit, with its name."""
+        """Write an amount in this unit, with its name."""
         return f"{self.number(amount)} {self.name}".rstrip()
 
 
@@ -39,17 +39,17 @@ _BYTES: Final = (
 
 
 def time_unit(longest_s: float) -> Unit:
-    """The unit in which a span of time, and what is within it, reads best."""
+    """Return the unit in which a span of time, and what is within it, reads best."""
     return next((u for u in _TIMES if longest_s >= u.size), _TIMES[-1])
 
 
 def byte_unit(most_bytes: float) -> Unit:
-    """The unit in which a number of bytes, and fewer, reads best."""
+    """Return the unit in which a number of bytes, and fewer, reads best."""
     return next((u for u in _BYTES if most_bytes >= u.size), _BYTES[-1])
 
 
 def seconds(time_s: float) -> str:
-    """A time with its unit.
+    """Write a time with its unit.
 
     >>> seconds(0.0123456), seconds(0.0)
     ('12.35 ms', '0 s')
@@ -58,7 +58,7 @@ def seconds(time_s: float) -> str:
 
 
 def byte_size(num_bytes: float) -> str:
-    """A number of bytes with its unit.
+    """Write a number of bytes with its unit.
 
     >>> byte_size(3 * 2**20)
     '3 MiB'
@@ -67,7 +67,7 @@ def byte_size(num_bytes: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage.
+    """Write a share as a percentage.
 
     >>> percent(0.27272727)
     '27.3 %'
@@ -77,7 +77,7 @@ def percent(share: float) -> str:
 
 
 def counted(number: int | str, noun: str) -> str:
-    """A number of things.
+    """Write a number and its noun.
 
     >>> counted(1, "step"), counted(4000, "microbatch"), counted("4 + 4", "stage")
     ('1 step', '4,000 microbatches', '4 + 4 stages')
@@ -88,7 +88,7 @@ def counted(number: int | str, noun: str) -> str:
 
 
 def short(number: float) -> str:
-    """Four digits at most after leading zeros, and no trailing zeros.
+    """Write at most four digits after leading zeros, and no trailing zeros.
 
     >>> short(33.600000000000001), short(123456.7), short(0.5)
     ('33.6', '123,457', '0.5')
@@ -101,7 +101,7 @@ def short(number: float) -> str:
 
 
 def ticks(limit: float, most: int) -> list[float]:
-    """Round numbers from 0 to `limit`, at most `most` + 1 of them.
+    """Return round numbers from 0 to `limit`, at most `most` + 1 of them.
 
     >>> ticks(33.6, 8)
     [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0]

@@ -1,4 +1,4 @@
-"""A picture as plain shapes, which SVG and PNG paint alike.
+"""Describe a picture as plain shapes, which SVG and PNG paint alike.
 
 Lengths are in points at the picture's own size, from its upper left corner. Shapes are
 painted in order. A colour is a role (what the shape is) or a fill (which op), never a
@@ -106,7 +106,7 @@ class Scene:
 
 
 def colour(paint: Paint, theme: Theme) -> str:
-    """What a paint looks like in a theme."""
+    """Return what a paint looks like in a theme."""
     match paint:
         case Role():
             return str(getattr(SURFACES[theme], paint.value))

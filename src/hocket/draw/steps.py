@@ -1,4 +1,4 @@
-"""Where each step lies on each lane, so that pictures can shade every second one."""
+"""Find where each step lies on each lane, so that pictures can shade steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.core.timelines.timeline import Timeline
 
 
 def step_ends(timeline: Timeline) -> tuple[NDArray[np.float64], ...]:
-    """When each lane ends each step: after its last op of that step (its update).
+    """Return when each lane ends each step: after its last op of that step.
 
     Steps that overlap on a lane, as in flush-free orders, are cut where the earlier
     one ends. Step `t` lies between end `t - 1` and end `t`; times are as in the

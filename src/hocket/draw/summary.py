@@ -1,4 +1,4 @@
-"""The numbers of a timeline that people compare: they stand beside every picture."""
+"""Summarize the numbers of a timeline that stand beside every picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Summary:
         bubble: the share of the makespan in which a lane does not work, lanes' mean.
         steady_bubble: the same while the pipeline is full.
         lane_bubbles: `(lane's label, its bubble)`.
-        peak_activations: of each device, in microbatches' worth.
-        peak_bytes: of each device; empty where the timeline does not know.
-        sent_bytes: from device to device, reductions left out.
+        peak_activations: each device's peak, in microbatches' activations.
+        peak_bytes: each device's peak; empty if the timeline does not hold bytes.
+        sent_bytes: the bytes sent from device to device, without reductions.
     """
 
     makespan_s: float
@@ -67,22 +67,22 @@ def _peak_bytes(timeline: Timeline) -> tuple[float, ...]:
 
 
 def num_microbatches_text(program: Program) -> str:
-    """The microbatches per step of each net: `8`, or `8 + 4` of two."""
+    """Write the microbatches per step of each net: `8`, or `8 + 4` of two."""
     return " + ".join(str(net.num_microbatches) for net in program.nets)
 
 
 def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:
-    """Of each device, bytes over time; activation units where bytes are not known."""
+    """Return each device's bytes over time, or its activation units."""
     if knows_bytes(timeline):
         return timeline.memory
     devices = range(timeline.schedule.program.num_devices)
     return tuple(activation_units(timeline, device) for device in devices)
 
 
-# Below this nobody measured: `Costs.uniform` counts a byte for each microbatch.
+# Less than this was not measured: `Costs.uniform` counts a byte for each microbatch.
 _LEAST_BYTES: Final = 1024
 
 
 def knows_bytes(timeline: Timeline) -> bool:
-    """Whether the timeline knows how many bytes are alive."""
+    """Return whether the timeline knows how many bytes are alive."""
     return any(curve.peak >= _LEAST_BYTES for curve in timeline.memory)

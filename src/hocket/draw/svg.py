@@ -1,4 +1,4 @@
-"""Timelines as SVG: for papers, slides and pages, on light and dark ground."""
+"""Draw timelines as SVG: for papers, slides and pages, on light and dark ground."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _class_names(shapes: Iterable[Shape]) -> dict[Paint, str]:
 
 
 def _style(names: dict[Paint, str], theme: Theme | None) -> str:
-    """A class per paint: `fill` through `color`, so that lines can use it too."""
+    """Write a class per paint: `fill` through `color`, so that lines can use it too."""
     shared = (
         "rect,text,.area{fill:currentColor}.line{fill:none;stroke:currentColor;"
         "stroke-linejoin:round}text{font-variant-numeric:tabular-nums}"
@@ -118,5 +118,5 @@ def _path(path: Path, name: str) -> str:
 
 
 def _number(number: float) -> str:
-    """A length with at most two decimals."""
+    """Write a length with at most two decimals."""
     return f"{number:.2f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""Timelines as text: lanes as rows on a common time axis, for terminals and issues.
+"""Draw timelines as text: lanes as rows on a common time axis.
 
     d0  F0 F1 ...... B0--- B1---   25 %     2
     d1  ...F0 B0--- F1 B1--- ...   25 %     1
@@ -69,7 +69,7 @@ class _Columns:
 
     @classmethod
     def fitting(cls, timeline: Timeline, most: int) -> _Columns:
-        """Whole columns per length that all times are multiples of, if there is one."""
+        """Choose whole columns per common divisor of all times, if there is one."""
         if timeline.makespan_s <= 0:
             return cls(most, 0.0)
         moments = np.concatenate([*timeline.start_s, *timeline.end_s])
@@ -84,7 +84,7 @@ class _Columns:
         return cls(most, most / timeline.makespan_s)
 
     def at(self, time_s: float) -> int:
-        """The column that begins at a time, counted from the timeline's begin."""
+        """Return the column of a time, counted from the timeline's begin."""
         return round(time_s * self.per_s)
 
 
@@ -103,7 +103,7 @@ class _Painter:
         self.names_stages = several and self._shortest_columns() >= len("0F0")
 
     def row(self, lane: int) -> Iterator[str]:
-        """One lane: its ops as text, and points between them."""
+        """Yield one lane: its ops as text, and points between them."""
         owners = self._owners(lane)
         column = 0
         while column < len(owners):
@@ -113,7 +113,7 @@ class _Painter:
             yield self._cell(op, column - begin)
 
     def _shortest_columns(self) -> float:
-        """How many columns the shortest op has that takes any time."""
+        """Return how many columns the shortest op has that takes any time."""
         lengths_s = np.concatenate(
             [
                 end_s - start_s
@@ -126,7 +126,7 @@ class _Painter:
         return float(shortest_s) * self.columns.per_s
 
     def _owners(self, lane: int) -> list[Op | None]:
-        """The op that each column shows; None for the bubble.
+        """Return the op that each column shows; None for the bubble.
 
         A column of several shorter ops shows the longest of them, if together they
         work for at least half of it.
@@ -166,7 +166,7 @@ class _Painter:
 
 
 def _painted(text: str, paper: str) -> str:
-    """Text on a colour, for terminals of 24 bits."""
+    """Write text on a colour, for terminals of 24 bits."""
 
     def numbers(colour: str) -> str:
         return ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
@@ -175,7 +175,7 @@ def _painted(text: str, paper: str) -> str:
 
 
 def _step_marks(timeline: Timeline, columns: _Columns) -> str:
-    """Above the lanes, where the first one begins each step; nothing for one step."""
+    """Write where the first lane begins each step; blank for one step."""
     begins = [timeline.begin_s, *step_ends(timeline)[0][:-1].tolist()]
     if len(begins) == 1:
         return " " * columns.count
@@ -195,7 +195,7 @@ def _ruler(timeline: Timeline, columns: _Columns) -> str:
 
 
 def _written(marks: list[tuple[int, str]], width: int) -> str:
-    """Texts at their columns; those that would touch the one before are left out."""
+    """Write texts at their columns; leave out those that touch the one before."""
     line = ""
     for column, text in marks:
         if column >= len(line) + (1 if line else 0) and column + len(text) <= width:

@@ -1,4 +1,4 @@
-"""Messages between devices, as thin lines from the sender's lane to the receiver's."""
+"""Draw messages as thin lines from the sender's lane to the receiver's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GAP = 3.0
 def transfer_shapes(
     timeline: Timeline, axis: Axis, top: float, height: float
 ) -> Iterator[Shape]:
-    """A line per message between the first lanes of two devices."""
+    """Draw a line per message between the first lanes of two devices."""
     first = {
         lane.device: i for i, lane in reversed(list(enumerate(timeline.schedule.lanes)))
     }

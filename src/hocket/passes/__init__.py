@@ -1,1 +1,1 @@
-"""Schedule in, schedule out: one file for each way to change an order."""
+"""Change an order: each file is one function from Schedule to Schedule."""

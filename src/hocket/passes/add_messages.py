@@ -3,15 +3,15 @@
     d0  0F0        0F1        ...         d0  0F0 0SEND_F0>1 0F1 0SEND_F1>1 ...
     d1       1F0        1F1   ...   ──▶   d1  1RECV_F0<0 1RECV_F1<0 1F0 1RECV_F2<0 1F1
 
-A message is one value on its way along one flow, forth (SEND_F) or back (SEND_B). Both
-its ops only start something: the lane goes on at once. A value leaves as soon as it is
+A message is one value on its way along one flow, forward (SEND_F) or backward (SEND_B).
+Both its ops are asynchronous: the lane goes on at once. A value leaves as soon as it is
 made. Its receive is posted as early as one of the flow's buffers is free, and a buffer
 is free again when the op that needs the value has ended.
 
-What makes such posts safe is that both ends agree on an order. Messages between two
-lanes stand in the order in which they *can go*, in a simulated run with equal stages:
-when they are made, or when there is a buffer, whichever comes later. In that run every
-message goes the moment it is posted last, so there is a run that comes to its end.
+Such posts are safe because both ends agree on an order. Messages between two lanes are
+posted in the order in which they *can go*, in a simulated run with equal stages: when
+they are made, or when there is a buffer, whichever is later. In that run every message
+goes as soon as both ends have posted it, so one run at least ends.
 """
 
 from __future__ import annotations
@@ -96,23 +96,22 @@ def add_messages(
     """Write a send and a receive for every value that goes from device to device.
 
     Args:
-        schedule: without messages, and such that it comes to its end.
-        num_buffers: receive buffers of each flow in each direction, as far as that is
-            enough: a flow whose values are not read in the order in which they are
-            made, or are read many at once by a whole-batch loss, has as many as it
-            needs.
-        shared_channel: both directions between two lanes go through one queue, as over
-            a single NCCL communicator, and both ends post sends and receives in one
-            order. Otherwise each direction has a queue of its own, and a receive is
-            not held up by a send.
+        schedule: a schedule without messages and deadlocks.
+        num_buffers: receive buffers of each flow in each direction. A flow that needs
+            more has more: its values are not read in the order in which they are made,
+            or a whole-batch loss reads many at once.
+        shared_channel: whether both directions between two lanes go through one queue,
+            as over a single NCCL communicator, so that both ends post sends and
+            receives in one order. Otherwise each direction has a queue of its own, and
+            no receive waits for a send.
 
     Returns:
-        The same order with messages. Where it has a repeating body, those repetitions
-        that are alike with their messages, too.
+        The same order with messages. Its body keeps those repetitions that are alike
+        with their messages, too.
 
     Raises:
         PlanError: there are messages already, or no buffers.
-        DeadlockError: the schedule does not come to its end.
+        DeadlockError: the schedule has a deadlock.
 
     >>> from hocket.schedules import make_schedule
     >>> schedule = make_schedule("gpipe", num_devices=2, num_microbatches=2)
@@ -137,7 +136,7 @@ def add_messages(
 
 
 def _messages(schedule: Schedule) -> Iterator[_Message]:
-    """Every message that the order needs, in the order of its readers."""
+    """Yield every message that the order needs, in the order of its readers."""
     program = schedule.program
     makers = {
         value: _Place(i, j)
@@ -164,7 +163,7 @@ def _refuse_gathered(value: Value) -> None:
 def _transfers(
     messages: list[_Message], num_buffers: int, ends_s: list[list[float]]
 ) -> Iterator[_Transfer]:
-    """One flow's messages in the sender's order, each with a buffer.
+    """Yield one flow's messages in the sender's order, each with a buffer.
 
     A message takes the buffer of the one that is read first, once that is read.
     """
@@ -182,7 +181,7 @@ def _transfers(
 
 
 def _buffers_needed(readers: Sequence[int]) -> int:
-    """How many messages of a flow must be held at once, by where they are read."""
+    """Return how many messages of a flow are held at once, by where they are read."""
     most, earlier = 1, list[int]()
     for reader in readers:
         num_held = len(earlier) - bisect_left(earlier, reader)  # read now or later
@@ -192,7 +191,7 @@ def _buffers_needed(readers: Sequence[int]) -> int:
 
 
 def _posts(channels: Iterable[list[_Transfer]]) -> dict[_Place, list[Op]]:
-    """What is posted before which op of which lane."""
+    """Return what is posted before which op of which lane."""
     posts: dict[_Place, list[tuple[_Order, Op]]] = defaultdict(list)
     for transfers in channels:
         last: dict[int, int] = defaultdict(int)  # where each lane posted last
@@ -232,16 +231,16 @@ def _with_inserted(schedule: Schedule, posts: dict[_Place, list[Op]]) -> Schedul
 
 
 def _starts(begin: int, end: int, num_repeats: int) -> Iterator[int]:
-    """Where each repetition of a body starts, and where the last one ends."""
+    """Return where each repetition of a body starts, and where the last one ends."""
     length = (end - begin) // num_repeats
     return (begin + i * length for i in range(num_repeats + 1))
 
 
 def _longest_alike(lanes: list[Lane], starts: list[list[int]]) -> tuple[int, int]:
-    """The longest run of repetitions that are the same work, one step later each time.
+    """Return the longest run of repetitions that differ only by one step each time.
 
-    The first ones may differ from the others, because they receive what is made in the
-    prologue, and the last ones likewise.
+    The first and the last ones may differ from the others, because of messages from the
+    prologue and to the epilogue.
     """
     num_repeats = len(starts[0]) - 1
     runs, first = [], 0

@@ -1,4 +1,4 @@
-"""Let weight gradients wait until nothing else is to be done: out-of-order backprop."""
+"""Delay weight gradients until a lane has no other work: out-of-order backprop."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ def delay_weight_gradients(
 ) -> Schedule:
     r"""Split the backwards of an order, and move each W into a gap.
 
-    Forwards, input gradients and updates keep their order, and each stage's weight
-    gradients theirs. Of all that is tried the fastest is returned, by simulation: never
-    a slower one than the order given, which is returned as it is where nothing is
-    faster.
+    Forwards, input gradients and updates keep their order, and so do each stage's
+    weight gradients. The pass simulates several orders and returns the fastest, or the
+    order given if none is faster.
 
     Args:
-        schedule: without messages. A repeating body comes out as a plain list of ops:
+        schedule: a schedule without messages. Its body becomes a plain list of ops, so
             choose the number of steps first.
-        costs: of its program, `weight_grad_held_bytes` among them.
-        memory_bytes: what each device may hold at most; as much as it takes when not
-            given.
+        costs: the costs of its program, `weight_grad_held_bytes` among them.
+        memory_bytes: the most that each device may hold; unlimited when not given.
 
     Raises:
         PlanError: the schedule holds messages.
-        DeadlockError: it does not come to its end.
-        FitError: the order needs more memory even if no W ever waits; tells how much
-            would do.
+        DeadlockError: the schedule has a deadlock.
+        FitError: the order needs more memory even if no W ever waits; names the least
+            memory that suffices.
 
     >>> schedule = Schedule.parse("d0  0F0 0F1 0B0 0B1 0U\nd1  1F0 1B0 1F1 1B1 1U")
     >>> print(delay_weight_gradients(schedule, Costs.uniform()))
@@ -63,7 +61,7 @@ def delay_weight_gradients(
 
 
 def _prompt(schedule: Schedule) -> Schedule:
-    """The order in which no W waits, where it stands on its input gradient's lane."""
+    """Return the order in which no W waits, if it is on the lane of its I."""
     lanes = tuple(map(_prompt_lane, schedule.lanes))
     return Schedule(schedule.program, lanes)
 
@@ -84,7 +82,7 @@ def _prompt_lane(lane: Lane) -> Lane:
 
 
 def _filled(prompt: Schedule, costs: Costs, limit: float) -> Iterator[Timeline]:
-    """Orders with filled gaps that keep to the limit, with their times."""
+    """Yield simulated orders whose filled gaps keep to the limit."""
     for overfill in (False, True):
         budgets = [inf] * prompt.program.num_devices
         for _ in range(_MOST_TRIES):
@@ -102,7 +100,7 @@ def _filled(prompt: Schedule, costs: Costs, limit: float) -> Iterator[Timeline]:
 def _lowered(
     budgets: Sequence[float], peaks: Sequence[float], missing: Sequence[float]
 ) -> list[float]:
-    """Less for the devices that hold too much, by what it is too much."""
+    """Lower the budgets of the devices that hold too much."""
     return [
         min(budget, peak - more) if more > 0 else budget
         for budget, peak, more in zip(budgets, peaks, missing, strict=True)
@@ -110,7 +108,7 @@ def _lowered(
 
 
 def _refuse(tried: Sequence[Timeline], limit: float) -> NoReturn:
-    """Say what the order needs at the least."""
+    """Report the least memory that the order needs."""
     least = min(tried, key=lambda timeline: timeline.most_bytes)
     needed_bytes = round(least.most_bytes)
     device = next(

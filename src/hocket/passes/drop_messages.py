@@ -1,4 +1,4 @@
-"""Take the messages out of a schedule again."""
+"""Remove the messages from a schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.core.schedule import Schedule
 
 
 def drop_messages(schedule: Schedule) -> Schedule:
-    r"""The order of work alone, as it was before `add_messages`.
+    r"""Return the order of work alone, as it was before `add_messages`.
 
     Of a repeating body, those repetitions stay that were alike with their messages.
 

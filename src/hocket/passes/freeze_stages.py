@@ -1,4 +1,4 @@
-"""Take the backwards of frozen stages out of a schedule."""
+"""Remove the backwards of frozen stages from a schedule."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _TRAINING: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT, Kind.REDUCE, Kind.UPDATE}
 
 
 def freeze_stages(schedule: Schedule, num_frozen: int) -> Schedule:
-    r"""The same order, with the first stages run forward only.
+    r"""Return the same order, with the first stages run forward only.
 
-    Where nothing before a stage is trained, no gradient has to go there: it has no
-    backward, no update, and gets no message back. All other work keeps its order.
+    If no stage before a frozen one is trained, it needs no gradient: it has no
+    backward, no update, and no stage sends it a gradient. All other work keeps its
+    order.
 
     Args:
-        schedule: without messages.
-        num_frozen: how many stages, from stage 0 on.
+        schedule: a schedule without messages.
+        num_frozen: the number of frozen stages, from stage 0 on.
 
     >>> lines = "d0  0F0 0F1 0B0 0B1 0U", "d1  1F0 1B0 1F1 1B1 1U"
     >>> print(freeze_stages(Schedule.parse("\n".join(lines)), 1))

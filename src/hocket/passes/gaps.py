@@ -1,7 +1,6 @@
 """Put weight gradients into an order's gaps, as each device could while it works.
 
-All other ops keep their order. Time goes on lane by lane, and a lane decides with what
-can be known at that moment:
+All other ops keep their order. A lane decides with what it can know at that moment:
 
     d1  1F0 1F1  .  .  .  1I0         when the gap begins, stage 2 still has its F1 and
                  └ 1W? ┘              I0 to do, so 1I0 cannot begin before these have
@@ -32,8 +31,8 @@ class Filled:
 
     Args:
         schedule: the order.
-        peak_bytes: of each device, what forwards left and weight gradients wait with;
-            beside all else that a device holds.
+        peak_bytes: the most bytes on each device that forwards left and that delayed
+            weight gradients need, without all else that it holds.
     """
 
     schedule: Schedule
@@ -50,12 +49,12 @@ def fill_gaps(
     """Put each W where, as far as can be known, it delays nothing.
 
     Args:
-        schedule: of F, I, W and ops once per step; without messages, and such that it
-            comes to its end. Where its W stand does not matter.
-        costs: of the same program.
-        budgets: of each device, in bytes as in `Filled`; kept to as far as weight
-            gradients can free memory.
-        overfill: a W may also begin in a gap that is shorter.
+        schedule: a schedule with split backwards, without messages and deadlocks. The
+            places of its W do not matter.
+        costs: the costs of its program.
+        budgets: the limit of each device's bytes, counted as in `Filled`; kept as far
+            as weight gradients can free memory.
+        overfill: whether a W may also begin in a gap that is shorter.
     """
     filler = _Filler(schedule, costs, budgets, overfill)
     filler.run()
@@ -68,18 +67,18 @@ def fill_gaps(
 
 @dataclass(slots=True)
 class _Lane:
-    """A lane on its way.
+    """A lane, partly filled.
 
     Args:
-        device: whose it is.
+        device: the lane's device.
         fixed: its ops that keep their order.
         until_s: how long the fixed ops before each one take together.
-        reductions: that go right behind the last W of their stage and step.
+        reductions: the R that go right behind the last W of their stage and step.
         num_left: how many W of each stage and step are still to come.
-        position: of the fixed op that comes next.
-        free_s: when it can begin.
+        position: the place of the next fixed op.
+        free_s: when that op can begin.
         waiting: W that can be done, the oldest first.
-        done: the lane as it will be.
+        done: the ops of the filled lane.
     """
 
     device: int
@@ -99,7 +98,7 @@ class _Lane:
 
     @classmethod
     def of(cls, lane: Lane, costs: Costs, schedule: Schedule) -> _Lane:
-        """A lane at its begin."""
+        """Return a lane at its begin."""
         stage_costs = costs.of(schedule.program)
         weights = [_stage_step(op) for op in lane.ops if op.kind is _WEIGHT]
         num_left = {key: weights.count(key) for key in dict.fromkeys(weights)}
@@ -128,7 +127,7 @@ def _stage_step(op: Op) -> tuple[int, int]:
 def _is_whole(
     op: Op, num_weights: dict[tuple[int, int], int], schedule: Schedule
 ) -> bool:
-    """Whether all weight gradients of a stage and step are on one lane."""
+    """Return whether all weight gradients of a stage and step are on one lane."""
     wanted = schedule.program.num_microbatches_of(op.stage)
     return num_weights.get(_stage_step(op), 0) == wanted
 
@@ -167,7 +166,7 @@ class _Filler:
         self.peak_bytes = [0.0] * self.program.num_devices
 
     def run(self) -> None:
-        """Do everything."""
+        """Fill all lanes."""
         while lanes := [lane for lane in self.lanes if not lane.is_done]:
             lanes.sort(key=lambda lane: lane.free_s)
             if not any(self._advance(lane) for lane in lanes):
@@ -175,7 +174,7 @@ class _Filler:
                 self._do_weight(next(lane for lane in lanes if lane.waiting))
 
     def _advance(self, lane: _Lane) -> bool:
-        """Do a lane's next op, if it can be decided which."""
+        """Do a lane's next op, if its start is known."""
         if lane.position == len(lane.fixed):
             self._do_weight(lane)
             return True
@@ -192,7 +191,7 @@ class _Filler:
     def _is_time_for_weight(
         self, lane: _Lane, op: Op, ready_s: float, is_known: bool
     ) -> bool:
-        """Whether a W should go before an op that can begin then, or later."""
+        """Return whether a W goes before an op that can begin then, or later."""
         gap_s = ready_s - lane.free_s
         wanted_s = self._seconds(lane.waiting[0]) * (1 - _TINY)
         if gap_s > _TINY * ready_s and (self.overfill or gap_s >= wanted_s):
@@ -206,7 +205,7 @@ class _Filler:
         return is_known and more > 0 and held + more > self.budgets[lane.device]
 
     def _ready(self, op: Op, lane: _Lane) -> tuple[float, bool]:
-        """When an op has all that it needs; or a time before which it cannot."""
+        """Return when an op has all that it needs, or else a lower bound of that."""
         ready_s, is_known = 0.0, True
         for value in needs(op, self.program):
             if is_given(value):
@@ -218,7 +217,7 @@ class _Filler:
         return ready_s, is_known
 
     def _earliest_s(self, value: Value) -> float:
-        """A time before which a value cannot be there: when its lane could make it."""
+        """Return a lower bound of when a value is made: when its lane could make it."""
         if value not in self.maker:
             return 0.0
         lane, position = self.maker[value]
@@ -268,7 +267,7 @@ class _Filler:
         self.peak_bytes[lane.device] = max(self.peak_bytes[lane.device], held)
 
     def _added_bytes(self, op: Op) -> float:
-        """What is held more once an op has been done; less than 0 where it frees."""
+        """Return the bytes that an op adds once it is done; below 0 where it frees."""
         if not self.program.stages[op.stage].trainable:
             return 0.0
         cost = self.stage_costs[op.stage]

@@ -1,4 +1,4 @@
-"""Make whole backwards again of halves that follow each other."""
+"""Merge each I and the W that follows it into one backward."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hocket.passes.segments import rewritten
 
 
 def merge_backward(schedule: Schedule) -> Schedule:
-    r"""The same order with B in the place of each I whose W follows at once.
+    r"""Return the same order, with B for each I whose W follows at once.
 
-    The inverse of `split_backward`. Halves with other work between them stay apart;
-    messages are no work. One backward is less for a device to do than its halves, but
-    what the device before is waiting for leaves later, by the time of W.
+    The inverse of `split_backward`. I and W with other work between them stay split;
+    messages are no work. B takes a device less time than I and W, but the gradient that
+    the device before waits for leaves later, by the time of W.
 
         I SEND_B W F   ─▶   B SEND_B F
 
@@ -26,11 +26,11 @@ def merge_backward(schedule: Schedule) -> Schedule:
 
 
 def merge_unneeded_splits(schedule: Schedule) -> Schedule:
-    r"""As `merge_backward`, but only where no other device waits for the I.
+    r"""Merge I and W only where no other device waits for the I.
 
     That is in a net's first stage, and where the stage before is on the same device,
-    which comes to it after the W all the same. Such an order is never slower, whatever
-    its ops take, and a whole backward costs the host less than two halves.
+    which runs it after the W anyway. Such an order is never slower, however long its
+    ops take, and B costs the host less than I and W.
 
     >>> print(merge_unneeded_splits(Schedule.parse(
     ...     "d0  0F0 0I0 0W0 0U\nd1  1F0 1I0 1W0 1U")))
@@ -48,7 +48,7 @@ def merge_unneeded_splits(schedule: Schedule) -> Schedule:
 
 
 def _merge(ops: Sequence[Op], kept: Collection[int] = ()) -> Iterator[Op]:
-    """The stages that are kept stay as they are."""
+    """Merge I and W, except on the stages that are kept."""
     merged: set[Op] = set()  # the W that are a part of a B now
     for i, op in enumerate(ops):
         if (
@@ -63,7 +63,7 @@ def _merge(ops: Sequence[Op], kept: Collection[int] = ()) -> Iterator[Op]:
 
 
 def _next_work(ops: Sequence[Op], position: int) -> Op | None:
-    """The first op after a position that is no message."""
+    """Return the first op after a position that is no message."""
     others = (ops[i] for i in range(position + 1, len(ops)))
     return next((op for op in others if op.kind not in MESSAGES), None)
 

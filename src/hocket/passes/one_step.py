@@ -1,4 +1,4 @@
-"""Take one step out of an order in which several are in flight."""
+"""Extract one step from an order in which several are in flight."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hocket.core.schedule import Lane, Schedule
 
 
 def one_step(schedule: Schedule) -> Schedule:
-    r"""The work of step 0 alone, in the same order, with the newest weights.
+    r"""Return the work of step 0 alone, in the same order, with the newest weights.
 
-    Nothing is left of the other steps, and so nothing of the delays: what a single step
-    reads is there before it begins. An order of one step stays as it is.
+    All delays become 0, because the weights that a single step reads are there before
+    it begins. An order of one step stays as it is.
 
     >>> from hocket.schedules import make_schedule
     >>> two_bw = make_schedule(
@@ -22,7 +22,7 @@ def one_step(schedule: Schedule) -> Schedule:
     d1  1F0 1B0 1F1 1B1 1U
 
     Args:
-        schedule: without messages.
+        schedule: a schedule without messages.
     """
     program = schedule.program
     if program.num_steps == 1 and not any(stage.delay for stage in program.stages):

@@ -16,12 +16,12 @@ from hocket.core.schedule import Schedule
 def rewritten(
     schedule: Schedule, rewrite: Callable[[Sequence[Op]], Iterable[Op]]
 ) -> Schedule:
-    """The same schedule with each piece of each lane rewritten.
+    """Return the same schedule with each piece of each lane rewritten.
 
     Args:
-        schedule: any.
-        rewrite: a piece of a lane, as it is to be. Pieces that are alike but for the
-            step must stay so.
+        schedule: any schedule.
+        rewrite: returns the new ops of a piece. Pieces that are alike but for the step
+            must stay so.
     """
     lanes, body = [], []
     for i, lane in enumerate(schedule.lanes):
@@ -38,7 +38,7 @@ def rewritten(
 
 
 def _edges(schedule: Schedule, lane: int) -> Iterator[int]:
-    """Where pieces begin, and where the last one ends."""
+    """Yield where pieces begin, and where the last one ends."""
     yield 0
     if schedule.body:
         begin, end = schedule.body[lane]

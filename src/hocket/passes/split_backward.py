@@ -1,4 +1,4 @@
-"""Split each backward into its two halves, of which somebody waits for only one."""
+"""Split each backward into I, which the stage before waits for, and W."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hocket.passes.segments import rewritten
 
 
 def split_backward(schedule: Schedule) -> Schedule:
-    r"""The same order with I and W in the place of each B, W right after I.
+    r"""Return the same order with I and W for each B, W right after I.
 
-    Messages that stand behind B stay behind I: what the device before is waiting for
+    Messages that follow B follow I: the gradient that the device before waits for
     leaves before the weight gradient is computed.
 
         B SEND_B F   ─▶   I SEND_B W F

@@ -1,4 +1,4 @@
-"""See an order of several steps as one of a single, larger step."""
+"""Turn an order of several steps into one of a single, larger step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.core.schedule import Schedule
 
 
 def steps_as_one(schedule: Schedule) -> Schedule:
-    r"""The same ops in the same order, as if all microbatches were those of one step.
+    r"""Return the same ops in the same order, as microbatches of one step.
 
     An order of one step stays as it is.
 
@@ -18,7 +18,7 @@ def steps_as_one(schedule: Schedule) -> Schedule:
     d0  0F0 0F1 0F2 0B0 0B1 0F3 0B2 0B3
 
     Args:
-        schedule: without what ends a step (R, U), for it would end before its end.
+        schedule: a schedule without R and U, which end a step.
     """
     program = schedule.program
     num_steps, num = program.num_steps, program.num_microbatches_of(0)

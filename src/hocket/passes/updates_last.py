@@ -1,4 +1,4 @@
-"""Move the updates to the end of each lane, where all gradients can be looked at."""
+"""Move the updates to the end of each lane, behind all gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.core.schedule import Lane, Schedule
 
 
 def updates_last(schedule: Schedule) -> Schedule:
-    r"""The same order, with each device's updates behind all else that it does.
+    r"""Return the same order, with each device's updates behind all other ops.
 
     A runtime that updates nothing before it has seen all gradients of the model cannot
     update one stage of a device while another one's backwards are still to come.
@@ -18,7 +18,7 @@ def updates_last(schedule: Schedule) -> Schedule:
     d0  0F0 1F0 1B0 0B0 1U 0U
 
     Args:
-        schedule: of one step.
+        schedule: a schedule of one step.
     """
     return replace(schedule, lanes=tuple(map(_put_last, schedule.lanes)))
 

@@ -1,4 +1,4 @@
-"""Published orders of work, one file each, and the table that names them."""
+"""Generate published orders of work, one file each, and name them in a table."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ of a block's slots are alike modulo six:
     0, and    0F .  .  3F 3I 3W .  0I 0W                     block of device 0, p = 2
     1               .     .     0F .  .  3F 3I 3W .          ... of the next microbatch
 
-How long a microbatch stays on a stage, in periods of six slots, is how many are there
-at once. So the block decides how much memory an order takes. What is squeezed keeps to
-that: slot by slot a device does, of what is ready and has room, what stands first in
-its blocks; and a weight gradient where there is nothing else.
+The number of microbatches on a stage at once is how long one stays, in periods of six
+slots. So the block decides how much memory an order takes, and squeezing keeps to that:
+in each slot a device does the first op of its blocks that is ready and has room; and a
+weight gradient if there is no other.
 
 Source: Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362
 (NeurIPS'24). The authors squeeze by other rules, to the same length or nearly so.
@@ -38,12 +38,12 @@ Block: TypeAlias = Mapping[Move, int]  # each op of a microbatch, and its slot
 
 
 def block(shape: Shape, device: int, starts: tuple[int, int, int, int]) -> Block:
-    """The slots of a device: four as given, and the weight gradients in the free ones.
+    """Return a device's slots: four as given, and weight gradients in free ones.
 
     Args:
-        shape: its devices.
-        device: whose block it is.
-        starts: of F down, F up, I up and I down.
+        shape: the shape, with its number of devices.
+        device: the block's device.
+        starts: the slots of F down, F up, I up and I down.
     """
     down, up = stages_of(shape, device)
     moves = (
@@ -62,7 +62,7 @@ def block(shape: Shape, device: int, starts: tuple[int, int, int, int]) -> Block
 
 
 def room(slots: Block, stage: int, last: Kind = Kind.BACKWARD_INPUT) -> int:
-    """How many microbatches are on a stage at once, from F to I or to W.
+    """Return how many microbatches are on a stage at once, from F to I or to W.
 
     Args:
         slots: the device's block.
@@ -76,12 +76,12 @@ def room(slots: Block, stage: int, last: Kind = Kind.BACKWARD_INPUT) -> int:
 def squeezed(
     name: str, shape: Shape, block_of: Callable[[Shape, int], Block]
 ) -> Schedule:
-    """The order in which the devices go through their repeated blocks.
+    """Return the order in which the devices go through their repeated blocks.
 
     Args:
-        name: of the schedule, for the error.
+        name: the schedule's name, for the error.
         shape: its numbers.
-        block_of: a device's block.
+        block_of: returns a device's block.
 
     Raises:
         ShapeError: not two stages per device.
@@ -97,9 +97,9 @@ class _Work:
     """In which slot each move was made, microbatch by microbatch.
 
     Args:
-        made: of every move.
-        before: of each move, what was made of those that it waits for.
-        ahead: of each forward, what was made of I and W, and how far it may be ahead.
+        made: the slots of every move.
+        before: the slots of those moves that each move waits for.
+        ahead: the slots of I and W, and how far their forward may be ahead of them.
     """
 
     made: Mapping[Move, list[int]]
@@ -108,7 +108,7 @@ class _Work:
 
     @classmethod
     def of(cls, program: Program, blocks: Sequence[Block]) -> _Work:
-        """Nothing made yet."""
+        """Begin with nothing made."""
         made: dict[Move, list[int]] = {move: [] for slots in blocks for move in slots}
         makers = {
             value: made[move] for move in made for value in makes(_first(move), program)
@@ -126,7 +126,7 @@ class _Work:
         return cls(made, before, ahead)
 
     def is_ready(self, move: Move, now: int) -> bool:
-        """Whether a move's next microbatch has all that it needs, and room."""
+        """Return whether a move's next microbatch has all that it needs, and room."""
         i = len(self.made[move])
         return all(
             len(made) > i and made[i] < now for made in self.before[move]
@@ -139,11 +139,11 @@ def _first(move: Move) -> Op:
 
 
 def _squeezed(work: _Work, blocks: Sequence[Block], num: int) -> list[list[Op]]:
-    """The lanes, slot by slot."""
+    """Return the lanes, slot by slot."""
     lanes: list[list[Op]] = [[] for _ in blocks]
 
     def best(slots: Block, now: int) -> Move | None:
-        """What stands first in a block, and a weight gradient only at last."""
+        """Return what comes first in a block; weight gradients come last."""
         ready = [
             move
             for move in slots

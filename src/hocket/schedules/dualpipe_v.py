@@ -59,7 +59,7 @@ def dualpipe_v(shape: Shape) -> Schedule:
 
 
 def _moves(shape: Shape, device: int) -> Iterator[Move]:
-    """What a device does in turn; the steps are those of the authors' repository."""
+    """Yield a device's moves; the steps are those of the authors' repository."""
     num_before, num_after = device + 1, shape.num_devices - 1 - device
     num_main = shape.num_microbatches - shape.num_stages + num_before
     down, up = stages_of(shape, device)

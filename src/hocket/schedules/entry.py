@@ -1,4 +1,4 @@
-"""What a schedule is made for, and what the table says of one.
+"""Define the sizes that a schedule is made for, and what its table entry claims.
 
 Claims are written in the letters of the papers:
 
@@ -25,10 +25,10 @@ class Shape:
     """The numbers that a schedule is made for.
 
     Args:
-        num_devices: of one replica; `p` in formulas.
-        num_microbatches: per step; `m`.
-        stages_per_device: `v`.
-        num_steps: `n`.
+        num_devices: the devices of one replica; `p` in formulas.
+        num_microbatches: the microbatches per step; `m`.
+        stages_per_device: the stages per device; `v`.
+        num_steps: the steps; `n`.
         num_replicas: copies of the whole pipeline.
 
     Raises:
@@ -54,11 +54,11 @@ class Shape:
         return self.num_devices * self.stages_per_device
 
     def chain(self, devices: Sequence[int] = (), *, trainable: bool = True) -> Program:
-        """One net of this shape.
+        """Return a program of one net of this shape.
 
         Args:
-            devices: of each stage; when not given, the stages go round and round the
-                devices.
+            devices: the device of each stage; when not given, the stages go round and
+                round the devices.
             trainable: False for evaluation.
         """
         return Program.chain(
@@ -82,10 +82,10 @@ class Entry:
         bubble_s: seconds in which each device does not work, over all steps. Takes the
             cost of a device's whole share of the model.
         peak_activations: the most activation units alive at once on a device.
-        num_buffers: the fewest receive buffers per flow with which no lane ever waits
-            for ever, even if each send ends only when a buffer has taken it.
-        stages_per_device: what `make_schedule` takes when not told otherwise.
-        holds_for: for which shapes and costs `bubble_s` is what happens. Papers give
+        num_buffers: the fewest receive buffers per flow without a deadlock, even if
+            each send ends only when a buffer has taken it.
+        stages_per_device: the default of `make_schedule`.
+        holds_for: returns whether `bubble_s` holds for a shape and costs. Papers give
             some formulas for equal times of F, I and W alone (`equal_times`).
     """
 
@@ -109,17 +109,17 @@ class Entry:
 
 
 def microbatch_s(share: StageCost) -> float:
-    """`F + B`: what one microbatch takes a device."""
+    """Return `F + B`, the seconds that one microbatch takes a device."""
     return share.forward_s + share.input_grad_s + share.weight_grad_s
 
 
 def equal_times(_shape: Shape, share: StageCost) -> bool:
-    """Whether F, I and W take equally long."""
+    """Return whether F, I and W take equally long."""
     return share.forward_s == share.input_grad_s == share.weight_grad_s
 
 
 def refuse_several_stages(name: str, shape: Shape) -> None:
-    """For schedules that know one stage per device.
+    """Refuse more than one stage per device.
 
     Raises:
         ShapeError: there are more.

@@ -1,4 +1,4 @@
-"""Orders in which no step waits for the one before to end: prologue, body, epilogue.
+"""Make orders in which no step waits for the one before to end.
 
 A device goes through its stages in visits of `m` microbatches each, the next step's
 behind the last one's, and alternates forwards and backwards from its warm-up on:
@@ -38,18 +38,18 @@ def flush_free(
     *,
     late_updates: bool = False,
 ) -> Schedule:
-    """The order of visits, with each update where its gradients are complete.
+    """Return the order of visits, with updates where gradients are complete.
 
     With replicas, a reduction begins there, and the update waits until the new weights
     are wanted, or the next step's gradients come: other stages' work lies between.
 
     Args:
-        shape: whose stages go round and round the devices.
-        delays: of each stage.
-        num_warmup: forwards of a device before its first backward.
-        late_updates: each update comes as many backwards later as the first device is
-            later with its own; with replicas, as late as the new weights are wanted. A
-            delayed stage meanwhile has the gradients of two steps.
+        shape: the shape; its stages go round and round the devices.
+        delays: the delay of each stage.
+        num_warmup: returns the forwards of a device before its first backward.
+        late_updates: whether each update comes as many backwards later as the first
+            device is later with its own; with replicas, as late as the new weights are
+            wanted. A delayed stage meanwhile has the gradients of two steps.
     """
     program = Program.chain(
         [stage % shape.num_devices for stage in range(shape.num_stages)],
@@ -70,7 +70,7 @@ def flush_free(
 def _repeating(
     program: Program, num_warmup: Callable[[int], int], *, late: bool
 ) -> Schedule:
-    """The order of as many steps as it takes to see a body repeat."""
+    """Return the order of as many steps as it takes to see a body repeat."""
     num_forwards = sum(
         program.num_microbatches_of(stage) for stage in program.stages_on[0]
     )
@@ -100,7 +100,7 @@ def _lanes(
 
 
 def _visits(program: Program, device: int, num_warmup: int) -> Iterator[Op]:
-    """Forwards from the first stage to the last, backwards the other way round."""
+    """Yield forwards from the first stage to the last, and backwards in reverse."""
     stages = program.stages_on[device]
 
     def ops(kind: Kind, order: Sequence[int]) -> list[Op]:
@@ -121,13 +121,13 @@ def _visits(program: Program, device: int, num_warmup: int) -> Iterator[Op]:
 def _with_updates(
     program: Program, ops: Iterable[Op], wave: int, *, late: bool
 ) -> Iterator[Op]:
-    """R where a step's gradients are complete, and U there or as late as it may be.
+    """Add R where a step's gradients are complete, and U there or later.
 
     Args:
-        program: of all ops.
-        ops: of a device, in order.
+        program: the program.
+        ops: a device's ops, in order.
         wave: the backwards from this device's last of a step to the first device's.
-        late: as `late_updates`.
+        late: whether updates come as late as possible (see `flush_free`).
     """
     waiting: dict[Op, float] = {}  # for how many backwards
     for op in ops:
@@ -156,9 +156,10 @@ def _taken(waiting: dict[Op, float], updates: Sequence[Op]) -> Sequence[Op]:
 
 
 def _needs(op: Op, update: Op, program: Program, *, late: bool) -> bool:
-    """Whether it reads those weights, or adds to gradients that must be gone.
+    """Return whether an op must come after an update.
 
-    Late ones must be when the next step's gradients are complete.
+    The op reads the new weights, or adds to the gradients that the update reads. Late
+    updates come before the next step's gradients are complete.
     """
     if op.stage != update.stage:
         return False
@@ -169,7 +170,7 @@ def _needs(op: Op, update: Op, program: Program, *, late: bool) -> bool:
 
 
 def _begin(ops: Sequence[Op]) -> int:
-    """Where a step's work is followed by the next step's, op for op."""
+    """Return where a step's work is followed by the next step's, op for op."""
     length = _length(ops)
     return next(
         begin
@@ -182,5 +183,5 @@ def _begin(ops: Sequence[Op]) -> int:
 
 
 def _length(ops: Sequence[Op]) -> int:
-    """Of a step."""
+    """Return the number of a step's ops."""
     return sum(op.step == 0 for op in ops)

@@ -15,7 +15,7 @@ from hocket.schedules.looped_bfs import looped_num_buffers
 
 
 def forward_only(shape: Shape, *, devices: Sequence[int] = ()) -> Schedule:
-    """Forwards alone, all microbatches of one stage before the next: evaluation.
+    """Run forwards alone, all microbatches of one stage before the next: evaluation.
 
     Nothing is trainable, so there is no backward and no update, and no activation is
     kept. A step is one batch; the next one starts without waiting for the last.
@@ -38,8 +38,8 @@ def forward_only(shape: Shape, *, devices: Sequence[int] = ()) -> Schedule:
     Source: torch's `_ScheduleForwardOnly`, which knows one stage per device.
 
     Args:
-        shape: its `stages_per_device` is not used where `devices` is given.
-        devices: of each stage; when not given, they go round and round the devices.
+        shape: the shape; its `stages_per_device` is not used if `devices` is given.
+        devices: the device of each stage; when not given, stages go round and round.
 
     Raises:
         ShapeError: `devices` does not fit `shape.num_devices`.

@@ -13,7 +13,7 @@ from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_st
 
 
 def gpipe(shape: Shape) -> Schedule:
-    """All forwards, then all backwards: the plainest order, and the most memory.
+    """Run all forwards, then all backwards: the plainest order, and the most memory.
 
     Bubble per step: `(p - 1) * (F + B)`. Every device holds all `m` microbatches.
 

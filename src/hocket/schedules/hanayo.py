@@ -33,9 +33,9 @@ def hanayo(shape: Shape) -> Schedule:
     d0  0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1 3U 0U
     d1  1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1 2U 1U
 
-    Source: Liu et al., "Hanayo", arXiv:2308.15762 (SC'23), for the placement and what
-    it is good for. The order is drawn anew here, as that of Chimera on twice the
-    devices, folded in the middle; it was not compared with the authors' own.
+    Source: Liu et al., "Hanayo", arXiv:2308.15762 (SC'23), for the placement and its
+    advantage. The order is ours: that of Chimera on twice the devices, folded in the
+    middle; it was not compared with the authors' own.
 
     Raises:
         ShapeError: an odd number of stages per device, or microbatches that make no
@@ -66,18 +66,18 @@ def hanayo(shape: Shape) -> Schedule:
 def wave_slots(
     stage: int, place: int, num_places: int, per_round: int, num_microbatches: int
 ) -> Iterator[tuple[int, Op]]:
-    """When a stage does its work, if each forward and each backward takes one slot.
+    """Yield when a stage works, if each forward and each backward takes one slot.
 
     Microbatches enter every second slot. A device's stages are an odd number of slots
     apart, so one has the even slots and the other the odd ones; and the backwards of a
     round begin in the slot after its last forward.
 
     Args:
-        stage: whose slots.
-        place: of the stage on a microbatch's way, from 0.
-        num_places: on that way.
+        stage: the stage.
+        place: its place on a microbatch's way, from 0.
+        num_places: the number of places on that way.
         per_round: microbatches that may be under way together.
-        num_microbatches: of the net.
+        num_microbatches: the microbatches of the net.
 
     Yields:
         The slot, and the op.
@@ -90,7 +90,7 @@ def wave_slots(
 
 
 def refuse_broken_rounds(name: str, shape: Shape) -> None:
-    """For schedules whose microbatches go in rounds, as many in each as devices.
+    """Refuse microbatches that make no whole rounds.
 
     Raises:
         ShapeError: a round would not be full.
@@ -104,7 +104,7 @@ def refuse_broken_rounds(name: str, shape: Shape) -> None:
 
 
 def _around(number: int, step: int) -> str:
-    """The multiples next to a number that is none, as a choice."""
+    """Write the multiples next to a number that is none, as a choice."""
     below = number - number % step
     return f"{below} or {below + step}" if below else str(step)
 
@@ -115,7 +115,7 @@ def _bubble_s(shape: Shape, share: StageCost) -> float:
 
 
 def wave_bubble_s(shape: Shape, share: StageCost, num_hops: int) -> float:
-    """The bubble of rounds in waves, over all steps, if all of a share were one stage.
+    """Return the bubble of rounds in waves, over all steps, with one stage per share.
 
     What fills and drains is twice the longer of F and B for each hop, because forwards
     and backwards take turns; and each further round loses their difference twice.

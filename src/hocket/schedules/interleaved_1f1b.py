@@ -17,10 +17,10 @@ _NAME: Final = "interleaved-1f1b"
 
 
 def interleaved_1f1b(shape: Shape) -> Schedule:
-    """1F1B with several stages per device, for a `v` times smaller bubble.
+    """Run 1F1B with several stages per device, for a `v` times smaller bubble.
 
     Stage `s` lives on device `s % p`. Microbatches go in rounds of `r`: a round passes
-    a device's first stage, then its second, and so on, and backwards likewise. Each
+    a device's first stage, then its second, and so on, and backwards in reverse. Each
     device pairs forwards and backwards of that long sequence as 1F1B does.
 
     Bubble per step: `(p - 1) * (F + B) / v`, if `m >= p`; with fewer microbatches each
@@ -57,10 +57,10 @@ def interleaved_1f1b(shape: Shape) -> Schedule:
 
 
 def equal_rounds(name: str, shape: Shape) -> list[range]:
-    """The microbatches of each round, all equally many.
+    """Return the microbatches of each round, all equally many.
 
     Args:
-        name: of the schedule, for the error.
+        name: the schedule's name, for the error.
         shape: its numbers.
 
     Raises:
@@ -90,7 +90,7 @@ def _peak_activations(shape: Shape, device: int) -> float:
 
 
 def _num_buffers(shape: Shape) -> int:
-    """What a round is longer than `p` piles up before a device's next stage."""
+    """Return how many microbatches pile up where a round is longer than `p`."""
     rounds = equal_rounds(_NAME, shape)
     if len(rounds) == 1 or shape.num_devices == 1 or shape.stages_per_device == 1:
         return 1

@@ -1,4 +1,4 @@
-"""Interleaved zero bubble: interleaved 1F1B with its weight gradients put off."""
+"""Interleaved zero bubble: interleaved 1F1B with delayed weight gradients."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hocket.schedules.one_f_one_b import alternate
 from hocket.schedules.zb_h1 import with_weight_grads
 
 _NAME: Final = "interleaved-zb"
-STAGES_PER_DEVICE: Final = 2  # unless told otherwise
+STAGES_PER_DEVICE: Final = 2  # the default
 
 
 def interleaved_zb(shape: Shape) -> Schedule:
-    """Split interleaved 1F1B's backwards; device `d` puts off `d` weight gradients.
+    """Split interleaved 1F1B's backwards; device `d` delays `d` weight gradients.
 
-    What a later device puts off is what it does while the earlier ones drain. Warm-ups
-    differ by one forward from device to device, not by two, because the gradient of a
-    stage's input comes back a weight gradient earlier.
+    A later device does its delayed weight gradients while the earlier ones drain.
+    Warm-ups differ by one forward from device to device, not by two, because the
+    gradient of a stage's input comes back earlier, by the time of a weight gradient.
 
     Bubble per step: `(p - 1) * (F + I - W) / v` if `W <= F`, `W <= I` and `m >= p`.
     Device `d` holds `(w + 1) / v` units, where `w = (v - 1) * r + p - 1 - d` is its
@@ -83,7 +83,7 @@ def _peak_activations(shape: Shape, device: int) -> float:
 
 
 def _num_buffers(shape: Shape) -> int:
-    """What piles up before a device that is still busy with its stage before."""
+    """Return how many messages pile up before a device busy with another stage."""
     p, v = shape.num_devices, shape.stages_per_device
     rounds = equal_rounds(_NAME, shape)
     length = len(rounds[0])

@@ -13,7 +13,7 @@ from hocket.schedules.entry import Entry, Shape, microbatch_s
 
 
 def looped_bfs(shape: Shape) -> Schedule:
-    """All microbatches of one stage before the next, for a `v` times smaller bubble.
+    """Run all microbatches of a stage before the next, for a `v` times smaller bubble.
 
     Stage `s` lives on device `s % p`. Forwards go through a device's stages in order,
     backwards in reverse, and from the last microbatch to the first.
@@ -45,7 +45,7 @@ def looped_bfs(shape: Shape) -> Schedule:
 
 
 def looped_bubble_s(shape: Shape, share: StageCost) -> float:
-    """The bubble of stages that go round and round the devices, over all steps.
+    """Return the bubble of looped stages, over all steps.
 
         m >= p      0F0 0F1 0F2 2F0 2F1 2F2     a full round keeps the device busy
         m <  p      0F0  .   .  2F0  .   .      ... and a short one leaves `p - m` idle
@@ -59,7 +59,7 @@ def looped_bubble_s(shape: Shape, share: StageCost) -> float:
 
 
 def looped_num_buffers(shape: Shape) -> int:
-    """Receive buffers where all microbatches of a stage go before the next stage.
+    """Return the receive buffers of orders that finish one stage before the next.
 
     While device 0 works off its first stage, the last device's outputs for its second
     one wait. They wait in buffers, or in the devices between, one in each.

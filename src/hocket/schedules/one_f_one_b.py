@@ -46,7 +46,7 @@ def one_f_one_b(shape: Shape) -> Schedule:
 def alternate(
     forwards: Sequence[Op], backwards: Sequence[Op], *, num_warmup: int
 ) -> Iterator[Op]:
-    """A few forwards to warm up, then one forward, one backward, then what is left.
+    """Yield warm-up forwards, then pairs of F and B, then the backwards left.
 
         num_warmup 2:   F F | F B  F B  F B | B B
 

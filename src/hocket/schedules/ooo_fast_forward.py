@@ -1,4 +1,4 @@
-"""Gradient fast-forwarding: inputs' gradients at once, weights' when nothing waits."""
+"""Gradient fast-forwarding: send input gradients first, and fill holes with W."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.schedules.zb_h1 import lagging
 
 
 def ooo_fast_forward(shape: Shape, *, push: bool = False) -> Schedule:
-    """Pass on each input's gradient at once, and do weights' gradients in the holes.
+    """Send each input gradient at once, and compute weight gradients in the holes.
 
     The first published use of split backwards in a pipeline, in the words of its
     authors "out-of-order backprop". Forwards and inputs' gradients alternate until no
@@ -58,7 +58,7 @@ def ooo_fast_forward(shape: Shape, *, push: bool = False) -> Schedule:
 
 
 def fast_forward(shape: Shape, device: int) -> Iterator[Op]:
-    """One device's ops, for stages that go round and round the devices.
+    """Yield one device's ops, for stages that go round and round the devices.
 
         F F F F │ F I  F I  F I │ I W  I W  I W  I W │ W W W
         warm-up   while there      while there is       what
@@ -83,7 +83,7 @@ def fast_forward(shape: Shape, device: int) -> Iterator[Op]:
 
 
 def fast_forward_bubble_s(shape: Shape, share: StageCost) -> float:
-    """The bubble of `fast_forward`, over all steps, where F, I and W are equal.
+    """Return the bubble of `fast_forward`, over all steps, for equal F, I and W.
 
     The way of the first forward, once; and in every step what device 0 waits for its
     first gradient, if too few forwards fill that. At least one slot is lost, when the
@@ -96,7 +96,7 @@ def fast_forward_bubble_s(shape: Shape, share: StageCost) -> float:
 
 
 def enough(shape: Shape, share: StageCost) -> bool:
-    """Whether F, I and W are equal, and a stage's forwards fill the way to the next."""
+    """Return whether F, I and W are equal, and there are `p` microbatches or more."""
     return equal_times(shape, share) and shape.num_microbatches >= shape.num_devices
 
 

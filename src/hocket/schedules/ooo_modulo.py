@@ -1,4 +1,4 @@
-"""Modulo allocation: layers dealt out round and round, and gradients fast-forwarded."""
+"""Modulo allocation: deal out layers round and round, and fast-forward gradients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def group_size(
     layer: StageCost,
     link: Link,
 ) -> int:
-    """How many layers that follow each other go to one device, for the shortest step.
+    """Return how many consecutive layers go to one device, for the shortest step.
 
     Single layers make the shortest bubble, and the most messages: each size that deals
     the layers out evenly is simulated. Of equals, the larger group sends less.
@@ -84,7 +84,7 @@ def group_size(
 
 
 def _together(layer: StageCost, size: int) -> StageCost:
-    """Layers that follow each other on one device: their messages are those of one."""
+    """Return the cost of consecutive layers on one device, with one's messages."""
     return replace(
         layer,
         forward_s=size * layer.forward_s,
@@ -102,7 +102,7 @@ def _peak_activations(shape: Shape, device: int) -> float:
 
 
 def _num_buffers(shape: Shape) -> int:
-    """What the last device sends back while the first is busy with forwards."""
+    """Return what the last device sends back while the first does forwards."""
     p, m = shape.num_devices, shape.num_microbatches
     if p == 1 or shape.stages_per_device == 1 or m < 2 * p:
         return 1

@@ -12,7 +12,7 @@ from hocket.schedules.flush_free import flush_free
 
 
 def pipedream(shape: Shape) -> Schedule:
-    """1F1B without a flush, where each step is one microbatch; for comparison.
+    """Run 1F1B without a flush, where each step is one microbatch; for comparison.
 
     Stage `s` reads weights that are `p - 1 - s` updates old, and keeps `p - s`
     versions: the newest goes into each forward, and stays until its backward.

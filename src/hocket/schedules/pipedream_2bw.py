@@ -12,7 +12,7 @@ from hocket.schedules.flush_free import flush_free
 
 
 def pipedream_2bw(shape: Shape, *, late_updates: bool = False) -> Schedule:
-    """1F1B without a flush: all stages compute with weights that are one update old.
+    """Run 1F1B without a flush: all stages compute with weights one update old.
 
     Forward and backward of step `t` read the weights after `max(0, t - 1)` updates:
     the newest when the step begins, and the same until it ends, so that two versions
@@ -36,9 +36,9 @@ def pipedream_2bw(shape: Shape, *, late_updates: bool = False) -> Schedule:
     arXiv:2006.09503, sections 3.1 and 3.2.
 
     Args:
-        shape: with one stage per device.
-        late_updates: updates wait until all gradients of their group are there, as they
-            must where these are clipped together; nobody else waits.
+        shape: a shape with one stage per device.
+        late_updates: whether updates wait until all gradients of their delay are there,
+            as clipping them together needs; no other op waits.
 
     Raises:
         ShapeError: several stages per device, or fewer microbatches than devices: then
@@ -55,7 +55,7 @@ def pipedream_2bw(shape: Shape, *, late_updates: bool = False) -> Schedule:
 
 
 def refuse_too_few(name: str, shape: Shape, least: int) -> None:
-    """For schedules that fill the time of one step with the next one's work.
+    """Refuse too few microbatches to fill a step with the next one's work.
 
     Raises:
         ShapeError: there are fewer microbatches than `least`.

@@ -1,4 +1,4 @@
-"""The table of schedules: ours, and those of packages that offer theirs.
+"""Name all schedules: hocket's own, and those that other packages offer.
 
 A package offers a schedule as an entry point, whose name is the schedule's:
 
@@ -71,7 +71,7 @@ OURS: Final[Mapping[str, Entry]] = {
 
 @cache
 def all_schedules() -> Mapping[str, Entry]:
-    """Ours and everybody else's, by name; read once per process.
+    """Return hocket's and other packages' entries by name; read once per process.
 
     Raises:
         PlanError: two schedules have one name, or an entry point offers no `Entry`.
@@ -82,7 +82,7 @@ def all_schedules() -> Mapping[str, Entry]:
 def joined(
     ours: Mapping[str, Entry], offers: Iterable[EntryPoint]
 ) -> Mapping[str, Entry]:
-    """The entries that are ours, and those that are offered.
+    """Join hocket's entries with those that other packages offer.
 
     Raises:
         PlanError: two schedules have one name, or an entry point offers no `Entry`.
@@ -120,18 +120,18 @@ def make_schedule(
     """Make a schedule of the table `SCHEDULES`.
 
     Args:
-        name: as in the table.
-        num_devices: of one replica.
-        num_microbatches: per step.
-        num_steps: how many steps the order is for.
+        name: the schedule's name in the table.
+        num_devices: the devices of one replica.
+        num_microbatches: the microbatches per step.
+        num_steps: the steps of the order.
         num_replicas: copies of the whole pipeline, on other devices.
-        stages_per_device: what is usual for this schedule when not given.
-        options: what else this schedule takes.
+        stages_per_device: the stages per device; the schedule's default when not given.
+        options: the schedule's own options.
 
     Raises:
-        PlanError: no schedule of that name, or an option that it does not take; tells
-            the nearest that there is.
-        ShapeError: the schedule does not take these numbers; tells those that it does.
+        PlanError: the table has no schedule of that name, or the schedule has no such
+            option; names the nearest.
+        ShapeError: the schedule does not take these numbers; names those that it does.
 
     >>> print(make_schedule("1f1b", num_devices=2, num_microbatches=2))
     d0  0F0 0F1 0B0 0B1 0U
@@ -156,6 +156,6 @@ def make_schedule(
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """What a schedule takes beside its shape; nothing if none has this name."""
+    """Return a schedule's options; none if no schedule has this name."""
     entry = all_schedules().get(name)
     return () if entry is None else entry.options

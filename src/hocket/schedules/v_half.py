@@ -12,7 +12,7 @@ from hocket.schedules.v_shape import STAGES_PER_DEVICE, stages_of
 
 
 def v_half(shape: Shape) -> Schedule:
-    """Half of 1F1B's activations on every device, for about half of its bubble.
+    """Hold half of 1F1B's activations on every device, for about half of its bubble.
 
     Bubble per step: `(3p - 4) * F / 2` with an odd number of devices, and three slots
     of `F / 2` less with an even one from 4 on, if `F = I = W` and `m >= p`. No device
@@ -33,9 +33,9 @@ def v_half(shape: Shape) -> Schedule:
 
 
 def block_of(shape: Shape, device: int) -> Block:
-    """A device's block.
+    """Return a device's block.
 
-    Forwards go down in every second slot and up in every slot; backwards likewise.
+    Forwards go down in every second slot and up in every slot, and so do backwards.
     With an even number of devices the backwards begin three slots later, because they
     would stand in the forwards' slots.
     """
@@ -46,7 +46,7 @@ def block_of(shape: Shape, device: int) -> Block:
 
 
 def _bubble_s(shape: Shape, share: StageCost) -> float:
-    """What each step waits, and at least once the way of the first forward."""
+    """Return what each step waits, and at least once the way of the first forward."""
     p, m, n = shape.num_devices, shape.num_microbatches, shape.num_steps
     if p % 2:
         waits = max(3 * p - 4, 4 * p - 4 - m, 0)

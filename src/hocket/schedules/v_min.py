@@ -24,7 +24,7 @@ class RepeatingBubbleWarning(UserWarning):
 
 
 def v_min(shape: Shape, *, share: StageCost | None = None) -> Schedule:
-    """A third of 1F1B's activations on every device, for two thirds of its bubble.
+    """Hold a third of 1F1B's activations on every device, for two thirds of its bubble.
 
     Bubble per step: `(4p - 5) * F / 2`, and two slots less where three divides `p`, if
     `F = I = W` and `m >= 2`. No device holds more than `(p + 4) / 3` units, not even
@@ -34,16 +34,17 @@ def v_min(shape: Shape, *, share: StageCost | None = None) -> Schedule:
     d0  0F0 0F1 3F0 3I0 3W0 0I0 0W0 3F1 3I1 0F2 3W1 0I1 0W1 3F2 3I2 3W2 0I2 0W2 3U 0U
     d1  1F0 2F0 2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2 2U 1U
 
-    Neighbouring devices follow each other so closely that none has anything to do while
-    it waits. So the times must be nearly equal: where they are not, a bubble comes back
-    with every microbatch. With `share` given, that is found out and told.
+    Neighbouring devices follow each other so closely that none has other work while it
+    waits. So the times must be nearly equal: if they are not, a bubble repeats with
+    every microbatch. If `share` is given, a warning says so.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory",
     arXiv:2405.15362 (NeurIPS'24); the squeeze is our own, see `building_block`.
 
     Args:
-        shape: with two stages per device.
-        share: what a microbatch takes in a device's whole share of the model, measured.
+        shape: a shape with two stages per device.
+        share: the measured times of a microbatch in a device's whole share of the
+            model.
 
     Raises:
         ShapeError: not two stages per device.
@@ -58,7 +59,7 @@ def v_min(shape: Shape, *, share: StageCost | None = None) -> Schedule:
 
 
 def block_of(shape: Shape, device: int) -> Block:
-    """A device's block.
+    """Return a device's block.
 
     Forwards and backwards go down and up in every slot.
     Where three divides the devices the backwards begin two slots later, because they
@@ -73,11 +74,11 @@ def block_of(shape: Shape, device: int) -> Block:
 def repeating_bubble_s(
     make: Callable[[Shape], Schedule], num_devices: int, share: StageCost
 ) -> float:
-    """How much longer than its work each further microbatch takes.
+    """Return how much longer than its work each further microbatch takes.
 
     Args:
-        make: a schedule with two stages per device.
-        num_devices: of one replica.
+        make: makes a schedule with two stages per device.
+        num_devices: the devices of one replica.
         share: what a microbatch takes in a device's whole share of the model.
     """
     few, many = 2 * num_devices, 4 * num_devices
@@ -92,10 +93,10 @@ def repeating_bubble_s(
 
 
 def repeating_bubble(num_devices: int, share: StageCost) -> str:
-    """What there is to tell of V-Min with these times; nothing, if no bubble repeats.
+    """Return advice if V-Min repeats a bubble with these times; else nothing.
 
     Args:
-        num_devices: of one replica.
+        num_devices: the devices of one replica.
         share: what a microbatch takes in a device's whole share of the model.
     """
     more = "half as many activations more"
@@ -103,7 +104,7 @@ def repeating_bubble(num_devices: int, share: StageCost) -> str:
 
 
 def repeating_bubble_of_v_half(num_devices: int, share: StageCost) -> str:
-    """The same of V-Half."""
+    """Return advice if V-Half repeats a bubble with these times; else nothing."""
     more = "up to twice as many activations"
     return _advice((v_half, "v-half"), (zb_v, "zb-v"), more, num_devices, share)
 
@@ -115,7 +116,7 @@ def _advice(
     num_devices: int,
     share: StageCost,
 ) -> str:
-    """That one order repeats a bubble, and which to take instead, at what price."""
+    """Say that one order repeats a bubble, and which to take instead, at what price."""
     (make, name), (make_other, other_name) = taken, other
     work_s = microbatch_s(share)
     bubble_s = repeating_bubble_s(make, num_devices, share)

@@ -5,8 +5,8 @@
     d2       2 ┐   ┌ 5
     d3         3 ─ 4           the turn sends no message: both ends are on one device
 
-Orders for it are written as moves, which stages make in turn; `numbered` tells which
-microbatch each is for.
+Orders for it are written as moves, which stages make in turn; `numbered` gives each its
+microbatch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hocket.schedules.entry import Shape
 
 STAGES_PER_DEVICE: Final = 2
 
-Move: TypeAlias = tuple[Kind, int]  # of a stage
+Move: TypeAlias = tuple[Kind, int]  # the kind and the stage
 
 
 def v_chain(name: str, shape: Shape) -> Program:
-    """The program of a schedule whose stages go down the devices and up again.
+    """Return the program whose stages go down the devices and up again.
 
     Args:
-        name: of the schedule, for the error.
+        name: the schedule's name, for the error.
         shape: its numbers.
 
     Raises:
@@ -45,24 +45,24 @@ def v_chain(name: str, shape: Shape) -> Program:
 
 
 def stages_of(shape: Shape, device: int) -> tuple[int, int]:
-    """A device's stage on the way down, and its stage on the way up."""
+    """Return a device's stage on the way down, and its stage on the way up."""
     return device, 2 * shape.num_devices - 1 - device
 
 
 def numbered(moves: Iterable[Move], num_microbatches: int) -> Iterator[Op]:
-    """Each stage does each kind of work for microbatch 0, 1, 2 ... in turn.
+    """Number moves: each stage does each kind for microbatch 0, 1, 2 ... in turn.
 
     Args:
-        moves: in order; a whole backward counts as both of its halves.
+        moves: the moves in order; B counts as both I and W.
         num_microbatches: moves for more than these are left out.
     """
     counts: Counter[Move] = Counter()
     for kind, stage in moves:
-        halves = _HALVES.get(kind, (kind,))
-        microbatch = counts[halves[0], stage]
-        counts.update((half, stage) for half in halves)
+        parts = _PARTS.get(kind, (kind,))
+        microbatch = counts[parts[0], stage]
+        counts.update((part, stage) for part in parts)
         if microbatch < num_microbatches:
             yield Op(kind, stage, microbatch)
 
 
-_HALVES: Final = {Kind.BACKWARD: (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)}
+_PARTS: Final = {Kind.BACKWARD: (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)}

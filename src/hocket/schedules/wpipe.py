@@ -13,7 +13,7 @@ from hocket.schedules.pipedream_2bw import refuse_too_few
 
 
 def wpipe(shape: Shape, *, late_updates: bool = False) -> Schedule:
-    """Two groups of stages take turns, so that only the first is one update behind.
+    """Alternate two groups of stages, so that only the first is one update behind.
 
     Device `d` has stage `d` of the front half and stage `d + p` of the back half. The
     next step's forwards of the front half come before this step's backwards of it, and
@@ -46,9 +46,9 @@ def wpipe(shape: Shape, *, late_updates: bool = False) -> Schedule:
     DNN Training", ICLR'22.
 
     Args:
-        shape: with two stages per device.
-        late_updates: updates wait until all gradients of their group are there, as they
-            must where these are clipped together; nobody else waits.
+        shape: a shape with two stages per device.
+        late_updates: whether updates wait until all gradients of their delay are there,
+            as clipping them together needs; no other op waits.
 
     Raises:
         ShapeError: other than two stages per device, or fewer microbatches than
@@ -66,12 +66,12 @@ def wpipe(shape: Shape, *, late_updates: bool = False) -> Schedule:
 
 
 def group_delays(shape: Shape) -> list[int]:
-    """One update for the front half, none for the back half."""
+    """Return a delay of 1 for the front half's stages, and 0 for the back half's."""
     return [1] * shape.num_devices + [0] * shape.num_devices
 
 
 def refuse_other_groups(name: str, shape: Shape) -> None:
-    """For schedules of two groups of stages.
+    """Refuse other than two groups of stages.
 
     Raises:
         ShapeError: there are others than two stages per device.
@@ -84,7 +84,7 @@ def refuse_other_groups(name: str, shape: Shape) -> None:
 
 
 def bubble_s(shape: Shape, share: StageCost) -> float:
-    """The pipeline fills and drains once, in halves of a device's share."""
+    """Return the bubble: the pipeline fills and drains once, by half a share."""
     return (shape.num_devices - 1) * microbatch_s(share) / 2
 
 
@@ -94,7 +94,7 @@ def _peak_activations(shape: Shape, device: int) -> float:
 
 
 def _num_buffers(shape: Shape) -> int:
-    """What device 0 does not read yet of the outputs that come round for its visit."""
+    """Return how many outputs device 0 has not read when its second stage begins."""
     p, m = shape.num_devices, shape.num_microbatches
     if p == 1:
         return 1

@@ -12,12 +12,12 @@ from hocket.schedules.wpipe import bubble_s, group_delays, refuse_other_groups
 
 
 def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
-    """WPipe with a longer warm-up, in which messages have time to come.
+    """Run WPipe with a longer warm-up, which hides messages.
 
-    Between the warm-ups of two neighbours there are two forwards and not one, so that
-    whoever computes has another microbatch at hand while one is on its way. With
-    `m >= 2 (p - 1)` the delays stay what they are: one for the front half, none for
-    the back half; with fewer they would mix.
+    The warm-ups of two neighbours differ by two forwards and not one, so that a device
+    has another microbatch to compute while one is on its way. With `m >= 2 (p - 1)` the
+    delays stay one for the front half and none for the back half; with fewer they would
+    mix.
 
     Bubble per run: `(p - 1) * (F + B) / 2` where messages take no time, and none is
     added by hops of up to a quarter of `F + B`. Device `d` begins with
@@ -44,9 +44,9 @@ def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
     (Narayanan et al., arXiv:2104.04473, section 2.2.2).
 
     Args:
-        shape: with two stages per device.
-        late_updates: updates wait until all gradients of their group are there, as they
-            must where these are clipped together; nobody else waits.
+        shape: a shape with two stages per device.
+        late_updates: whether updates wait until all gradients of their delay are there,
+            as clipping them together needs; no other op waits.
 
     Raises:
         ShapeError: other than two stages per device, or fewer microbatches than

@@ -1,4 +1,4 @@
-"""The zero-bubble order for measured times and a memory limit, found by trying."""
+"""Search a zero-bubble order for measured times and a memory limit."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _TIE: Final = 1e-3
 def zb_auto(
     shape: Shape, *, costs: Costs | None = None, memory_bytes: float | None = None
 ) -> Schedule:
-    """The fastest of eight greedy orders, for measured times and a memory limit.
+    """Choose the fastest of eight greedy orders, for measured times and a memory limit.
 
     Each device does as many forwards as fit before its first gradient arrives, then
     one forward, one input gradient, as long as there are forwards; and each W goes
     where it delays nothing, as far as can be known, or where memory is short. Three
-    choices are tried both ways, and the shortest step is taken, by simulation:
+    choices are simulated both ways, and the shortest step is taken:
 
         A   one forward more before the first gradient, even if that has to wait
         B   a W also begins in a gap that is shorter
         C   at the first gradient, a device is only one forward ahead of the next
             device, and not as many as fit
 
-    It is never slower than `1f1b`, `zb-h1` and `zb-h2`, where those fit, which are
-    tried too. Of equals, it is the one in which no device is taken as long, from its
-    first op to its last: so much does each further step add, for a device begins it
-    when it has ended this one. Of those, it is the one that holds least. With equal
-    times that is ZB-H2, and ZB-H1 in the memory of 1F1B.
+    It is never slower than `1f1b`, `zb-h1` and `zb-h2`, which are tried too, if those
+    fit. Of equally short steps it takes the one whose devices are shortest at work,
+    from their first op to their last: so much does each further step add, since a
+    device begins it when it has ended this one. Of those, it takes the one that holds
+    least. With equal times that is ZB-H2, and ZB-H1 in the memory of 1F1B.
 
     Args:
-        shape: with one stage per device.
-        costs: of the devices' stages and links; when not given, equal times for F, I
-            and W, messages that take none, and the memory of 1F1B.
-        memory_bytes: what each device may hold at most; without a limit when not given.
+        shape: a shape with one stage per device.
+        costs: the costs of stages and links; when not given, equal times for F, I and
+            W, messages that take none, and the memory of 1F1B.
+        memory_bytes: the most that each device may hold; unlimited when not given.
 
     >>> costs = Costs.uniform(weight_grad_s=0.5)
     >>> print(zb_auto(Shape(num_devices=3, num_microbatches=5), costs=costs))
@@ -67,7 +67,7 @@ def zb_auto(
     Raises:
         ShapeError: several stages per device.
         CostsError: the costs are of another number of stages.
-        FitError: no order holds so little; tells the smallest limit that works.
+        FitError: no order holds so little; names the smallest limit that works.
     """
     refuse_several_stages("zb-auto", shape)
     program = replace(shape.chain(), num_steps=1)
@@ -82,7 +82,7 @@ def zb_auto(
     prompt = [_order(program, warmup) for warmup in choices]
     orders = _made_by_hand(replace(shape, num_steps=1))
     for order in prompt:
-        with suppress(FitError):  # two halves may need more at once than the whole
+        with suppress(FitError):  # I and W may need more at once than B
             orders.append(delay_weight_gradients(order, costs, memory_bytes=limit))
     timelines = [simulate(order, costs) for order in orders]
     fitting = [timeline for timeline in timelines if timeline.most_bytes <= limit]
@@ -93,7 +93,7 @@ def zb_auto(
 
 
 def _warmups(program: Program, costs: Costs) -> Iterator[list[int]]:
-    """How many forwards each device does before its first pair: choices A and C."""
+    """Yield each device's forwards before its first pair: choices A and C."""
     first = _forwards_that_fit(program, costs)
     for one_more, one_ahead in product((False, True), repeat=2):
         warmup = [0] * program.num_devices
@@ -105,7 +105,7 @@ def _warmups(program: Program, costs: Costs) -> Iterator[list[int]]:
 
 
 def _forwards_that_fit(program: Program, costs: Costs) -> list[int]:
-    """How many forwards end on each device before its first gradient arrives.
+    """Return the forwards that end on each device before its first gradient arrives.
 
     d0  F F F F F         their pace is that of the slowest device up to here
     d1    F F F   I
@@ -139,7 +139,7 @@ def _message_s(costs: Costs, cost: StageCost, source: int, target: int) -> float
 
 
 def _order(program: Program, warmup: Sequence[int]) -> Schedule:
-    """One step in which no W waits."""
+    """Return one step in which no W waits."""
 
     def lane(device: int) -> Iterator[Op]:
         microbatches = range(program.num_microbatches_of(device))
@@ -160,7 +160,7 @@ def _order(program: Program, warmup: Sequence[int]) -> Schedule:
 def _fitting(
     program: Program, costs: Costs, warmup: Sequence[int], limit: float
 ) -> list[int]:
-    """The same warm-up, or a shorter one that keeps to the limit, if any does."""
+    """Return the warm-up, shortened to keep to the limit if that is possible."""
     num_microbatches = program.num_microbatches_of(0)
     fitting = [min(number, num_microbatches) for number in warmup]
     while True:
@@ -191,12 +191,12 @@ def _refusal(least: Timeline, limit: float) -> FitError:
 
 
 def _made_by_hand(shape: Shape) -> list[Schedule]:
-    """What is known to be good, so that nothing worse is found."""
+    """Return the published orders, so that no worse one is chosen."""
     return [one_f_one_b(shape), zb_h1(shape), zb_h2(shape)]
 
 
 def _chosen(timelines: Sequence[Timeline]) -> Timeline:
-    """The shortest step; of those the least time that any device is taken; least bytes.
+    """Choose the shortest step; of ties, the shortest device; then the fewest bytes.
 
     What differs by less than a thousandth is a tie: no time is known better, and an
     order that wins so little may hold several times as much.
@@ -208,13 +208,13 @@ def _chosen(timelines: Sequence[Timeline]) -> Timeline:
 
 
 def _least(seconds: Sequence[float]) -> list[int]:
-    """The places of the shortest, and of what ties with it."""
+    """Return the places of the shortest, and of what ties with it."""
     most = (1 + _TIE) * min(seconds)
     return [i for i, value in enumerate(seconds) if value <= most]
 
 
 def _taken_s(timeline: Timeline) -> float:
-    """From a device's first op to its last; of the device that is taken longest."""
+    """Return the longest time from a device's first op to its last."""
     lanes = zip(timeline.start_s, timeline.end_s, strict=True)
     return max(float(ends[-1] - starts[0]) for starts, ends in lanes)
 

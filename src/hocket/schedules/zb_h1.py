@@ -16,7 +16,7 @@ from hocket.schedules.one_f_one_b import alternate
 
 
 def zb_h1(shape: Shape) -> Schedule:
-    """1F1B's activations and a third of its bubble, by letting weight gradients wait.
+    """Delay weight gradients: 1F1B's activations, and a third of its bubble.
 
     The order of 1F1B with I in the place of B; on device `d`, each W stands `d`
     microbatches behind its I. So the gradient of the input is with the device before
@@ -43,7 +43,7 @@ def zb_h1(shape: Shape) -> Schedule:
 
 
 def lagging(shape: Shape, *, lead: int) -> Schedule:
-    """1F1B with more or less of a warm-up, and weight gradients that lag behind.
+    """Run 1F1B with another warm-up, and with weight gradients that lag behind.
 
     Device `d` does `lead * (p - 1 - d)` forwards to warm up, and each of its W stands
     `lead * d` microbatches behind its I: together the same on every device.
@@ -66,7 +66,7 @@ def lagging(shape: Shape, *, lead: int) -> Schedule:
 
 
 def with_weight_grads(ops: Iterable[Op], *, num_waiting: int) -> Iterator[Op]:
-    """After each I the oldest W, once more than so many wait; the others at the end."""
+    """Yield after each I the oldest W, once more than `num_waiting` wait."""
     waiting: deque[Op] = deque()
     for op in ops:
         yield op
@@ -78,7 +78,7 @@ def with_weight_grads(ops: Iterable[Op], *, num_waiting: int) -> Iterator[Op]:
 
 
 def lagging_bubble_s(shape: Shape, share: StageCost, *, lead: int) -> float:
-    """The bubble of `lagging`, over all steps, for any F, I and W.
+    """Return the bubble of `lagging`, over all steps, for any F, I and W.
 
     Every device `d` gives two bounds, and the longest of all is what happens:
 

@@ -11,7 +11,7 @@ from hocket.schedules.zb_h1 import lagging, lagging_bubble_s
 
 
 def zb_h2(shape: Shape) -> Schedule:
-    """No bubble between steps, for nearly twice the activations of 1F1B.
+    """Leave no bubble between steps, for nearly twice the activations of 1F1B.
 
     ZB-H1 with twice as many forwards to warm up, which fill the wait for the first
     gradient, and with weight gradients that lag twice as far behind.

@@ -23,7 +23,7 @@ def zb_v(shape: Shape) -> Schedule:
     """Keep every device busy from its first op to its last, in the memory of 1F1B.
 
     The stages lie in a V: the device that begins the net ends it too, so that its first
-    backwards need nobody. Backwards are split, and no device waits between its ops.
+    backwards need no message. Backwards are split, and no device waits between its ops.
 
     Bubble: `(p - 1) * F / 2`, the way of the first forward, once, if `F = I = W` and
     `m >= 2p - 1`; each step begins where the one before leaves off. Every device holds
@@ -49,7 +49,7 @@ def zb_v(shape: Shape) -> Schedule:
 
 
 def _moves(shape: Shape, device: int) -> Iterator[Move]:
-    """What a device does in turn.
+    """Yield a device's moves in turn.
 
     F0 I0 W0 are of its stage on the way down, F1 I1 W1 of that on the way up.
     """
@@ -66,7 +66,7 @@ def _moves(shape: Shape, device: int) -> Iterator[Move]:
     num_full = num - 2 * p + 1 + num_before
     yield from [f0, i0, w0, f1, i1, w1] * num_full
     yield from [i0, w0, f1, i1, w1] * (num - p - num_full)
-    # cool down: what others wait for, and then what nobody waits for
+    # cool down: first the gradients that other devices wait for
     yield from [i0, i1] * num_before
     yield from [i0, w0] * num_after
     yield from [w1] * num_before
@@ -77,7 +77,7 @@ _KINDS: Final = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def _bubble_s(shape: Shape, share: StageCost) -> float:
-    """The way of the first forward, once; and what is missing to `2p - 1` microbatches.
+    """Return the first forward's way, once, and the holes of missing microbatches.
 
     Each step begins where the one before leaves off, but for what is missing.
     """

@@ -75,7 +75,7 @@ SETTINGS: Final = {
     "hook and wpipe": ("ModelError", "0.weight has a hook on its gradient, but"),
     "too few for wpipe": ("ShapeError", "needs 2 microbatches a step"),
     "too few for the overlapped": ("ShapeError", "needs 2 microbatches a step"),
-    "dropped weight gradient": ("ScheduleError", "1W2 is missing, the other half is"),
+    "dropped weight gradient": ("ScheduleError", "1W2 is missing, but 1I2 is there"),
     "doubled weight gradient": ("ScheduleError", "1W2 is there 2 times"),
     "small example": ("DataError", "3 samples cannot be cut into 4 microbatches"),
     "no pair": ("DataError", "a batch must be a pair (inputs, targets)"),

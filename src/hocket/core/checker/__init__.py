@@ -1,4 +1,4 @@
-"""What `hocket.core.check` is made of, in the order in which it proves things.
+"""Prove one property of a schedule in each file, for `hocket.core.check`.
 
 faults: the right ops, each once      play: every lane comes to its end
 happens_before, shared: paths of events between ops, and what ops use in common

@@ -1,4 +1,4 @@
-"""How many versions of weights, and sums of gradients, are alive at once.
+"""Count the versions of weights and the sums of gradients alive at once.
 
 Counted over every order that the events allow. A version of the weights lives until
 every op that reads it has happened before an update:
@@ -22,17 +22,17 @@ from hocket.core.program import Program
 from hocket.core.simulator.columns import CODES, Columns
 from hocket.core.timelines.arrays import Bools, Ints
 
-# Of each number of a resource, the rows of some of the ops that use it.
+# The rows of some of the ops that use a resource, by its number.
 _Users = dict[int, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """What is alive at once of each stage.
+    """What is alive at once, by stage.
 
     Args:
-        num_versions: of its weights.
-        num_gradients: of its weights' gradients, one sum per step; 0 if not trained.
+        num_versions: versions of the stage's weights.
+        num_gradients: sums of gradients, one per step; 0 if it is not trained.
     """
 
     num_versions: tuple[int, ...]
@@ -42,10 +42,10 @@ class Alive:
 def count_alive(
     program: Program, columns: Columns, accesses: Accesses, before: HappensBefore
 ) -> Alive:
-    """The most that is alive at once, over every order that the events allow.
+    """Return the most that is alive at once, over every order that events allow.
 
     Args:
-        program: what the ops are of.
+        program: the schedule's program.
         columns: the ops of a complete schedule that is free of deadlock.
         accesses: what they read and change.
         before: the paths of events between them.
@@ -74,7 +74,7 @@ def count_alive(
 def _users(
     accesses: Accesses, lane: Ints, which: Bools, *, last: bool = False
 ) -> dict[int, _Users]:
-    """Of each stage and number, the first op of every lane, or the last one."""
+    """Return, by stage and number, the first op of every lane, or the last one."""
     taken = accesses.taken(which)
     sign = -1 if last else 1
     order = np.lexsort((sign * taken.row, lane[which], taken.number, taken.stage))
@@ -90,7 +90,7 @@ def _users(
 
 
 def _most_versions(writers: _Users, readers: _Users, before: HappensBefore) -> int:
-    """The most versions of a stage's weights.
+    """Return the most versions of a stage's weights.
 
     Just after an update that starts as early as it may, all ops that need not happen
     before it are still to come: then the versions that they read are alive.
@@ -107,7 +107,7 @@ def _most_versions(writers: _Users, readers: _Users, before: HappensBefore) -> i
 
 
 def _most_gradients(writers: _Users, adders: _Users, before: HappensBefore) -> int:
-    """The most steps whose gradients are begun and not yet used by an update.
+    """Return the most steps whose gradients are begun and not yet applied.
 
     Where the update of step `k` comes as late as it may, the gradients of step `u` are
     begun before it unless it happens before all ops that add to them.

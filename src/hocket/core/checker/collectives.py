@@ -1,4 +1,4 @@
-"""Collectives must be posted in one order by all their members.
+"""Check that all members of a collective post it in the same order.
 
     d0  ... 3R ... 0R       stage 3 is a copy of stage 1, and stage 0 of stage 2:
     d1  ... 1R ... 2R       both devices post the pair 1, 3 before the pair 0, 2
@@ -28,7 +28,7 @@ _Call = tuple[Kind, tuple[int, ...], int]
 def collective_faults(
     work: Work, before: HappensBefore, order: Sequence[int]
 ) -> Iterator[Fault]:
-    """Lanes of a device, or devices, that may post collectives in different orders.
+    """Find lanes or devices that may post collectives in different orders.
 
     Args:
         work: a schedule that is complete and free of deadlock.
@@ -51,7 +51,7 @@ def collective_faults(
 def _lane_faults(
     work: Work, before: HappensBefore, device: int, posts: Sequence[int]
 ) -> Iterator[Fault]:
-    """The first two collectives of a device that no path of events orders."""
+    """Find the first two collectives of a device that no path of events orders."""
     for first, second in pairwise(posts):
         if not before.before(first, second):
             a, b = (work.columns.describe(r, work.schedule) for r in (first, second))
@@ -65,7 +65,7 @@ def _lane_faults(
 
 
 def _device_faults(work: Work, of_device: dict[int, list[int]]) -> Iterator[Fault]:
-    """The first collectives that two devices post in different orders."""
+    """Find the first collectives that two devices post in different orders."""
     calls = {
         device: {_call(_op(work, row), work): _op(work, row) for row in posts}
         for device, posts in sorted(of_device.items())

@@ -1,4 +1,4 @@
-"""Ops that change one thing in place, without a path of events between them."""
+"""Find ops that change one thing in place without a path of events between them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def conflicts(
 ) -> Iterator[Fault]:
     """Name the first conflict of each resource, stage and pair of lanes.
 
-    Gradients and buffers must be changed by one op after another in every order. Who
-    reads gradients (U) needs their values, and so comes after all changes. Weights are
-    not looked at here: their versions are counted (see `alive`).
+    Gradients and buffers must be changed by one op after another in every order. An op
+    that reads gradients (U) needs their values, and so comes after all changes. Weights
+    have no conflicts: their versions are counted (see `alive`).
 
     Args:
         schedule: complete, and free of deadlock.
@@ -53,7 +53,7 @@ def conflicts(
 
 
 def _shared_by_lanes(accesses: Accesses, columns: Columns) -> Accesses:
-    """The changes of gradients and buffers, where ops of several lanes make them."""
+    """Return the changes of gradients and buffers that several lanes make."""
     changes = accesses.writes & ~accesses.of(Resource.WEIGHTS)
     accesses = accesses.taken(changes)
     key = accesses.stage * len(RESOURCES) + accesses.resource
@@ -66,10 +66,10 @@ def _shared_by_lanes(accesses: Accesses, columns: Columns) -> Accesses:
 
 
 def _in_order(accesses: Accesses, order: Sequence[int]) -> Accesses:
-    """Those to one thing one after another, in the order in which ops may start.
+    """Sort accesses by what they use, and then by the order in which ops may start.
 
-    Then it is enough to look at neighbours: where each of them happens before the next
-    one, that is their only order.
+    Then comparing neighbours is enough: if each of them happens before the next one,
+    that is their only order.
     """
     place: Ints = np.empty(len(order), np.int64)
     place[np.array(order, np.int64)] = np.arange(len(order))

@@ -1,9 +1,10 @@
-"""What is wrong with the ops of a schedule, each taken by itself or with its pair."""
+"""Find missing, doubled and misplaced ops, and broken pairs of ops."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hocket.core.dataflow import due_ops
 from hocket.core.op import MESSAGES, SENDS, Kind, Op
@@ -14,20 +15,21 @@ Fault = tuple[str, Op | None]
 
 
 def too_much_due(schedule: Schedule) -> list[Fault]:
-    """A header may claim any number of ops; then they are not listed one by one."""
+    """Refuse a program with more forwards than the schedule has ops."""
     program = schedule.program
     num_forwards = program.num_steps * sum(
         program.num_microbatches_of(stage) for stage in range(program.num_stages)
     )
     if num_forwards <= schedule.num_ops:
         return []
-    return [
-        (f"{num_forwards} forwards are due, of {schedule.num_ops} ops in all", None)
-    ]
+    text = (
+        f"{num_forwards} forwards, but the schedule holds only {schedule.num_ops} ops"
+    )
+    return [(f"the program has {text}", None)]
 
 
 def op_faults(schedule: Schedule) -> Iterator[Fault]:
-    """Ops that are missing, doubled, foreign to the program, or on a wrong device."""
+    """Find ops that are missing, doubled, foreign to the program, or misplaced."""
     program = schedule.program
     found = Counter(op for lane in schedule.lanes for op in lane.ops)
     yield from _placement_faults(schedule)
@@ -47,25 +49,23 @@ def op_faults(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _backward_faults(op: Op, found: Counter[Op]) -> Iterator[Fault]:
-    """A backward must be there whole, or as both of its halves."""
-    halves = [Op(kind, op.stage, op.microbatch, op.step) for kind in _HALVES]
-    missing = [half for half in halves if half not in found]
-    if op in found and len(missing) < len(halves):
-        yield f"{op} is there whole and as {_HALF_NAMES}", op
-    elif op not in found and len(missing) == len(halves):
-        yield f"{op} is missing, and so are {_HALF_NAMES}", None
-    elif len(missing) == 1:
-        yield f"{missing[0]} is missing, the other half is there", None
+    """Check that a backward is there as B, or as both I and W."""
+    first, second = (replace(op, kind=kind) for kind in _SPLIT)
+    num_there = (first in found) + (second in found)
+    if op in found and num_there:
+        yield f"{op} is there, and so is {first if first in found else second}", op
+    elif op not in found and not num_there:
+        yield f"{op} is missing, and so are {first} and {second}", None
+    elif num_there == 1:
+        there, missing = (first, second) if first in found else (second, first)
+        yield f"{missing} is missing, but {there} is there", None
 
 
-_HALVES = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-_HALF_NAMES = "its halves I and W"
+_SPLIT = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def _whole(op: Op) -> Op:
-    if op.kind in _HALVES:
-        return Op(Kind.BACKWARD, op.stage, op.microbatch, op.step)
-    return op
+    return replace(op, kind=Kind.BACKWARD) if op.kind in _SPLIT else op
 
 
 def _sizes(program: Program) -> str:
@@ -111,24 +111,18 @@ _OTHER_END = {
 
 
 def body_faults(schedule: Schedule) -> Iterator[Fault]:
-    """Ops of a body that do not repeat what stands one repetition before them."""
+    """Find ops of a body that do not repeat those one repetition before them."""
     for lane, (begin, end) in zip(schedule.lanes, schedule.body, strict=False):
         length = (end - begin) // schedule.num_repeats
         for i in range(begin + length, end):
             before, op = lane.ops[i - length], lane.ops[i]
-            wanted = Op(
-                before.kind,
-                before.stage,
-                before.microbatch,
-                before.step + 1,
-                before.peer,
-            )
+            wanted = replace(before, step=before.step + 1)
             if op != wanted:
                 yield f"{op} stands in the body where {wanted} would repeat it", op
 
 
 def message_order_faults(schedule: Schedule) -> Iterator[Fault]:
-    """Both ends of a pair of devices must post their messages in the same order."""
+    """Check that both ends of a channel post their messages in the same order."""
     posts: dict[tuple[int, int, bool], list[Op]] = {}
     stages = schedule.program.stages
     for lane in schedule.lanes:

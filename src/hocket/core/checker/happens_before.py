@@ -1,9 +1,9 @@
-"""Which ops happen before which, in every order that the events allow.
+"""Find which ops happen before which, in every order that the events allow.
 
 An op happens before another if a path leads from it to the other: along a lane, and
-from the op that makes a value to the ops that need it. Each op has a vector clock: of
-every lane, the last op that happens before it. Source: Mattern, "Virtual Time and
-Global States of Distributed Systems", 1989.
+from the op that makes a value to the ops that need it. Each op has a vector clock: the
+last op of every lane that happens before it. Source: Mattern, "Virtual Time and Global
+States of Distributed Systems", 1989.
 
     d0    0I0 ──────▶ 0I1 ──────▶ 0U        clock of 0W0: d0 up to 0I0
              ╲            ╲         ▲       clock of 0U: d0.1 up to 0W1
@@ -54,7 +54,7 @@ class HappensBefore:
                 now[lane] = clock
 
     def before(self, first: int, second: int) -> bool:
-        """Whether the op in row `first` has ended in any case when `second` starts.
+        """Return whether the op in row `first` always ends before `second` starts.
 
         An asynchronous op as `first` counts as ended only where its value is needed.
         """
@@ -64,7 +64,7 @@ class HappensBefore:
         return first <= self._clock[second][lane]
 
     def _joined(self, clock: _Clock, maker: int) -> _Clock:
-        """A clock that also knows what happened before an op, and that op."""
+        """Return a clock that also knows an op and what happened before it."""
         lane = self._lane[maker]
         if maker <= clock[lane]:
             return clock
@@ -74,7 +74,7 @@ class HappensBefore:
 
 
 def _waits(columns: Columns, needs: Needs) -> tuple[list[int], list[int]]:
-    """Where the waits of each op begin in the second list, and the ops waited for.
+    """Return the ops that each op waits for, as offsets into one flat list.
 
     An op of the same lane is not waited for unless it is asynchronous.
     """

@@ -1,14 +1,13 @@
 """Play a schedule without a clock, under the strictest rule for messages.
 
 A send is a rendezvous: the lane that made a value goes on only when the receiver has a
-buffer for it. A buffer is taken when its message is sent and given back when the op
-that needs the value starts. An order that comes to its end under this rule comes to its
-end under every milder one (sends that do not wait, messages that are buffered on the
-way).
+buffer for it. A buffer is taken when its message is sent and released when the op that
+needs the value starts. An order that ends under this rule ends under every weaker one
+(sends that do not wait, messages that are buffered on the way).
 
 Messages share buffers if one lane sends them, and they bring values of one kind and
-stage to one device. So no two lanes compete for a buffer, and whether all lanes come to
-their end does not depend on which of them is faster.
+stage to one device. So no two lanes compete for a buffer, and whether all lanes end
+does not depend on which of them is faster.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hocket.core.timelines.arrays import Ints
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Where a lane stands for ever, and why."""
+    """Where a deadlocked lane stands, and why."""
 
     lane: int
     label: str
@@ -47,7 +46,7 @@ class CheckedOrder:
 
     Args:
         order: the rows of all ops that started, in the order in which they did.
-        stuck: where lanes stand for ever; empty if all came to their end.
+        stuck: where deadlocked lanes stand; empty if all lanes ended.
     """
 
     order: list[int]
@@ -116,7 +115,7 @@ class _State:
             self._post(lane, row)
 
     def stuck(self) -> Iterator[Stand]:
-        """The lanes that did not come to their end, and why."""
+        """Yield the lanes that did not end, each with its reason."""
         for number, lane in enumerate(self.work.schedule.lanes):
             row, unsent = self.row[number], self.unsent[number]
             if unsent:
@@ -136,8 +135,7 @@ class _State:
         )
         return (
             f"cannot send {value} to device {arrivals.device[arrival]}: all "
-            f"{self.num_buffers} receive buffers there hold messages that nobody has "
-            "read"
+            f"{self.num_buffers} receive buffers there hold unread messages"
         )
 
     def _needs(self, row: int) -> str:
@@ -153,7 +151,7 @@ class _State:
             self.woken += self.waiting.pop(item)
 
     def _read(self, items: list[int]) -> None:
-        """Give back the buffers of messages that no later op reads."""
+        """Free the buffers of messages that no later op reads."""
         for item in items:
             arrival = item - self.num_ops
             if arrival < 0 or self.is_explicit:
@@ -165,7 +163,7 @@ class _State:
                 self.woken += self.full.pop(flow, ())
 
     def _post(self, lane: int, row: int) -> None:
-        """Post what an op sends or receives; it comes when both ends are posted."""
+        """Post what an op sends or receives; it arrives once both ends posted it."""
         begin, end = self.work.post_from[row : row + 2]
         for message in self.work.post_message[begin:end]:
             arrival = self.arrival[message]
@@ -177,7 +175,7 @@ class _State:
                 self._come(self.num_ops + arrival)
 
     def _send(self, lane: int) -> bool:
-        """Send what the last op made; whether all of it is gone."""
+        """Send what the last op made; return whether all of it is sent."""
         unsent = self.unsent[lane]
         while unsent:
             flow = self.flow[unsent[-1]]
@@ -190,7 +188,7 @@ class _State:
 
 
 def _flows(work: Work) -> Ints:
-    """Of each arrival, the number of its flow: arrivals that share buffers."""
+    """Number the flow of each arrival; arrivals of one flow share buffers."""
     arrivals, program = work.needs.arrivals, work.schedule.program
     fact, stage = ValueNumbers.of(program).fact_and_stage(arrivals.value)
     key = (fact * program.num_stages + stage) * program.num_devices + arrivals.device

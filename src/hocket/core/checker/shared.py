@@ -1,4 +1,4 @@
-"""What the ops of a schedule share: every access, as columns of numbers."""
+"""List every access of every op, as columns of numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Accesses:
     """Every access of every op, in no order; one row each.
 
     Args:
-        row: of the op.
+        row: the op's row.
         resource: the place of what is used in `RESOURCES`.
         stage: the stage that owns it.
         number: as in `Access`.
@@ -34,12 +34,12 @@ class Accesses:
     writes: Bools
 
     def of(self, resource: Resource) -> Bools:
-        """Which accesses are of this resource."""
+        """Select the accesses of one resource."""
         found: Bools = self.resource == RESOURCES.index(resource)
         return found
 
     def taken(self, which: Bools | Ints) -> Accesses:
-        """Some of the accesses."""
+        """Return a selection of the accesses."""
         return Accesses(*(getattr(self, column.name)[which] for column in fields(self)))
 
 

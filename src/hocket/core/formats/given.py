@@ -1,4 +1,4 @@
-"""An order that somebody gives: read from a file, and held against what it is for."""
+"""Read an order from a file, and compare its sizes with the wanted ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hocket.errors import ParseError, ShapeError
 
 
 def is_path(source: str | Path) -> bool:
-    """Whether a schedule's source is a file, and not a name.
+    """Return whether a schedule's source is a file, and not a name.
 
     >>> is_path("zb-v"), is_path("zb-v.csv"), is_path("orders/best")
     (False, True, True)
@@ -22,15 +22,15 @@ def is_path(source: str | Path) -> bool:
 
 
 def read_schedule(path: Path, *, num_replicas: int = 1) -> Schedule:
-    """The order that a file holds: PyTorch's CSV (*.csv), or the text form.
+    """Read a file's order: PyTorch's CSV (*.csv), or the text form.
 
     Args:
-        path: of the file.
-        num_replicas: for an order as CSV, which does not say; text does.
+        path: the file's path.
+        num_replicas: the replicas of an order as CSV, which does not hold them.
 
     Raises:
-        ParseError: the file cannot be read; with its path, and the line.
-        ScheduleError: ops that are there twice, or without what belongs to them.
+        ParseError: the file cannot be read; names its path, and the line.
+        ScheduleError: an op is there twice, or without the op that belongs to it.
     """
     text = read_text(path)
     if path.suffix == ".csv":
@@ -39,7 +39,7 @@ def read_schedule(path: Path, *, num_replicas: int = 1) -> Schedule:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
         ParseError: it cannot be read, or is not text.
@@ -60,10 +60,12 @@ def refuse_other_sizes(
     num_replicas: int,
     has_body: bool = False,
 ) -> None:
-    """See that an order is of one net, of these sizes, and of one step or has a body.
+    """Check that an order is of one net and of these sizes.
+
+    It must be of one step, unless it has a body.
 
     Raises:
-        ShapeError: it is not; tells the sizes of both.
+        ShapeError: it is not; names the sizes of both.
     """
     num_given = program.nets[0].num_microbatches
     num_steps = program.num_steps if has_body else 1

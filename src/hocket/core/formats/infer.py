@@ -1,4 +1,4 @@
-"""The simplest program that a list of lanes can be an order of."""
+"""Infer the simplest program that a list of lanes can be an order of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IN_EVALUATION = frozenset(
 
 
 def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
-    """One net, its stages in a chain without delay, as the ops tell.
+    """Infer one net with its stages in a chain without delay.
 
     Args:
         lanes: whose ops are read.
@@ -54,7 +54,7 @@ def _devices(lanes: Sequence[Lane], path: str) -> dict[int, int]:
 
 
 def _count(noun: str, numbers: Collection[int], path: str) -> int:
-    """How many there are, if none is left out.
+    """Count the numbers, and refuse gaps.
 
     Looks at no more numbers than there are: a file may hold any, like 999999999.
     """

@@ -1,10 +1,10 @@
-"""The text form of schedules: docs, tests, errors and bug reports all use it.
+"""Write and read schedules as text, which docs, tests and errors use.
 
     d0  0F0 0F1 0B0 0B1 0U            a lane: its label, then its ops in order
     d0.1  0W0 0W1                     a second lane of device 0
     d0  0F0 |: 0F0@1 0B0 :| 0B0@1     a flush-free order: the body between the signs
 
-Where the lanes alone do not tell the program, lines before them do:
+If the program does not follow from the lanes alone, lines before them define it:
 
     steps 2
     replicas 2
@@ -41,7 +41,7 @@ _FLOW: Final = re.compile(r"(\d{1,9})>(\d{1,9})", re.ASCII)
 
 def to_text(schedule: Schedule) -> str:
     """Write a schedule as text that `from_text` reads back to an equal one."""
-    lines = [] if _is_told_by_lanes(schedule) else _header(schedule.program)
+    lines = [] if _follows_from_lanes(schedule) else _header(schedule.program)
     if schedule.num_repeats > 1:
         lines.append(f"repeats {schedule.num_repeats}")
     width = max((len(lane.label) for lane in schedule.lanes), default=0)
@@ -73,7 +73,7 @@ def from_text(text: str, *, path: str = "<text>") -> Schedule:
     return draft.schedule(path)
 
 
-def _is_told_by_lanes(schedule: Schedule) -> bool:
+def _follows_from_lanes(schedule: Schedule) -> bool:
     try:
         return infer_program(schedule.lanes) == schedule.program
     except HocketError:
@@ -112,7 +112,7 @@ class _Draft:
     counts: dict[str, int] = field(default_factory=dict)
 
     def read(self, words: list[str]) -> None:
-        """Take in one line."""
+        """Read one line."""
         match words:
             case ["steps" | "replicas" | "repeats" as name, count]:
                 self.counts[name] = _number(count)
@@ -175,7 +175,7 @@ class _Draft:
         self.lanes.append(lane)
 
     def schedule(self, path: str) -> Schedule:
-        """Put what was read together."""
+        """Make the schedule from the lines that were read."""
         if not self.lanes:
             raise ParseError(f"{path}: no lanes; expected lines like 'd0  0F0 0B0 0U'")
         lanes = tuple(self.lanes)
@@ -203,7 +203,7 @@ class _Draft:
         if header and not self.stages:
             raise ParseError(
                 f"{path}: a line that begins with {min(header)}, but none with stage: "
-                "name every stage, or leave the program to be told by the lanes"
+                "name every stage, or leave out all such lines"
             )
 
     def _program(self) -> Program:

@@ -1,14 +1,14 @@
-"""PyTorch's CSV: a row per device, an action per cell, one step, no updates.
+"""Write and read PyTorch's CSV: a row per device, an action per cell, one step.
 
-    0F0,0F1,,0B0,0B1          "compute_only": an empty cell is a bubble, which has no
-    1F0,1B0,1F1,1B1,          place here; updates and reductions follow from the rest
+    0F0,0F1,,0B0,0B1          "compute_only": an empty cell is a bubble, which a
+    1F0,1B0,1F1,1B1,          schedule leaves out; updates and reductions are added
     (2F3;1B0)OVERLAP_F_B      two ops that torch starts together; here, one by one
 
     0F0,0SEND_F0,0RECV_B0     "compute_comms": messages too, with one of their stages
     0UNSHARD,...,0REDUCE_GRAD and what torch does for sharded weights and at the end
 
-Both forms are read, and leave the same order: its own messages are for whoever plays
-it. A schedule that holds messages is written with them.
+Both forms are read, and give the same order: the runtime that plays it adds messages of
+its own. A schedule that holds messages is written with them.
 
 Source: torch.distributed.pipelining, `_PipelineScheduleRuntime._load_csv`.
 """
@@ -79,17 +79,17 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedule:
-    """Read rows of ops; messages, which are the runtime's affair, are left out.
+    """Read rows of ops, and leave out messages, which the runtime adds itself.
 
     Args:
-        text: in either form.
-        path: named in errors.
-        num_replicas: for which stages reduce their gradients; the file does not say.
+        text: the file's text, in either form.
+        path: the name of the file in errors.
+        num_replicas: replicas that reduce their gradients; the file does not hold them.
 
     Raises:
-        ParseError: a cell that is no action, with the path, the line and the cell; or
-            ops that are of no program.
-        ScheduleError: an op that is there twice, or without what belongs to it; says
+        ParseError: a cell is no action, or the ops fit no program; names the path, the
+            line and the cell.
+        ScheduleError: an op is there twice, or without the op that belongs to it; names
             all of them, each with its place.
     """
     rows = [
@@ -130,7 +130,7 @@ def _compute_only(lane: Lane) -> Iterator[str]:
 
 
 def _with_messages(lane: Lane) -> Iterator[str]:
-    """As torch runs it: a stage's last action divides the sum of its gradients."""
+    """Write cells with messages, and REDUCE_GRAD after each stage's last action."""
     last = {op.stage: i for i, op in enumerate(lane.ops) if op.kind in _ENDS_STAGE}
     for i, op in enumerate(lane.ops):
         if op.kind in _COMPUTE | MESSAGES:
@@ -169,7 +169,7 @@ def _cells(row: Iterable[str], where: str) -> Iterator[_Cell]:
 
 
 def _faults(cells: list[_Cell]) -> Iterator[str]:
-    """What can be told of single cells: doubled ops, and ops without their others."""
+    """Find doubled ops, and microbatches whose forward or backward is incomplete."""
     first: dict[Op, _Cell] = {}
     work: dict[tuple[int, int | None], list[_Cell]] = defaultdict(list)
     for cell in cells:

@@ -1,4 +1,4 @@
-"""What `simulate` is made of, in the order in which a schedule passes through.
+"""Predict times and bytes for `simulate`; a schedule passes through these files.
 
 columns ──▶ values ──▶ messages ──▶ work ──▶ in_order  ──▶ memory
 ops as      what each  what goes    plain    or events     bytes over

@@ -1,4 +1,4 @@
-"""Ops as columns of numbers, so that a million of them are handled at once."""
+"""Keep ops as columns of numbers, so that a million of them are handled at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Columns:
         return self.first[-1]
 
     def is_any(self, kinds: frozenset[Kind]) -> Bools:
-        """Which ops are of one of these kinds."""
+        """Return which ops are of one of these kinds."""
         table = np.array([kind in kinds for kind in KINDS])
         return table[self.kind]
 
@@ -100,7 +100,7 @@ class Columns:
 
 
 def _faults(columns: Columns, schedule: Schedule) -> Iterator[str]:
-    """The first op that is out of the program's numbers, and the first misplaced."""
+    """Find the first op out of the program's numbers, and the first misplaced one."""
     program = schedule.program
     stages = range(program.num_stages)
     num_microbatches = np.array([program.num_microbatches_of(s) for s in stages])

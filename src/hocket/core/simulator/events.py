@@ -1,4 +1,4 @@
-"""The general clock: a queue of events, in order of time.
+"""Play a schedule with a queue of events, in order of time.
 
 It knows what the fast clock cannot: lanes of one device that slow each other, links
 that several devices share, and messages that are ops of the schedule.
@@ -26,7 +26,7 @@ _IS_SENT: Final = 2
 
 
 def play_events(work: Work, costs: Costs) -> Played:
-    """When everything happens, in any schedule.
+    """Return when everything happens, in any schedule.
 
     Raises:
         DeadlockError: no lane can move.
@@ -136,7 +136,7 @@ class _Clock:
         heappush(self.queue, (time, _BEGINS, lane.number))
 
     def _begin(self, lane: _Lane, time: float) -> None:
-        """The next op of a lane begins; the lane goes on at once if it only starts."""
+        """Begin a lane's next op; the lane goes on at once if it is asynchronous."""
         op = lane.op
         self.start_s[op] = time
         if self.work.is_collective[op]:
@@ -154,7 +154,7 @@ class _Clock:
             self._set_pace(self.device[lane.number], time)
 
     def _end(self, lane: _Lane, time: float) -> None:
-        """The op that a lane works on has ended."""
+        """End the op that a lane works on."""
         lane.pace = 0.0
         device = self.device[lane.number]
         device.busy.remove(lane)
@@ -182,7 +182,7 @@ class _Clock:
             heappush(self.queue, (lane.end_s, _ENDS, lane.number))
 
     def _post(self, op: int, time: float) -> float:
-        """Hand over what an op sends or receives; returns when the lane is free."""
+        """Hand over what an op sends or receives; return when the lane is free."""
         work = self.work
         for message in work.post_message[work.post_from[op] : work.post_from[op + 1]]:
             if not self.is_receive[op]:
@@ -194,7 +194,7 @@ class _Clock:
         return time
 
     def _send(self, message: int, time: float) -> None:
-        """A message is ready, and goes when those before it have left the link."""
+        """Send a message as soon as those before it have left the link."""
         link = self.link[message]
         sent_s = max(time, self.link_free_s[link])
         self.sent_s[message] = sent_s
@@ -207,7 +207,7 @@ class _Clock:
             self._come(self.work.columns.num_ops + self.arrival[message], arrived_s)
 
     def _come(self, item: int, time: float) -> None:
-        """An item comes at `time`, which may be later than now: wake who waits."""
+        """Note that an item arrives at `time`, which may be later than now."""
         if self.item_s[item] == NOT_YET:
             self.item_s[item] = time
             for lane in self.waiting.pop(item, ()):

@@ -1,7 +1,7 @@
-"""The fast clock: lane by lane, each as far as it comes, without a queue of events.
+"""Play a schedule lane by lane, each as far as it comes, without a queue of events.
 
 It needs no queue because here the order on each lane decides all other orders: a
-device has one lane, so nobody slows it; a link carries messages of one device alone,
+device has one lane, so no other lane slows it; a link carries messages of one device,
 which enter it as that device's lane sends them (a collective sends when it has ended);
 and no lane waits for another device's reduction.
 """
@@ -16,7 +16,7 @@ from hocket.core.simulator.work import Work, to_list
 
 
 def is_decided_by_lanes(work: Work) -> bool:
-    """Whether the order on each lane decides all other orders."""
+    """Return whether the order on each lane decides all other orders."""
     devices = [lane.device for lane in work.schedule.lanes]
     return (
         len(set(devices)) == len(devices)
@@ -28,7 +28,7 @@ def is_decided_by_lanes(work: Work) -> bool:
 
 
 def play_in_order(work: Work) -> Played:
-    """When everything happens, in a schedule for which `is_decided_by_lanes`.
+    """Return when everything happens, if `is_decided_by_lanes`.
 
     Raises:
         DeadlockError: no lane can move.
@@ -83,7 +83,7 @@ class _Clock:
         self.link_free_s = [0.0] * (1 + max(self.link, default=0))
 
     def lane(self, lane: int) -> Iterator[int]:
-        """Run a lane; yields the item that it waits for."""
+        """Run a lane, and yield each item that it waits for."""
         work, item_s, start_s = self.work, self.item_s, self.start_s
         wait_from, wait_item = work.wait_from, work.wait_item
         handling_s, post_from = work.wait_handling_s, work.post_from
@@ -109,7 +109,7 @@ class _Clock:
         self.position[lane] = end
 
     def _send(self, messages: range, time: float) -> float:
-        """Send what an op made; returns when the lane has handled it all."""
+        """Send what an op made; return when the lane has handled it all."""
         for message in messages:
             time += self.handling_s[message]
             link = self.link[message]

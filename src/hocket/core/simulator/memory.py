@@ -1,4 +1,4 @@
-"""Bytes over time on each device, from when everything happened.
+"""Add up the bytes on each device over time, from when everything happened.
 
 What is counted, of each stage, and for how long:
 
@@ -62,7 +62,7 @@ class Times(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """Bytes taken (more than 0) and given back (less), many times over."""
+    """Bytes allocated (above 0) and freed (below 0), one entry per change."""
 
     device: Ints
     time_s: Floats
@@ -70,7 +70,7 @@ class _Changes(NamedTuple):
 
 
 def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
-    """Bytes alive over time, a curve per device."""
+    """Return the bytes alive over time, a curve per device."""
     program = work.schedule.program
     stage_costs = costs.of(program)
     released_s = _released_s(work, stage_costs, times)
@@ -89,7 +89,7 @@ def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, 
 def activation_curves(
     work: Work, costs: Costs, times: Times
 ) -> tuple[MemoryCurve, ...]:
-    """Of these bytes, those that forwards left, and those that ops hold at work."""
+    """Return those bytes that forwards left, and those that ops hold at work."""
     program = work.schedule.program
     stage_costs = costs.of(program)
     changes = (
@@ -100,7 +100,7 @@ def activation_curves(
 
 
 def gradient_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
-    """Of these bytes, those of the weights' gradients."""
+    """Return those bytes that the weights' gradients take."""
     program = work.schedule.program
     changes = tuple(_gradients(work, costs, times))
     return _curves(changes, [0.0] * program.num_devices)
@@ -109,7 +109,7 @@ def gradient_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve
 def _curves(
     changes: Sequence[_Changes], start: Sequence[float]
 ) -> tuple[MemoryCurve, ...]:
-    """A curve per device, from what there is before."""
+    """Add up the changes to one curve per device, beginning at `start`."""
     device, time_s, num_bytes = (np.concatenate(c) for c in zip(*changes, strict=True))
     kept = np.flatnonzero(num_bytes)
     kept = kept[np.argsort(device[kept], kind="stable")]
@@ -121,7 +121,7 @@ def _curves(
 
 
 def _always(program: Program, costs: Sequence[StageCost]) -> list[float]:
-    """What is there on each device whatever happens."""
+    """Return the bytes that each device holds all the time."""
     num_bytes = [0.0] * program.num_devices
     for stage, cost in zip(program.stages, costs, strict=True):
         num_bytes[stage.device] += cost.weight_bytes
@@ -131,7 +131,7 @@ def _always(program: Program, costs: Sequence[StageCost]) -> list[float]:
 
 
 def _released_s(work: Work, costs: Sequence[StageCost], times: Times) -> Floats:
-    """When each op has no more use for what it read: an F when its B has ended.
+    """Return when each op releases what it read: an F when its B has ended.
 
     For the B needs the input too: for the gradients of the weights, or to run the F
     once more.
@@ -177,7 +177,7 @@ def _activations(
 
 
 def _work(work: Work, costs: Sequence[StageCost], times: Times) -> Iterator[_Changes]:
-    """What ops hold while they run, and no longer."""
+    """Yield what ops hold while they run, and no longer."""
     columns = work.columns
     for kind in _WORKS:
         rows = _rows(columns, kind)
@@ -196,7 +196,7 @@ _WORKS: Final = (
 
 
 def _gradients(work: Work, costs: Costs, times: Times) -> Iterator[_Changes]:
-    """While the first B runs, they come in the place of what it gives back."""
+    """Yield gradients; the first B's gradients reuse the memory that it frees."""
     columns, program = work.columns, work.schedule.program
     key = columns.stage * program.num_steps + columns.step
     num_keys = program.num_stages * program.num_steps
@@ -248,7 +248,7 @@ def _old_weights(
 def _outputs(
     work: Work, costs: Sequence[StageCost], times: Times, released_s: Floats
 ) -> Iterator[_Changes]:
-    """What stays where it was made: until it is sent, or read on the same device."""
+    """Yield outputs that stay where they were made until they are sent or read."""
     columns, needs, stages = work.columns, work.needs, work.schedule.program.stages
     trainable = np.array([stage.trainable for stage in stages])
     until_s = times.end_s.copy()
@@ -278,7 +278,7 @@ def _outputs(
 def _gathered(
     work: Work, costs: Sequence[StageCost], times: Times
 ) -> Iterator[_Changes]:
-    """From the start of G until the last op of the device that reads it has ended."""
+    """Yield gathered outputs, from the start of G until their last reader has ended."""
     columns, needs, program = work.columns, work.needs, work.schedule.program
     rows = _rows(columns, Kind.GATHER)
     until_s = times.end_s.copy()
@@ -299,7 +299,7 @@ def _gathered(
 
 def _received(work: Work, times: Times, released_s: Floats) -> Iterator[_Changes]:
     needs, messages = work.needs, work.messages
-    last_read_s = np.zeros(needs.arrivals.maker.size + 1)  # and one that nobody reads
+    last_read_s = np.zeros(needs.arrivals.maker.size + 1)  # and one that is not read
     remote = needs.arrival != LOCAL
     np.maximum.at(last_read_s, needs.arrival[remote], released_s[needs.row[remote]])
     is_implicit = messages.receiver == NO_OP
@@ -319,7 +319,7 @@ def _rows(columns: Columns, kind: Kind) -> Ints:
 def _held(
     device: Ints, begin_s: Floats, end_s: Floats, num_bytes: Floats
 ) -> Iterator[_Changes]:
-    """Bytes that are there from begin to end, where the end is later."""
+    """Yield bytes that are there from begin to end, where the end is later."""
     lasts = np.flatnonzero(end_s > begin_s)
     yield _Changes(device[lasts], begin_s[lasts], num_bytes[lasts])
     yield _Changes(device[lasts], end_s[lasts], -num_bytes[lasts])

@@ -1,4 +1,4 @@
-"""What travels between devices: one message per value and device that needs it."""
+"""Find the messages: one per value and device that needs it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Messages:
         maker: the row of the op that made what is sent.
         sender: the row of the op that sends it: a SEND, or the maker itself.
         receiver: the row of the RECV, or NO_OP where messages are implicit.
-        arrival: which arrival it is, or UNREAD where nobody needs it.
+        arrival: which arrival it is, or UNREAD if no op needs it.
         from_device: where it comes from.
         to_device: where it goes.
         num_bytes: its size.
@@ -70,15 +70,15 @@ class Messages:
 def find_messages(
     schedule: Schedule, columns: Columns, needs: Needs, costs: Costs
 ) -> Messages:
-    """The messages of a schedule, and what they cost.
+    """Return the messages of a schedule, and what they cost.
 
     Raises:
         ScheduleError: a SEND without its RECV, or the other way round.
     """
     program, arrivals = schedule.program, needs.arrivals
     if not columns.is_any(MESSAGES).any():
-        nobody = np.full(arrivals.maker.size, NO_OP)
-        ends = arrivals.maker, nobody, np.arange(nobody.size)
+        receiver = np.full(arrivals.maker.size, NO_OP)
+        ends = arrivals.maker, receiver, np.arange(receiver.size)
         return _with_costs(
             program, costs, ends, arrivals.maker, arrivals.value, arrivals.device
         )
@@ -94,7 +94,7 @@ def find_messages(
 
 
 def _matched(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints]:
-    """The rows of all SENDs, ascending, and of the RECV of each."""
+    """Return the rows of all SENDs, ascending, and of the RECV of each."""
     numbers = ValueNumbers.of(schedule.program)
     is_send = columns.is_any(SENDS)
     is_forward = columns.is_any(frozenset({Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD}))
@@ -119,7 +119,7 @@ def _matched(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints]:
 
 
 def _places(wanted: Ints, among: Ints) -> Ints:
-    """Where each number stands in a list, or -1 where it does not."""
+    """Return each number's place in a list, or -1 where it is missing."""
     if not among.size:
         return np.full(wanted.size, _NOWHERE)
     order = np.argsort(among)
@@ -151,7 +151,7 @@ def _with_costs(
     value: Ints,
     to_device: Ints,
 ) -> Messages:
-    """Ask for the costs of each route once, and spread them over its messages."""
+    """Look up the costs of each route once, and apply them to its messages."""
     sender, receiver, arrival = ends
     fact, stage = ValueNumbers.of(program).fact_and_stage(value)
     key = (fact * program.num_stages + stage) * program.num_devices + to_device
@@ -187,7 +187,7 @@ def _routes(keys: Ints, program: Program, costs: Costs) -> list[_Route]:
 
 
 def _num_bytes(fact: Fact, stage: int, cost: StageCost, program: Program) -> int:
-    """The size of one message: a microbatch's, or all microbatches of all replicas."""
+    """Return the size of one message: one microbatch, or all of all replicas."""
     if fact is Fact.GATHERED:
         num_outputs = program.num_microbatches_of(stage) * program.num_replicas
         return cost.output_bytes * num_outputs
@@ -195,10 +195,10 @@ def _num_bytes(fact: Fact, stage: int, cost: StageCost, program: Program) -> int
 
 
 def _link_numbers(routes: list[_Route]) -> list[int]:
-    """The same number for routes that share a link.
+    """Number the links; routes that share a link get the same number.
 
-    On a link where nothing takes time nobody waits: there each pair has its own, so
-    that the fast clock may be used.
+    On a link where messages take no time they do not wait for each other: each pair has
+    its own, so that the fast clock may be used.
     """
     shared = {route.link.name for route in routes if route.occupied_s > 0} - {""}
     numbers: dict[str | tuple[int, int], int] = {}

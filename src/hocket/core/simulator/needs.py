@@ -1,4 +1,4 @@
-"""What each op of a schedule waits for: other ops, and arrivals from elsewhere."""
+"""Find what each op waits for: other ops, and arrivals from other devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Needs:
     """Every pair of an op and a value that it needs, sorted by op.
 
     Args:
-        row: of the op.
+        row: the op's row.
         value: the number of the value.
         maker: the row of the op that makes it, or NEVER or GIVEN.
         arrival: which of `arrivals` brings it, or LOCAL.
@@ -87,7 +87,7 @@ class Needs:
 
 
 def _makers(columns: Columns, program: Program) -> Ints:
-    """For each value the row of the op that makes it, or NEVER."""
+    """Return, for each value, the row of the op that makes it, or NEVER."""
     row, value = fill(columns, program, make_rules)
     makers = np.full(ValueNumbers.of(program).size, NEVER)
     makers[value] = row

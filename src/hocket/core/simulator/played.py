@@ -1,4 +1,4 @@
-"""What a clock finds out, and the error when no lane can move any more."""
+"""Keep what a clock finds out, and report lanes that cannot move."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Played:
         end_s: when each op had ended.
         sent_s: when each message began to occupy its link.
         arrived_s: when each message was usable.
-        reduced_s: of each reduction, by row, when it began (it may have waited for
-            another).
+        reduced_s: when each reduction began, by row (it may have waited for another).
     """
 
     start_s: list[float]

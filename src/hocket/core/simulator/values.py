@@ -1,4 +1,4 @@
-"""The rules of dataflow, filled in for every op of a schedule at once."""
+"""Apply the rules of dataflow to every op of a schedule at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ValueNumbers:
     `((fact * stages + stage) * steps + step) * microbatches + microbatch`.
 
     Args:
-        num_stages: of the program.
+        num_stages: the stages of the program.
         num_steps: one more than the program has, because WEIGHTS count updates.
         num_microbatches: the most that any net has.
     """
@@ -38,7 +38,7 @@ class ValueNumbers:
 
     @classmethod
     def of(cls, program: Program) -> ValueNumbers:
-        """Room for every value of a program."""
+        """Make room for every value of a program."""
         num_microbatches = max(net.num_microbatches for net in program.nets)
         return cls(program.num_stages, program.num_steps + 1, num_microbatches)
 
@@ -48,18 +48,18 @@ class ValueNumbers:
         return len(FACTS) * self.num_stages * self.num_steps * self.num_microbatches
 
     def number(self, fact: Ints, stage: Ints, step: Ints, microbatch: Ints) -> Ints:
-        """The numbers of values given by columns; facts by their place in `FACTS`."""
+        """Return the numbers of values given as columns; facts by place in `FACTS`."""
         of_stage = (fact * self.num_stages + stage) * self.num_steps + step
         return of_stage * self.num_microbatches + microbatch
 
     def fact_and_stage(self, number: Ints) -> tuple[Ints, Ints]:
-        """The fact and the stage of values given by their numbers."""
+        """Return the fact and the stage of values given by their numbers."""
         return np.divmod(
             number // (self.num_steps * self.num_microbatches), self.num_stages
         )
 
     def value(self, number: int) -> Value:
-        """The value that has a number."""
+        """Return the value that has a number."""
         rest, microbatch = divmod(int(number), self.num_microbatches)
         rest, step = divmod(rest, self.num_steps)
         code, stage = divmod(rest, self.num_stages)
@@ -71,16 +71,16 @@ RulesOf = Callable[[Kind, int], tuple[Rule, ...]]
 
 
 def fill(columns: Columns, program: Program, rules_of: RulesOf) -> tuple[Ints, Ints]:
-    """Every value that every op needs, or makes, as `rules_of` tells.
+    """Return every value that every op needs, or makes, by the given rules.
 
     Args:
         columns: the ops.
-        program: that they are of.
+        program: the program of the ops.
         rules_of: the rules of a kind and stage, `need_rules` or `make_rules`.
 
     Returns:
-        rows: of the ops, ascending, each as often as it has values.
-        values: the number of one of its values, in the order of the rules.
+        The rows of the ops, ascending, each as often as it has values; and the number
+        of one of its values, in the order of the rules.
     """
     # 1. The rules of every kind and stage that occurs, one after another.
     key = columns.kind * program.num_stages + columns.stage
@@ -118,7 +118,7 @@ def fill(columns: Columns, program: Program, rules_of: RulesOf) -> tuple[Ints, I
 
 
 def repeat(counts: Ints) -> tuple[Ints, Ints]:
-    """Each index as often as `counts` says, and the how-manieth time it is.
+    """Repeat each index as often as `counts` says, and number its repetitions.
 
     >>> repeat(np.array([2, 0, 3]))
     (array([0, 0, 2, 2, 2]), array([0, 1, 0, 1, 2]))

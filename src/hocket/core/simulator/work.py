@@ -1,4 +1,4 @@
-"""A schedule and its costs as plain lists, which is what the two clocks read."""
+"""Turn a schedule and its costs into the plain lists that the two clocks read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Work:
     the arrivals, and the last item never comes.
 
     Args:
-        schedule: what it was made of.
+        schedule: the schedule.
         columns: its ops.
-        needs: all that they need, also what needs no waiting for.
-        messages: between them.
-        num_items: ops, arrivals and the one that never comes.
-        seconds: how long each op takes; of a collective, until its result is there.
-        is_collective: of each op.
+        needs: all that they need, also what they do not wait for.
+        messages: the messages between them.
+        num_items: the number of ops and arrivals, and one that never comes.
+        seconds: how long each op takes; a collective, until its result is there.
+        is_collective: whether each op is R or G.
         wait_from: where the waits of each op begin in the next two lists.
         wait_item: what an op waits for, in the order of its needs.
         wait_handling_s: what the lane spends on it then.
@@ -53,14 +53,14 @@ class Work:
     post_message: list[int]
 
     def needed_value(self, row: int, item: int) -> int:
-        """The number of the value for which an op waits for an item."""
+        """Return the number of the value for which an op waits for an item."""
         begin, end = np.searchsorted(self.needs.row, [row, row + 1])
         items = _items(self.columns, self.needs)[begin:end]
         return int(self.needs.value[begin + np.flatnonzero(items == item)[0]])
 
 
 def prepare(schedule: Schedule, costs: Costs) -> Work:
-    """Find out all that the clocks must know.
+    """Collect all that the clocks must know.
 
     Raises:
         CostsError: the costs do not fit the program.
@@ -92,7 +92,7 @@ def prepare(schedule: Schedule, costs: Costs) -> Work:
 
 
 def to_list(column: Floats) -> list[float]:
-    """A column as a list; a single float, many times, where all are equal."""
+    """Return a column as a list; equal floats share one object."""
     if column.size and (column == column[0]).all():
         return [float(column[0])] * column.size
     numbers: list[float] = column.tolist()
@@ -100,14 +100,14 @@ def to_list(column: Floats) -> list[float]:
 
 
 def _items(columns: Columns, needs: Needs) -> Ints:
-    """The item that brings each need."""
+    """Return the item that brings each need."""
     num_arrivals = needs.arrivals.maker.size
     local = np.where(needs.maker == NEVER, columns.num_ops + num_arrivals, needs.maker)
     return np.where(needs.arrival == LOCAL, local, columns.num_ops + needs.arrival)
 
 
 def _is_wait(columns: Columns, needs: Needs) -> Bools:
-    """Which needs a lane may have to wait for.
+    """Return which needs a lane may have to wait for.
 
     Not for what is given, nor for what its own lane has done when it comes there.
     """
@@ -125,7 +125,7 @@ def _is_wait(columns: Columns, needs: Needs) -> Bools:
 def _handling_s(
     columns: Columns, messages: Messages, num_items: int, items: Ints
 ) -> Floats:
-    """What a lane spends at each wait: once per arrival, where it is first listed."""
+    """Return what a lane spends at each wait: once per arrival, at its first reader."""
     spent_s = np.zeros(items.size)
     if messages.handling_s.any():
         is_read = messages.arrival != UNREAD
@@ -155,7 +155,7 @@ def _seconds(schedule: Schedule, columns: Columns, costs: Costs) -> Floats:
 
 
 def _factors(columns: Columns, jitter: float) -> Floats:
-    """How much longer than the mean each op takes, the same at every call.
+    """Return how much longer than the mean each op takes, the same at every call.
 
     The ops of one kind and stage get the middles of equal parts of a normal
     distribution, shuffled: their sum is not changed, whatever their number.
@@ -172,12 +172,12 @@ def _factors(columns: Columns, jitter: float) -> Floats:
 
 @cache
 def _middles(num: int) -> Floats:
-    """The middles of `num` equally likely parts of the standard normal distribution."""
+    """Return the middles of `num` equally likely parts of the normal distribution."""
     normal = NormalDist()
     return np.array([normal.inv_cdf((i + 0.5) / num) for i in range(num)])
 
 
 def _offsets(rows: Ints, num_rows: int) -> list[int]:
-    """Where the entries of each row begin in a sorted column, and where all end."""
+    """Return where each row's entries begin in a sorted column, and where all end."""
     offsets: list[int] = np.searchsorted(rows, np.arange(num_rows + 1)).tolist()
     return offsets

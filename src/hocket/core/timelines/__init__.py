@@ -1,4 +1,4 @@
-"""When ops happened, predicted or measured, and what was held meanwhile.
+"""Hold when ops happened, predicted or measured, and the memory in use meanwhile.
 
 Imports `core`. Begin with `timeline.py`.
 """

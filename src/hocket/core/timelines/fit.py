@@ -6,8 +6,8 @@ Between two ops of a lane:
     waited          op ├─ sends ─┼────────── on the way ──────────┼─ reads ─┤ op
                     └ of the other lane            latency        of this lane
 
-Lanes that wait for nothing tell what a message costs the lanes themselves; with that
-known, those that wait tell what it costs on the way.
+Gaps in which a lane did not wait show what a message costs the lanes themselves; with
+that known, gaps in which it waited show what a message costs on the way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.timeline import Timeline
 
 _QUARTILES: Final = 1.349  # how many standard deviations lie between them
-_EARLY_S: Final = 200e-6  # made so long before it was read, nobody waited for it
+_EARLY_S: Final = 200e-6  # made so long before it was read, no lane waited for it
 _MANY: Final = 0.1  # of all gaps
 _USUAL: Final = 0.95  # of all gaps; the longest are another program's doing
 
@@ -35,17 +35,17 @@ _USUAL: Final = 0.95  # of all gaps; the longest are another program's doing
 def fit(
     costs: Costs, steps: Sequence[Timeline], counted: Sequence[slice] | None = None
 ) -> Costs:
-    """The costs, corrected by what was measured.
+    """Return the costs, corrected by what was measured.
 
     Seconds of ops are the mean over a step's ops of one kind and stage, of the median
-    step. How a backward divides into I and W is kept where it was not measured apart,
-    and how the costs of a message depend on its bytes.
+    step. The proportion of I and W in a backward is kept unless it was measured, and so
+    is the dependence of a message's costs on its bytes.
 
     Args:
-        costs: found in another way, complete.
-        steps: measured, all of one schedule.
-        counted: of each lane, the ops whose seconds count, among them all kinds of all
-            stages; all of them when not given.
+        costs: complete costs from another source.
+        steps: measured steps, all of one schedule.
+        counted: the ops of each lane whose seconds count, among them all kinds of all
+            stages; all ops when not given.
     """
     work = prepare(steps[0].schedule, costs)
     start_s = np.stack([np.concatenate(step.start_s) for step in steps])
@@ -72,7 +72,7 @@ def fit(
 
 
 def _rows(work: Work, counted: Sequence[slice]) -> dict[tuple[int, Kind], Ints]:
-    """The ops of each stage and kind that count."""
+    """Return the ops of each stage and kind that count."""
     rows: dict[tuple[int, Kind], list[int]] = {}
     first = 0
     for lane, of in zip(work.schedule.lanes, counted, strict=True):
@@ -91,8 +91,8 @@ class _Handled:
         maker: the op that made what this one reads from another device; -1 for none.
         num_read: how many messages it reads.
         num: those, and what the op before it on its lane has sent.
-        bytes_read: of those that it reads.
-        num_bytes: of all.
+        bytes_read: the bytes of the messages that it reads.
+        num_bytes: the bytes of all those messages.
     """
 
     maker: Ints
@@ -130,15 +130,16 @@ class _Gaps:
     """What lay between the ops of lanes, flat over all steps.
 
     Args:
-        gap_s: between an op and the one before on its lane, where nobody waited.
+        gap_s: the time between an op and the one before on its lane, if it did not
+            wait.
         num: the messages that the lane handled in it.
-        num_bytes: of those.
-        way_s: to where an op began from the end of the op that made what it read.
-        way_bytes: of that message.
+        num_bytes: the bytes of those messages.
+        way_s: the time from the end of the op that made a value to its reader's start.
+        way_bytes: the bytes of that message.
         late_s: how much later than the op before on the reader's lane that one ended;
-            of a lane's first op it is not known why it began when it did.
+            minus infinity for a lane's first op.
         num_sent: the messages that the reader's lane had to send first.
-        bytes_sent: of those.
+        bytes_sent: the bytes of those messages.
     """
 
     gap_s: Floats
@@ -175,9 +176,9 @@ class _Gaps:
 
 
 def _own(gaps: _Gaps, costs: Costs) -> tuple[float, float]:
-    """What lanes spend on an op, and on a message."""
+    """Return what lanes spend on an op, and on a message."""
     handles = gaps.num > 0
-    # Where nearly every op has a message, the two cannot be told apart, nor need be:
+    # If nearly every op has a message, the two cannot be distinguished, nor need be:
     # the few without one lie between the last forward and the first backward.
     knows = np.mean(~handles) > _MANY if handles.size else False
     op_s = _usual(gaps.gap_s[~handles]) if knows else costs.op_s
@@ -202,12 +203,12 @@ def _on_the_way(gaps: _Gaps, costs: Costs, op_s: float, handling_s: float) -> fl
 
 
 def _usual(values: Floats) -> float:
-    """The mean of all but the longest."""
+    """Return the mean of all but the longest."""
     return float(values[values <= np.quantile(values, _USUAL)].mean())
 
 
 def _jitter(spent_s: Floats) -> float:
-    """Standard deviation over mean, as the quartiles tell it: outliers do not count."""
+    """Estimate standard deviation over mean from the quartiles, without outliers."""
     low, middle, high = np.quantile(spent_s, (0.25, 0.5, 0.75))
     if middle <= 0:
         return 0.0
@@ -215,11 +216,10 @@ def _jitter(spent_s: Floats) -> float:
 
 
 def _stage(cost: StageCost, own: Mapping[Kind, float]) -> StageCost:
-    """One stage's cost, as far as its ops were measured.
+    """Return one stage's cost, as far as its ops were measured.
 
-    What halves take beside a whole backward is told only by an order that has both;
-    where there is one of them, the other is taken to be as much longer or shorter as
-    it was believed to be.
+    Only an order with B, I and W shows how much longer I and W take than B. If the
+    order has only one form of the backward, the ratio stays as in the cost given.
     """
     cost = replace(
         cost,

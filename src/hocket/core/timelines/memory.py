@@ -1,4 +1,4 @@
-"""Memory over time: steps of a curve, in activation units or in bytes."""
+"""Keep memory over time as steps of a curve, in activation units or in bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryCurve:
         return float(self.amount.max()) if self.amount.size else 0.0
 
     def at(self, time_s: float) -> float:
-        """How much there is at an instant; what changes then has changed."""
+        """Return the amount at an instant, after the changes of that instant."""
         place = int(np.searchsorted(self.time_s, time_s, side="right"))
         return float(self.amount[place - 1]) if place else 0.0
 
@@ -40,7 +40,7 @@ class MemoryCurve:
     def of_changes(
         cls, time_s: Floats, change: Floats, start: float = 0.0
     ) -> MemoryCurve:
-        """Add up changes; at one instant, what is freed goes before what is taken.
+        """Add up changes; at one instant, frees come before allocations.
 
         Args:
             time_s: when something changes, in any order.
@@ -54,7 +54,7 @@ class MemoryCurve:
 
 
 def activation_units(timeline: Timeline, device: int) -> MemoryCurve:
-    """Activation units alive on a device over time.
+    """Return the activation units alive on a device over time.
 
     A microbatch counts in a stage from the start of its F to the end of its B or I,
     as one part in as many as the device has stages. Where a stage has no backward, it

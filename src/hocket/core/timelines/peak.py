@@ -1,4 +1,4 @@
-"""What a device holds at the moment when it holds the most, part by part."""
+"""Divide what a device holds at its peak into parts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class PeakBytes:
     """The parts of one device's peak.
 
     Args:
-        weight_bytes: of the weights, one version, and buffers.
-        gradient_bytes: of the weights' gradients; none if the peak comes before the
-            step's first backward has ended.
-        optimizer_bytes: of the optimizer's state, of averages, and of what a correction
-            of old gradients keeps.
+        weight_bytes: one version of the weights, and buffers.
+        gradient_bytes: the weights' gradients; none if the peak comes before the step's
+            first backward has ended.
+        optimizer_bytes: the optimizer's state, averages, and what a correction of stale
+            gradients keeps.
         activation_bytes: what forwards left for their backwards, and what the op at
             work holds.
         message_bytes: what was received, or is to be read on the same device; and,
@@ -55,11 +55,11 @@ class PeakBytes:
 
 
 def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
-    """The parts of each device's peak.
+    """Return the parts of each device's peak.
 
     Args:
         timeline: simulated or measured, with bytes over time.
-        costs: with which it was made.
+        costs: the costs that it was simulated with.
 
     Raises:
         PlanError: the timeline does not know its bytes.

@@ -1,4 +1,4 @@
-"""When a pipeline is full: the time that its steady bubble is measured in.
+"""Find when a pipeline is full: its steady bubble is measured then.
 
     d0  F F F . . B F B F B F B . B . B      one step of a synchronous order
     d1  . F F . B F B F B F B F B . B .
@@ -26,15 +26,15 @@ Window: TypeAlias = tuple[float, float]  # begin_s, end_s
 def steady_windows(
     schedule: Schedule, start_s: Sequence[Floats], end_s: Sequence[Floats]
 ) -> list[list[Window]]:
-    """Of each lane, the windows in which the pipeline is full.
+    """Return, by lane, the windows in which the pipeline is full.
 
     Args:
         schedule: what was done.
-        start_s: of each op of each lane.
-        end_s: likewise.
+        start_s: the start of each op of each lane.
+        end_s: the end of each op of each lane.
 
     Returns:
-        Of each lane the same number of windows; nothing if there is no steady state.
+        The same number of windows for each lane; nothing if there is no steady state.
     """
     if schedule.body:
         windows = [
@@ -48,7 +48,7 @@ def steady_windows(
 
 
 def num_repeats_in_window(schedule: Schedule) -> int:
-    """Repetitions of the body from a window's begin to its end; 0 if there is none."""
+    """Return how often the body repeats from a window's begin to its end, or 0."""
     if not schedule.body or all(begin == end for begin, end in schedule.body):
         return 0
     last = schedule.num_repeats - 1
@@ -73,7 +73,7 @@ def _body_window(
 def _full_windows(
     schedule: Schedule, start_s: Sequence[Floats], end_s: Sequence[Floats]
 ) -> list[Window]:
-    """The same for all lanes: one window per step in which all of them are full."""
+    """Return one window per step in which all lanes are full."""
     num_steps = schedule.program.num_steps
     begins, ends = [float("-inf")] * num_steps, [float("inf")] * num_steps
     for lane, starts, stops in zip(schedule.lanes, start_s, end_s, strict=True):
@@ -90,7 +90,7 @@ def _full_windows(
 
 
 def _first_and_last(lane: Lane) -> tuple[dict[int, int], dict[int, int]]:
-    """By step: where a lane's first backward (or forward) and last forward stand."""
+    """Return, by step, the places of a lane's first backward and last forward."""
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""When it happened: predicted by the simulator or measured by the runtime, one type."""
+"""Say when each op happened: as the simulator predicts or the runtime measures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One op on one lane. Of ops that only start something, until that has ended."""
+    """One op on one lane; an asynchronous op lasts until its result is there."""
 
     lane: int
     op: Op
@@ -43,9 +43,9 @@ class Timeline:
     Args:
         schedule: what was done.
         start_s: one array per lane, one entry per op of that lane.
-        end_s: likewise.
-        traffic: the messages and reductions, where they are known.
-        memory: bytes over time of each device, where they are known.
+        end_s: one array per lane, one entry per op of that lane.
+        traffic: the messages and reductions, if they are known.
+        memory: the bytes of each device over time, if they are known.
         origin: simulated, measured or emulated.
     """
 
@@ -94,10 +94,10 @@ class Timeline:
 
     @cached_property
     def step_s(self) -> float:
-        """A step among others: the mean over those of the timeline.
+        """The mean duration of the timeline's steps.
 
-        Of a flush-free order, what one repetition of its body takes when the pipeline
-        is full; the mean over lanes.
+        For a flush-free order, the duration of one repetition of its body while the
+        pipeline is full; the mean over lanes.
         """
         num_windowed = num_repeats_in_window(self.schedule)
         if not num_windowed:
@@ -112,22 +112,22 @@ class Timeline:
         return self._mean_idle_fraction([[self._whole]] * len(self.schedule.lanes))
 
     def lane_bubble_fraction(self, lane: int) -> float:
-        """The share of the makespan in which one lane does not work."""
+        """Return the share of the makespan in which one lane does not work."""
         return self._idle_fraction(lane, [self._whole])
 
     @cached_property
     def steady_bubble_fraction(self) -> float:
         """The bubble while the pipeline is full: mean over lanes.
 
-        Of a flush-free order, within its repeating body. Of any other, between the end
-        of warm-up and the start of cool-down of each step. Where there is no such
+        For a flush-free order, within its repeating body; for any other, between the
+        end of warm-up and the start of cool-down of each step. If there is no such
         time, there is no steady state, and it is the whole bubble. See `steady`.
         """
         windows = steady_windows(self.schedule, self.start_s, self.end_s)
         return self._mean_idle_fraction(windows) if windows else self.bubble_fraction
 
     def peak_activations(self, device: int) -> float:
-        """The most activation units alive at once on a device.
+        """Return the most activation units alive at once on a device.
 
         One unit is what one microbatch leaves behind in a device's whole share of the
         model, from the start of its F to the end of its B (or I).
@@ -135,7 +135,7 @@ class Timeline:
         return activation_units(self, device).peak
 
     def peak_bytes(self, device: int) -> float:
-        """The most bytes alive at once on a device.
+        """Return the most bytes alive at once on a device.
 
         Raises:
             PlanError: the timeline does not know them.
@@ -149,11 +149,11 @@ class Timeline:
 
     @property
     def most_bytes(self) -> float:
-        """The same of the device that holds most."""
+        """The peak bytes of the device that holds most."""
         return max(map(self.peak_bytes, range(self.schedule.program.num_devices)))
 
     def link_bytes(self) -> dict[tuple[int, int], int]:
-        """Bytes sent from device to device over the whole timeline.
+        """Return the bytes sent from device to device over the whole timeline.
 
         A reduction counts as from a device to itself, with the bytes that are reduced.
         """
@@ -168,7 +168,7 @@ class Timeline:
         }
 
     def to_json(self) -> str:
-        """Everything in the timeline, as text that `from_json` reads."""
+        """Write the timeline as text that `from_json` reads."""
         from hocket.core.timelines.timeline_json import to_json
 
         return to_json(self)
@@ -190,9 +190,9 @@ class Timeline:
 
     @cached_property
     def _busy_s(self) -> tuple[tuple[Floats, Floats], ...]:
-        """Of each lane a curve: instants, and the seconds it has worked until then.
+        """A curve for each lane: instants, and the seconds it has worked until then.
 
-        An op that only starts something keeps its lane no time.
+        An asynchronous op keeps its lane no time.
         """
         curves = []
         for lane, starts, ends in zip(
@@ -211,7 +211,7 @@ class Timeline:
         return float(np.mean(idle))
 
     def _idle_fraction(self, lane: int, windows: Sequence[Window]) -> float:
-        """The share of some windows in which a lane does not work."""
+        """Return the share of some windows in which a lane does not work."""
         begin_s, end_s = np.array(windows).T
         total_s = float((end_s - begin_s).sum())
         if total_s <= 0.0:

@@ -1,4 +1,4 @@
-"""Timelines as JSON: what a run's folder keeps, and what pictures are drawn from.
+"""Write and read timelines as JSON, for run folders and for pictures.
 
     {
       "hocket_timeline": 1,                    the version of this form
@@ -86,7 +86,7 @@ class _Reader:
     path: str
 
     def timeline(self, document: object) -> Timeline:
-        """The whole document."""
+        """Read the whole document."""
         top = self.mapping(document, "the document", _KEYS)
         if top["hocket_timeline"] != VERSION:
             raise self.fault(
@@ -112,11 +112,11 @@ class _Reader:
         )
 
     def fault(self, where: str, what: str) -> ParseError:
-        """An error about one place of the document."""
+        """Return an error about one place of the document."""
         return ParseError(f"{self.path}: {where} {what}")
 
     def mapping(self, value: object, where: str, keys: Sequence[str]) -> dict[str, Any]:
-        """A mapping with just these keys."""
+        """Read a mapping with just these keys."""
         if not isinstance(value, dict):
             raise self.fault(where, f"is not an object with {', '.join(keys)}")
         for key in keys:
@@ -128,7 +128,7 @@ class _Reader:
         return value
 
     def items(self, value: object, where: str, num_items: int, of: str) -> list[Any]:
-        """A list with one item for each of something."""
+        """Read a list with one item for each of something."""
         if not isinstance(value, list):
             raise self.fault(where, "is not a list")
         if len(value) != num_items:
@@ -138,7 +138,7 @@ class _Reader:
         return value
 
     def floats(self, value: object, where: str) -> Floats:
-        """A list of finite numbers."""
+        """Read a list of finite numbers."""
         if not isinstance(value, list):
             raise self.fault(where, "is not a list")
         for i, number in enumerate(value):
@@ -149,7 +149,7 @@ class _Reader:
         return np.array(value, np.float64)
 
     def ints(self, value: object, where: str, stop: int) -> Ints:
-        """A list of whole numbers from 0 to below `stop`."""
+        """Read a list of whole numbers from 0 to below `stop`."""
         if not isinstance(value, list):
             raise self.fault(where, "is not a list")
         for i, number in enumerate(value):
@@ -163,14 +163,14 @@ class _Reader:
     def by_lane(
         self, value: object, where: str, schedule: Schedule
     ) -> tuple[Floats, ...]:
-        """A number for each op of each lane."""
+        """Read a number for each op of each lane."""
         lanes = self.items(value, where, len(schedule.lanes), "lane")
         for i, (column, lane) in enumerate(zip(lanes, schedule.lanes, strict=True)):
             self.items(column, f"{where}[{i}]", len(lane.ops), f"op of {lane.label}")
         return tuple(self.floats(c, f"{where}[{i}]") for i, c in enumerate(lanes))
 
     def origin(self, value: object) -> Origin:
-        """How it came to be."""
+        """Read how the timeline came to be."""
         known = [origin.value for origin in Origin]
         if value not in known:
             raise self.fault(
@@ -179,7 +179,7 @@ class _Reader:
         return Origin(value)
 
     def traffic(self, value: object, schedule: Schedule) -> Traffic:
-        """The columns of the transfers, which must name ops and devices there are."""
+        """Read the columns of the transfers, which name existing ops and devices."""
         columns = self.mapping(value, "traffic", _TRAFFIC_KEYS)
         num_devices = schedule.program.num_devices
         lane = self.ints(columns["lane"], "traffic.lane", len(schedule.lanes))
@@ -203,14 +203,14 @@ class _Reader:
         )
 
     def memory(self, value: object, schedule: Schedule) -> tuple[MemoryCurve, ...]:
-        """A curve per device, or none."""
+        """Read a curve per device, or none."""
         if value == []:
             return ()
         curves = self.items(value, "memory", schedule.program.num_devices, "device")
         return tuple(self.curve(c, f"memory[{i}]") for i, c in enumerate(curves))
 
     def curve(self, value: object, where: str) -> MemoryCurve:
-        """Instants in order, and an amount for each."""
+        """Read instants in order, and an amount for each."""
         columns = self.mapping(value, where, ("time_s", "amount"))
         time_s = self.floats(columns["time_s"], f"{where}.time_s")
         self.items(columns["amount"], f"{where}.amount", time_s.size, "instant")

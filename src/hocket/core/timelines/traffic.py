@@ -1,4 +1,4 @@
-"""What went from device to device, and when: messages and reductions, as columns."""
+"""Keep messages and reductions as columns: what was sent, and when."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Traffic:
     """Every transfer of a timeline, one row each, in order of start.
 
     Args:
-        lane: of the op that made what is sent, or of the reduction.
-        position: of that op in its lane.
+        lane: the lane of the op that made what is sent, or of the reduction.
+        position: the place of that op in its lane.
         from_device: where it comes from.
         to_device: where it goes; a reduction stays on its device.
         start_s: when it begins to occupy the link.
@@ -58,5 +58,5 @@ class Traffic:
         return int(self.lane.size)
 
     def taken(self, rows: Ints) -> Traffic:
-        """Some of the transfers, in the order given."""
+        """Return a selection of the transfers, in the order given."""
         return Traffic(*(getattr(self, column.name)[rows] for column in fields(self)))

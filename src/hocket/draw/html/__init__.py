@@ -1,4 +1,4 @@
-"""One self-contained page per timeline or training run."""
+"""Draw one self-contained page per timeline or training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page may hold besides timelines: tables, charts over steps, and facts."""
+"""Define what a page holds besides timelines: tables, charts over steps, and facts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Line:
             )
 
     def finite_values(self) -> list[float | None]:
-        """The values, with None where there is no finite number."""
+        """Return the values, with None where there is no finite number."""
         return [value if isfinite(value) else None for value in self.values]
 
 
@@ -88,8 +88,8 @@ class Figure:
 
     Args:
         title: says what is drawn, with units.
-        svg: the picture; set as it is, so that whoever makes it escapes its texts. The
-            page's colours are its CSS variables, such as `var(--ink)`.
+        svg: the picture, with escaped texts: the page holds it as it is. The page's
+            colours are its CSS variables, such as `var(--ink)`.
     """
 
     title: str
@@ -98,7 +98,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one may want to look up: a recipe, a machine, versions. Folded away.
+    """Facts to look up, such as a recipe, a machine or versions, folded away.
 
     Args:
         title: what it is.

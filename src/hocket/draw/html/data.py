@@ -1,4 +1,4 @@
-"""Timelines as the columns of numbers that the page's script draws.
+"""Write timelines as the columns of numbers that the page's script draws.
 
 Times are whole ticks, so that 20,000 spans make a page of well under a megabyte: a
 span is the gap since the span before it on its lane, and its duration.
@@ -18,7 +18,7 @@ from hocket.core.timelines.timeline import Timeline
 from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
 from hocket.draw.layout import Titled
-from hocket.draw.memory import memory_title, settled
+from hocket.draw.memory import memory_title, merged_changes
 from hocket.draw.palette import KIND_NAMES, SURFACES, Theme, fill, stage_tones, text_on
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves
@@ -29,7 +29,7 @@ _Columns = dict[str, Any]
 
 
 def page_data(timelines: Sequence[Titled], charts: Sequence[Chart]) -> _Columns:
-    """All that the script needs, as plain lists, numbers and strings."""
+    """Return all that the script needs, as plain lists, numbers and strings."""
     tones = sorted(
         {t for _, line in timelines for t in stage_tones(line.schedule.program)}
     )
@@ -50,13 +50,13 @@ def page_data(timelines: Sequence[Titled], charts: Sequence[Chart]) -> _Columns:
 
 
 def surface_variables(theme: Theme) -> str:
-    """The colours of everything that is not an op, as CSS variables."""
+    """Return the colours of everything that is not an op, as CSS variables."""
     surface = SURFACES[theme]
     return "".join(f"--{name}:{getattr(surface, name)};" for name in surface.__slots__)
 
 
 def _fills(tones: Sequence[float], theme: Theme) -> list[list[list[str]]]:
-    """For each tone and each kind: the colour, and the colour of text on it."""
+    """Return, for each tone and kind, the colour and the colour of text on it."""
     return [
         [[fill(kind, tone, theme), text_on(fill(kind, tone, theme))] for kind in _KINDS]
         for tone in tones
@@ -99,7 +99,7 @@ class _Clock:
 
 
 def _gaps(ticks: NDArray[np.int64]) -> list[int]:
-    """Each number minus the one before it."""
+    """Return each number minus the one before it."""
     gaps: list[int] = np.diff(ticks, prepend=0).tolist()
     return gaps
 
@@ -125,7 +125,7 @@ def _lane(timeline: Timeline, index: int, clock: _Clock) -> _Columns:
 
 
 def _transfers(timeline: Timeline, clock: _Clock) -> _Columns:
-    """Messages that somebody waited for: `lane, position` of both ends of each."""
+    """Return the messages that ops read: `lane, position` of both ends of each."""
     found = list(flows(timeline))
     rows = np.array([flow.transfer for flow in found], np.int64)
     traffic = timeline.traffic
@@ -141,7 +141,7 @@ def _transfers(timeline: Timeline, clock: _Clock) -> _Columns:
 def _memory(timeline: Timeline, clock: _Clock) -> _Columns:
     curves = []
     for curve in memory_curves(timeline):
-        time_s, amount = settled(curve, timeline)
+        time_s, amount = merged_changes(curve, timeline)
         times = clock.array(time_s + timeline.begin_s)
         curves.append(
             {
@@ -158,7 +158,7 @@ def _memory(timeline: Timeline, clock: _Clock) -> _Columns:
 
 
 def _plain(number: float) -> float | int:
-    """Whole numbers without a point: bytes mostly are."""
+    """Write whole numbers without a point: bytes mostly are."""
     return int(number) if number == int(number) else number
 
 

@@ -1,4 +1,4 @@
-"""The tables of a page: each number of each timeline, and how far they are apart."""
+"""Make the tables of a page: each timeline's numbers, and their differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = tuple[str, ...]
 def number_tables(
     timelines: Sequence[Titled], samples_per_step: float | None
 ) -> tuple[Table, Table]:
-    """Two tables: of the whole timelines, and of each lane.
+    """Return two tables: one of whole timelines, one of each lane.
 
     Where there are two timelines, the last column is the second compared with the
     first.
@@ -48,7 +48,7 @@ def _whole(numbers: _Summaries, samples_per_step: float | None) -> Iterator[Row]
 
 
 def _lanes(timelines: Sequence[Titled], summaries: _Summaries, heads: Row) -> Table:
-    """A row per lane of any timeline: its bubble, and its device's memory."""
+    """Return a row per lane of any timeline: its bubble, and its device's memory."""
     knows_bytes = any(summary.peak_bytes for summary in summaries)
     text = _known_bytes if knows_bytes else short
     head = ["lane", *(f"bubble, {name}" for name in heads)]

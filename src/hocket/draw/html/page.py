@@ -1,4 +1,4 @@
-"""Timelines as one self-contained HTML page, which loads nothing."""
+"""Draw timelines as one self-contained HTML page, which loads nothing."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def to_html(
     Args:
         timelines: a timeline, or `(title, timeline)` pairs such as "predicted" and
             "measured"; the tables compare two.
-        title: of the page.
-        tables: more of them, below the numbers of the timelines.
+        title: the page's title.
+        tables: further tables, below the numbers of the timelines.
 
     Raises:
         PlanError: no timeline was given.
@@ -66,14 +66,14 @@ def to_report(
     figures: Sequence[Figure] = (),
     facts: Sequence[Facts] = (),
 ) -> str:
-    """The page of `to_html`, with what a training run has to tell besides.
+    """Draw the page of `to_html` with more about a training run.
 
     Args:
-        timelines: as in `to_html`.
-        title: of the page.
+        timelines: a timeline, or `(title, timeline)` pairs.
+        title: the page's title.
         summary: one sentence below the title; by default the program's sizes.
         samples_per_step: turns steps per second into samples per second.
-        tables: more of them, below the numbers of the timelines.
+        tables: further tables, below the numbers of the timelines.
         charts: quantities over steps, such as the loss.
         figures: other pictures.
         facts: sections to fold out.
