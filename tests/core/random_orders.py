@@ -144,7 +144,7 @@ class _Writer:
 
 
 def _parts(draw: st.DrawFn, op: Op) -> list[Op]:
-    """A whole backward, or its halves."""
+    """Return a whole backward, or its I and W."""
     if op.kind is not Kind.BACKWARD or draw(st.booleans()):
         return [op]
     halves = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT

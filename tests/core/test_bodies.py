@@ -80,7 +80,7 @@ def test_may_run_for_any_number_of_steps(name: str) -> None:
 
 @every_order
 def test_prints_and_parses(name: str) -> None:
-    """With its header, its body and all its lanes."""
+    """The text form keeps an order's header, its body and all its lanes."""
     schedule = order(name)
     assert Schedule.parse(str(schedule)) == schedule
 
@@ -122,7 +122,7 @@ def test_without_delay_one_version_is_alive() -> None:
 
 
 def test_with_a_delay_two_steps_gradients_may_be_alive() -> None:
-    """What a runtime must have buffers for, though one version of weights is enough."""
+    """Overlapping steps need two sums of gradients, though one version is enough."""
     proof = check(order("gradients of two steps"))
 
     assert proof.num_gradients == (2,)
@@ -131,7 +131,7 @@ def test_with_a_delay_two_steps_gradients_may_be_alive() -> None:
 
 
 def test_a_body_that_reads_weights_too_early_is_refused() -> None:
-    """Without delay, step 1 needs the weights after step 0's update."""
+    """Step 1 needs the weights after step 0's update, if the delay is 0."""
     early = NO_DELAY.replace("0B0 0U 0F0@1", "0F0@1 0B0 0U")
 
     with pytest.raises(DeadlockError, match=r"weights\[stage 0, after 1 updates\]"):
@@ -139,6 +139,6 @@ def test_a_body_that_reads_weights_too_early_is_refused() -> None:
 
 
 def test_too_few_steps_are_refused() -> None:
-    """It says how many the order is for."""
+    """The error names the number of steps that the order is for."""
     with pytest.raises(PlanError, match="leave room for a body from 2 steps on"):
         order("no delay", 1)

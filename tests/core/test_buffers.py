@@ -33,7 +33,7 @@ def test_looped_bfs_piles_up_what_wraps_around(num_microbatches: int) -> None:
 
 
 def test_one_device_sends_nothing() -> None:
-    """There is no flow to count."""
+    """A schedule on one device has no flow, and needs one buffer at most."""
     schedule = make_schedule("1f1b", num_devices=1, num_microbatches=4)
 
     assert buffers_without_waiting(schedule) == 1

@@ -129,7 +129,7 @@ def test_an_update_in_a_side_lane_keeps_two_versions() -> None:
 
 
 def test_an_update_in_the_same_lane_overwrites_in_place() -> None:
-    """With delay 1, and every reader before the update that would overwrite it."""
+    """One version is enough if all its readers come before the next update."""
     text = "d0 0F0 0F0@1 0B0 0B0@1 0U 0F0@2 0B0@2 0U@1 0U@2"
 
     proof = check(Schedule.parse(DELAY_1 + text))

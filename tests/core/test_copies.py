@@ -33,7 +33,7 @@ def order_of(text: str) -> Schedule:
 
 
 def test_a_copy_reduces_even_without_replicas() -> None:
-    """And its update needs the reductions of all copies."""
+    """A copy's update needs the reductions of all copies."""
     reduced = {op.stage for op in due_ops(PAIR) if op.kind is Kind.REDUCE}
     needed = {str(value) for value in needs(Op(Kind.UPDATE, 0), PAIR)}
 
@@ -54,7 +54,7 @@ def test_the_text_form_holds_copies() -> None:
 def test_chimera_posts_its_reductions_in_one_order(
     p: int, m: int, num_replicas: int
 ) -> None:
-    """It passes the check, for one step and for several."""
+    """Chimera passes the check, for one step and for several."""
     numbers = {"num_devices": p, "num_microbatches": m, "num_replicas": num_replicas}
     check(make_schedule("chimera", **numbers, num_steps=2))
 
@@ -82,7 +82,7 @@ def test_reductions_in_two_lanes_need_an_order() -> None:
 
 
 def test_an_update_waits_for_the_reductions_of_all_copies() -> None:
-    """By hand: device 1 starts late, so that 3R ends when 1R, begun later, ends.
+    """Device 1 starts late, so that 3R ends when 1R, begun later, ends.
 
     A ring of two sends two messages of half of the 4 bytes: 4 s at 1 byte/s. Device 0
     begins 3R at 3 s, device 1 begins 1R later: device 0 must wait for it.
@@ -135,7 +135,7 @@ def test_no_message_brings_the_sum() -> None:
 def test_refuses_what_cannot_be_copies(
     copies: tuple[tuple[int, ...], ...], fault: str
 ) -> None:
-    """It names the group and what to do."""
+    """The error names the group and the way out."""
     with pytest.raises(PlanError, match=fault):
         replace(PAIR, copies=copies)
 

@@ -111,11 +111,11 @@ def test_chain_needs(op: str, values: set[str]) -> None:
     ],
 )
 def test_makes(op: str, values: set[str]) -> None:
-    """Both halves of a backward make what the whole makes; messages make nothing."""
+    """I and W make together what B makes; messages make nothing."""
     assert made(op, CHAIN) == values
 
 
-def test_a_whole_backward_is_its_halves_in_turn() -> None:
+def test_a_whole_backward_is_i_and_then_w() -> None:
     """I needs what B needs; W needs I alone; both together make what B makes."""
     assert needed("1I0", CHAIN) == needed("1B0", CHAIN)
     assert needed("1W0", CHAIN) == made("1I0", CHAIN)
@@ -130,7 +130,7 @@ def test_messages_need_what_they_carry() -> None:
 
 
 def test_with_replicas_the_update_waits_for_the_reduction() -> None:
-    """And the reduction for the gradients of all microbatches."""
+    """An update needs its reduction, which needs all microbatches' gradients."""
     assert needed("0R@1", REPLICATED) == {
         "dw[stage 0, microbatch 0, step 1]",
         "dw[stage 0, microbatch 1, step 1]",
@@ -153,7 +153,7 @@ def test_delays_choose_the_version_that_both_directions_read() -> None:
 
 
 def test_a_loss_over_the_batch_stands_between_forwards_and_backwards() -> None:
-    """It reads every output of the net's end, and each backward there waits for it."""
+    """A whole-batch loss reads every output, and each backward there waits for it."""
     outputs = {"y[stage 1, microbatch 0, step 1]", "y[stage 1, microbatch 1, step 1]"}
     assert needed("1L@1", BATCH_LOSS) == outputs
     assert "dloss[stage 1, step 1]" in needed("1B0@1", BATCH_LOSS)
@@ -163,7 +163,7 @@ def test_a_loss_over_the_batch_stands_between_forwards_and_backwards() -> None:
 def test_a_frozen_teacher_feeds_the_student_forward_by_forward() -> None:
     """Without a whole-batch loss, the student's last forward reads what it gives out.
 
-    The teacher's weights never move, so nobody waits for a version of them.
+    The teacher's weights never move, so no op waits for a version of them.
     """
     assert needed("0F0@1", FROZEN_TEACHER) == set()
     assert needed("1F0@1", FROZEN_TEACHER) == {"y[stage 0, microbatch 0, step 1]"}

@@ -53,7 +53,7 @@ def test_a_fitted_simulation_repeats_the_steps(
     step = simulate(schedule, true)
     found = fit(believed, [step, step])
 
-    # Where hardly anybody waits, hardly anything tells how long messages take.
+    # If hardly any op waits, hardly any gap shows how long messages take.
     off = 2e-3 if name.startswith("zb-") else 1e-6
     assert simulate(schedule, found).makespan_s == pytest.approx(step.makespan_s, off)
     assert found.handling.latency_s == pytest.approx(own_s, abs=1e-9)
@@ -64,7 +64,7 @@ def test_a_fitted_simulation_repeats_the_steps(
         assert cost.input_grad_s + cost.weight_grad_s == pytest.approx(backward_s)
 
 
-def test_halves_of_a_backward_are_told_apart_where_they_ran_apart() -> None:
+def test_i_and_w_are_fitted_from_an_order_that_splits_backwards() -> None:
     """Otherwise a backward divides as it did before."""
     whole = make_schedule("1f1b", num_devices=2, num_microbatches=4)
     true = Costs((StageCost(1.0, 2.0, 1.0),) * 2)
@@ -74,7 +74,7 @@ def test_halves_of_a_backward_are_told_apart_where_they_ran_apart() -> None:
     assert (cost.input_grad_s, cost.weight_grad_s) == (0.75, 2.25)
 
 
-def test_halves_that_ran_apart_are_what_they_were() -> None:
+def test_fitted_i_and_w_equal_the_true_ones() -> None:
     """Whatever was believed of them."""
     apart = make_schedule("zb-h1", num_devices=2, num_microbatches=4)
     true = Costs((StageCost(1.0, 2.0, 1.0), StageCost(1.0, 1.0, 2.0)))
@@ -85,8 +85,8 @@ def test_halves_that_ran_apart_are_what_they_were() -> None:
     assert halves_s == [(2.0, 1.0), (1.0, 2.0)]
 
 
-def test_an_order_of_both_tells_what_halves_take_beside_the_whole() -> None:
-    """And a simulation takes as long as the step, op by op."""
+def test_an_order_of_b_i_and_w_shows_what_splitting_costs() -> None:
+    """A simulation with the fitted costs takes as long as the step, op by op."""
     schedule = Schedule.parse("d0  0F0 0F1 0F2 0B0 0I1 0W1 0I2 0W2 0U")
     costs = Costs((StageCost(1.0, 1.0, 1.0),))
     starts = [np.array([0, 1, 2, 3, 6, 8, 10, 12, 14], float)]
@@ -101,8 +101,10 @@ def test_an_order_of_both_tells_what_halves_take_beside_the_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_halves_stay_as_much_longer_than_the_whole_as_was_believed(name: str) -> None:
-    """Where only one of the two was measured, the other is stretched with it."""
+def test_the_ratio_of_split_and_whole_backwards_stays(
+    name: str,
+) -> None:
+    """If only B, or only I and W, were measured, the ratio between them stays."""
     schedule = make_schedule(name, num_devices=2, num_microbatches=4)
     believed = Costs((StageCost(1.0, 2.0, 1.0, split_s=0.6),) * 2)
     true = Costs((StageCost(1.0, 4.0, 2.0, split_s=1.2),) * 2)
@@ -114,7 +116,7 @@ def test_halves_stay_as_much_longer_than_the_whole_as_was_believed(name: str) ->
 
 
 def test_a_step_of_one_device_tells_nothing_of_messages() -> None:
-    """What was known of them stays."""
+    """Costs of ops that were not measured stay."""
     alone = make_schedule("gpipe", num_devices=1, num_microbatches=4)
     true = Costs((StageCost(1.0, 2.0, 1.0),))
     believed = replace(true, link=Link(7.0), handling=Link(5.0))
@@ -137,7 +139,7 @@ def test_only_ops_that_count_tell_how_long_ops_take() -> None:
 
 
 def test_a_first_op_tells_how_long_messages_take_at_most() -> None:
-    """Where all others are there in time: this was found by chance, and 0.3 % off."""
+    """Past bug: the latency was 0.3 % off where all other messages arrive in time."""
     schedule = make_schedule("zb-h2", num_devices=3, num_microbatches=8)
     stages = (
         StageCost(3.368e-3, 4e-3, 2e-3),

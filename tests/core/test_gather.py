@@ -48,18 +48,18 @@ def test_each_stage_that_the_loss_reads_is_gathered_once_per_step() -> None:
 
 
 def test_with_one_replica_nothing_is_gathered() -> None:
-    """There is nobody to gather from."""
+    """One replica has no others to gather from."""
     assert due(replace(TEACHER, num_replicas=1)) == {"1L"}
 
 
 def test_a_loss_of_single_microbatches_is_over_no_replicas() -> None:
-    """What is asked for, and how to say it, stand in the error."""
+    """The error names the net, and how to set a whole-batch loss."""
     with pytest.raises(PlanError, match="net model has a loss over replicas, but none"):
         Program.chain([0], 1, loss_over_replicas=True)
 
 
 def test_the_text_form_holds_it() -> None:
-    """As a header, and as ops alone where these tell the program."""
+    """The text form writes G in lanes, and `loss=replicas` if it has a header."""
     schedule = Schedule(TEACHER, Schedule.parse(TAUGHT).lanes)
     plain = Schedule.parse("d0  0F0 0F1 0G 0L 0B0 0B1 0R 0U")
 

@@ -79,7 +79,7 @@ def test_nvlink_is_the_devices_own() -> None:
 
 
 def test_unknown_names_tell_the_nearest() -> None:
-    """And all there are."""
+    """The error names the nearest key, and all keys."""
     known = load_catalogue()
     with pytest.raises(PlanError, match=r"did you mean 'v100-16g'"):
         known.device("v100-16")

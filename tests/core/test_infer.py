@@ -20,7 +20,7 @@ def lane(device: int, text: str) -> Lane:
 
 @given(schedule=orders(chains()))
 def test_finds_every_plain_chain(schedule: Schedule) -> None:
-    """What has no delays and not more than two replicas is told by its lanes."""
+    """A program without delays and with at most two replicas follows from its lanes."""
     program = schedule.program
     found = infer_program(schedule.lanes)
     plain = Program.chain(
@@ -67,6 +67,6 @@ def test_refuses_what_no_chain_does(first: str, second: str, reason: str) -> Non
 
 
 def test_refuses_devices_with_gaps() -> None:
-    """They would be devices that do nothing."""
+    """A gap in the numbers would be a device that does nothing."""
     with pytest.raises(PlanError, match="no stage is on device 0"):
         infer_program([lane(7, "0F0")])

@@ -75,7 +75,7 @@ def test_messages_go_along_flows(schedule: Schedule) -> None:
 
 @given(lane_orders())
 def test_every_event_is_recorded_once_and_waited_for(schedule: Schedule) -> None:
-    """Events that nobody waits for would cost time; others would never come."""
+    """A lane records exactly those events that another lane waits for."""
     plans = plan_lanes(schedule)
     recorded = Counter(v for lane in plans for plan in lane for v in plan.records)
     waited = {v for lane in plans for plan in lane for v in plan.waits}

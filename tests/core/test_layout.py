@@ -14,7 +14,7 @@ counts = st.integers(1, 999_999)
 
 @given(num_devices=counts, num_replicas=counts)
 def test_reads_what_it_writes(num_devices: int, num_replicas: int) -> None:
-    """And has a worker per device."""
+    """A layout reads what it writes, and has a worker per device."""
     layout = WorkerLayout.parse(f"{num_devices}x{num_replicas}")
     assert layout == WorkerLayout(num_devices, num_replicas)
     assert str(layout) == f"{num_devices}x{num_replicas}"
@@ -23,6 +23,6 @@ def test_reads_what_it_writes(num_devices: int, num_replicas: int) -> None:
 
 @pytest.mark.parametrize("word", ["", "8", "4x", "x2", "0x4", "4x0", "4x2x1", "4 x 2"])
 def test_refuses_what_is_none(word: str) -> None:
-    """With some that are."""
+    """The error shows valid layouts."""
     with pytest.raises(PlanError, match="such as 8x1, 4x2 or 2x4"):
         WorkerLayout.parse(word)

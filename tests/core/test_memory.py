@@ -20,7 +20,7 @@ from tests.core.flush_free import two_buffered_weights
 
 
 def test_curve_adds_up_changes_and_frees_first() -> None:
-    """What is given back at an instant makes room for what is taken then."""
+    """Frees at an instant make room for allocations at that instant."""
     curve = MemoryCurve.of_changes(
         np.array([3.0, 1.0, 1.0, 2.0]), np.array([-4.0, 4.0, 1.0, -1.0]), 10.0
     )
@@ -74,7 +74,7 @@ def test_split_backward_gives_back_in_two_parts() -> None:
     ]
 
 
-def test_halves_hold_what_they_work_with_while_they_run() -> None:
+def test_i_and_w_hold_what_they_work_with_while_they_run() -> None:
     """Each its own; and W may hold more than the forward left."""
     schedule = Schedule.parse("d0  0F0 0I0 0F1 0I1 0W0 0W1 0U")
     cost = StageCost(
@@ -101,7 +101,7 @@ def test_halves_hold_what_they_work_with_while_they_run() -> None:
 
 
 def test_a_stage_that_recomputes_keeps_next_to_nothing() -> None:
-    """By hand, on one device: between F and B the copies; all of it while B runs."""
+    """A hand-computed device holds copies between F and B, and all while B runs."""
     schedule = Schedule.parse("d0  0F0 0F1 0B1 0B0 0U")
     cost = StageCost(
         1.0,
@@ -199,7 +199,7 @@ def test_forward_only_output_stays_until_it_is_sent() -> None:
 
 
 def test_synchronous_order_holds_one_version() -> None:
-    """Nobody reads weights that have been updated, so nothing is kept for them."""
+    """No op reads weights that have been updated, so no older version is kept."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=3, num_steps=3)
     cost = StageCost(1.0, 1.0, 1.0, update_s=1.0, weight_bytes=100)
     timeline = simulate(schedule, Costs((cost, cost)))
@@ -219,7 +219,7 @@ def test_delay_of_one_keeps_a_second_version() -> None:
 
 
 def test_version_is_kept_from_its_overwriting_to_its_last_reader() -> None:
-    """By hand: step 1 still reads version 0 when U makes version 1."""
+    """Step 1 still reads version 0 when U makes version 1, computed by hand."""
     schedule = Schedule.parse(
         """
         steps 2
@@ -236,7 +236,7 @@ def test_version_is_kept_from_its_overwriting_to_its_last_reader() -> None:
 
 
 def test_a_guess_is_kept_from_its_first_reader_to_its_last() -> None:
-    """By hand: beside the weights; U makes none, but finds the newest one made."""
+    """Predicted weights take memory beside the weights; U reads the newest one."""
     schedule = Schedule.parse(
         """
         steps 3

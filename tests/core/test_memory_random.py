@@ -1,4 +1,4 @@
-"""Memory over time of orders that nobody wrote: as the definitions add it up."""
+"""Memory over time of random orders is what the definitions add up to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_curves_are_what_definitions_add_up_to(
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(schedule=orders())
 def test_activation_units_are_bytes_of_equal_stages(schedule: Schedule) -> None:
-    """With as many bytes per microbatch as a device has stages, both curves agree."""
+    """Both curves agree, if a microbatch has as many bytes as a device has stages."""
     costs = Costs(
         tuple(
             StageCost(1.0, 1.0, 1.0, 1.0, 1.0, activation_bytes=60)

@@ -56,7 +56,7 @@ def test_clocks_that_differ_a_little_make_no_message_that_ends_before_it_starts(
 def test_knows_what_the_simulator_knows(
     schedule: Schedule, data: st.DataObject
 ) -> None:
-    """Of the same start and end of each op: the same traffic, but for when it goes."""
+    """The same start and end of each op give the same traffic, at other times."""
     costs = data.draw(costs_for(schedule.program))
     predicted = simulate(schedule, costs)
     timeline = observed(

@@ -62,7 +62,7 @@ def test_together_they_are_the_order(
 def test_a_step_has_ended_where_no_lane_has_more_of_it(
     name: str, p: int, m: int
 ) -> None:
-    """And the one behind it has not; each repetition ends one more."""
+    """The next step has not ended; each repetition ends one more."""
     parts = portions(order(name, p, m, num_steps=9, num_replicas=1))
     for r in range(3):
         rest = [op.step + r for ops in parts.body for op in ops]
@@ -85,7 +85,7 @@ def test_a_repetition_begins_with_the_next_batch_only(
 def test_no_lane_needs_what_another_plays_in_a_later_portion(
     name: str, p: int, m: int
 ) -> None:
-    """So workers may wait for each other where a portion ends."""
+    """Workers may wait for each other at the end of each portion."""
     whole = order(name, p, m, num_steps=9, num_replicas=1)
     parts = portions(whole)
     num_bodies = whole.program.num_steps - parts.num_steps

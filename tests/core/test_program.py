@@ -63,7 +63,7 @@ def test_a_skip_connection_is_a_flow_like_any_other() -> None:
 
 
 def test_frozen_front_stages_get_no_gradient() -> None:
-    """What flows out of a stage that is not trainable never flows back."""
+    """A stage that is not trainable gets no gradients."""
     stages = (Stage("model", 0, trainable=False), Stage("model", 0), Stage("model", 1))
     program = Program((Net("model", 2),), stages, ((0, 1), (1, 2)))
     assert program.gradient_targets == ((), (2,), ())
@@ -71,7 +71,7 @@ def test_frozen_front_stages_get_no_gradient() -> None:
 
 
 def test_evaluation_computes_the_loss_of_the_batch_too() -> None:
-    """Without trainable stages, the net's last stage has the loss."""
+    """The net's last stage has the loss, also if no stage is trainable."""
     program = Program.chain([0, 1], 2, trainable=False, batch_loss=True)
     assert program.loss_stages == {1}
 

@@ -59,7 +59,7 @@ def test_flush_free_orders_run_for_any_number_of_steps(
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_flush_free_orders_have_no_bubble_in_their_body(name: str) -> None:
-    """Where a backward costs what the paper assumes, no device ever waits."""
+    """No device waits while a backward costs what the paper assumes."""
     schedule = order_in(name).with_num_steps(6)
     costs = Costs((PROMISES[name][1],) * 4)
     timeline = simulate(schedule, costs)
@@ -85,21 +85,21 @@ def test_a_synchronous_order_repeats_whole() -> None:
 
 
 def test_several_steps_without_a_body_cannot_be_continued() -> None:
-    """Nobody can know what comes next."""
+    """The order of several steps does not say what the next one is."""
     twice = Schedule.parse("d0  0F0 0B0 0U 0F0@1 0B0@1 0U@1")
     with pytest.raises(PlanError, match="make it for one step"):
         twice.with_num_steps(3)
 
 
 def test_messages_come_after_the_number_of_steps() -> None:
-    """They reach from one step into the next, and so have no place in a repetition."""
+    """Messages reach from one step into the next, so repeating one step loses some."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
     with pytest.raises(PlanError, match="choose the number of steps first"):
         add_messages(schedule).with_num_steps(2)
 
 
 def test_steps_must_be_at_least_one() -> None:
-    """As for any program."""
+    """The error is that of any program with too few steps."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
     with pytest.raises(PlanError, match="num_steps is 0"):
         schedule.with_num_steps(0)

@@ -152,7 +152,7 @@ def test_one_replica_reduces_in_no_time() -> None:
 
 @given(op_s=st.integers(0, 5).map(float))
 def test_host_time_is_added_to_each_op_that_works(op_s: float) -> None:
-    """Not to reductions: those only start something."""
+    """Per-op overhead does not apply to reductions, which are asynchronous."""
     schedule = Schedule.parse(f"{HEADER}d0  0F0 1F0 1B0 1R 0B0 0R 1U 0U")
     cost = StageCost(1.0, 1.0, 1.0, update_s=1.0)
 
@@ -175,7 +175,7 @@ def test_jitter_changes_no_lanes_own_work(jitter: float, num_microbatches: int) 
 def test_lanes_that_wait_for_each_other_lose_by_jitter(
     jitter: float, name: str
 ) -> None:
-    """An op late is waited for, and an op early gains nobody anything."""
+    """Lanes wait for late ops, and early ops gain no time."""
     schedule = make_schedule(name, num_devices=2, num_microbatches=16)
     cost = StageCost(1.0, 1.0, 1.0)
 
@@ -217,7 +217,7 @@ def test_whole_batch_loss_waits_for_every_forward() -> None:
 
 
 def test_deadlock_names_where_each_lane_stands() -> None:
-    """With the op, and the value that it waits for."""
+    """The error names each lane's op, and the value that it waits for."""
     with pytest.raises(DeadlockError) as caught:
         simulate(Schedule.parse("d0  0F0 0B0 0F1 0B1\nd1  1F1 1B1 1F0 1B0"), UNIFORM)
 
@@ -232,7 +232,7 @@ UNIFORM = Costs.uniform()
 
 
 def test_lane_that_waits_for_itself_is_a_deadlock() -> None:
-    """What it needs comes later on the same lane."""
+    """An op deadlocks if a later op of its lane makes what it needs."""
     with pytest.raises(DeadlockError, match=r"0B0 and needs y\[stage 0, micro"):
         simulate(Schedule.parse("d0  0B0 0F0 0U"), UNIFORM)
 
@@ -259,7 +259,7 @@ def test_missing_op_is_a_value_that_never_comes() -> None:
     ],
 )
 def test_ops_that_cannot_be_are_refused(ops: str, message: str) -> None:
-    """They name the op and its lane, and point to the checker."""
+    """Errors name the op and its lane, and point to the checker."""
     lane = Lane(0, 0, tuple(Op.parse(word) for word in ops.split()))
     schedule = Schedule(Program.chain([0, 1], 1), (lane, Lane(1, 0, ())))
 

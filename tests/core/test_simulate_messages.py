@@ -85,7 +85,7 @@ def test_pairs_with_one_name_share_a_link() -> None:
 
 
 def test_who_is_ready_first_goes_first_on_a_shared_link() -> None:
-    """Not who comes first in the schedule."""
+    """The message that is ready first goes first, wherever the schedule lists it."""
     late, early = StageCost(3.0, output_bytes=4), StageCost(2.0, output_bytes=4)
     costs = Costs((late, early, StageCost(1.0)), link=Link(0.0, 1.0, "card"))
 
@@ -157,7 +157,7 @@ def test_outputs_and_gradients_have_their_own_sizes() -> None:
 
 
 def test_handling_keeps_the_lane_and_is_part_of_no_op() -> None:
-    """By hand: 1 s for each message, after the op that sends, before the op that reads.
+    """A lane spends 1 s on each message, after the sender's op and before the reader's.
 
     d0  0F0 0-2, handling 2-3, 0F1 3-5, handling 5-6
     d1  handling 3-4, 1F0 4-6, handling 6-7, 1F1 7-9
@@ -212,7 +212,7 @@ def test_explicit_message_waits_for_both_ends() -> None:
         (0.0, 1.0),  # 0F0
         (1.0, 2.0),  # its SEND, while the lane goes on
         (1.0, 2.0),  # 0F1
-        (2.0, 6.0),  # its SEND: nobody receives before 5
+        (2.0, 6.0),  # its SEND: no RECV is posted before 5
     ]
     assert [*zip(timeline.start_s[1], timeline.end_s[1], strict=True)] == [
         (0.0, 2.0),
@@ -262,7 +262,7 @@ def test_message_is_not_ready_before_its_sender_has_handled_it() -> None:
 
 
 def test_receives_posted_ahead_make_explicit_messages_as_early_as_implicit() -> None:
-    """With all RECVs first, message ops change nothing about when work happens."""
+    """Message ops change nothing about when work happens, if all RECVs are first."""
     explicit = Schedule.parse(
         EXPLICIT.replace("1F0 1RECV_F1<0 1F1", "1RECV_F1<0 1F0 1F1")
     )
@@ -281,7 +281,7 @@ def test_receives_posted_ahead_make_explicit_messages_as_early_as_implicit() -> 
 
 
 def test_value_without_its_message_never_comes() -> None:
-    """Where messages are ops, nothing travels by itself."""
+    """A value without a message op does not travel, if messages are ops."""
     text = EXPLICIT.replace(" 0SEND_F1>1", "").replace(" 1RECV_F1<0", "")
 
     with pytest.raises(

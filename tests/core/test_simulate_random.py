@@ -42,7 +42,7 @@ def test_one_lane_per_device_is_as_slow_clock_says(
 def test_any_order_is_as_slow_clock_says(
     schedule: Schedule, data: st.DataObject
 ) -> None:
-    """Also lanes that slow each other, links that are shared, messages that are ops."""
+    """The clocks agree on shared devices, shared links and message ops, too."""
     costs = data.draw(costs_for(schedule.program))
 
     assert_is_as_slow_clock_says(schedule, costs)

@@ -37,7 +37,7 @@ def test_reductions_overlap_with_what_is_left_to_compute() -> None:
 
 
 def test_a_teacher_is_updated_after_its_student() -> None:
-    """It reads the student's new weights."""
+    """A follower is updated after the student, whose new weights it reads."""
     program = Program(
         (Net("teacher", 1), Net("student", 1)),
         (Stage("teacher", 0, trainable=False, follows=(1,)), Stage("student", 0)),
@@ -49,7 +49,7 @@ def test_a_teacher_is_updated_after_its_student() -> None:
 
 
 def test_later_steps_keep_their_number() -> None:
-    """What is added belongs to the step that it closes."""
+    """Added ops have the step that they close."""
     program = Program.chain([0], 1, num_steps=3, num_replicas=2)
     assert closed(program, "0F0@2 0B0@2") == "0F0@2 0B0@2 0R@2 0U@2"
 

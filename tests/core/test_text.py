@@ -35,14 +35,14 @@ def test_prints_and_parses(schedule: Schedule) -> None:
 
 @given(schedule=orders())
 def test_says_no_more_than_it_must(schedule: Schedule) -> None:
-    """Lines before the lanes appear only where these do not tell the program."""
+    """The text has a header only if the program does not follow from the lanes."""
     lines = str(schedule).splitlines()
     bare = "\n".join(lines[-len(schedule.lanes) :])
     try:
-        told = Schedule.parse(bare) == schedule
+        follows = Schedule.parse(bare) == schedule
     except ParseError:
-        told = False
-    assert told == (len(lines) == len(schedule.lanes))
+        follows = False
+    assert follows == (len(lines) == len(schedule.lanes))
 
 
 def test_reads_comments_and_blank_lines() -> None:
@@ -110,7 +110,7 @@ def test_lanes_are_aligned() -> None:
     ],
 )
 def test_names_the_line(line: str, reason: str) -> None:
-    """And the path, and what was expected there."""
+    """The error names the line, the path, and what was expected there."""
     message = refused(f"# a schedule\n{line}")
     assert message.startswith("order.txt, line 2: ")
     assert reason in message

@@ -1,4 +1,4 @@
-"""What a timeline tells of itself: makespan, bubbles, the steady state, traffic."""
+"""A timeline knows its makespan, bubbles, steady state and traffic."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_nothing_takes_no_time() -> None:
 
 @given(p=devices, more=st.integers(1, 9), f=whole_seconds, b=whole_seconds)
 def test_1f1b_has_no_steady_bubble(p: int, more: int, f: float, b: float) -> None:
-    """With more microbatches than devices there is a time when nobody waits."""
+    """No device waits while the pipeline is full, if `m > p`."""
     schedule = make_schedule("1f1b", num_devices=p, num_microbatches=p + more)
     costs = Costs.uniform(forward_s=f, input_grad_s=b, weight_grad_s=0.0)
     timeline = simulate(schedule, costs)
@@ -129,7 +129,7 @@ def test_steps_with_flushes_between_each_have_a_steady_state(
 
 
 def test_evaluation_is_steady_when_every_device_has_begun() -> None:
-    """Without backwards, warm-up ends with the last device's first forward."""
+    """Warm-up ends with the last device's first forward, if there is no backward."""
     schedule = make_schedule("forward-only", num_devices=3, num_microbatches=6)
     timeline = simulate(schedule, Costs.uniform())
 
@@ -138,7 +138,7 @@ def test_evaluation_is_steady_when_every_device_has_begun() -> None:
 
 
 def test_lane_of_weight_gradients_has_no_say_in_when_the_pipeline_is_full() -> None:
-    """It has neither forwards nor input gradients; its idle time counts as any."""
+    """A lane of W alone ends no warm-up; its idle time counts as any."""
     schedule = Schedule.parse(
         "d0    0F0 0F1 0I0 0F2 0I1 0F3 0I2 0I3\nd0.1  0W0 0W1 0W2 0W3\n"
         "d1    1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
@@ -200,7 +200,7 @@ def test_transfers_are_in_order_of_start() -> None:
 
 
 def test_measured_timeline_may_know_no_traffic() -> None:
-    """Then it tells of none."""
+    """A timeline without traffic lists no transfers and no bytes."""
     timeline = measured("d0  0F0 0B0", [(0.0, 1.0), (1.0, 2.0)])
 
     assert [*timeline.transfers] == []
@@ -220,7 +220,7 @@ def test_a_step_without_flushes_is_its_own_work(name: str) -> None:
 
 
 def test_a_step_with_flushes_is_its_share_of_all() -> None:
-    """And the whole of one."""
+    """The step of a synchronous order is its makespan over its steps."""
     order = make_schedule("1f1b", num_devices=3, num_microbatches=4)
     alone = simulate(order, Costs.uniform())
     assert alone.step_s == alone.makespan_s

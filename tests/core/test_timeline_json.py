@@ -159,7 +159,7 @@ def drop(*path: str | int) -> Callable[[Document], None]:
 def test_names_what_is_wrong_where(
     change: Callable[[Document], None], message: str
 ) -> None:
-    """With the path of the file first."""
+    """The error begins with the file's path."""
     document = json.loads(TIMELINE.to_json())
     change(document)
 

@@ -77,7 +77,7 @@ def test_messages_go_along_where_there_are_some() -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe-v", "ooo-fast-forward"])
 def test_messages_are_left_out_when_read(name: str) -> None:
-    """Whoever plays the order adds its own."""
+    """The runtime adds its own messages, so reading drops those of the file."""
     schedule = make_schedule(name, num_devices=3, num_microbatches=6)
     assert from_csv(to_csv(add_messages(schedule))) == schedule
 
@@ -112,7 +112,7 @@ def test_reads_what_torch_does_besides() -> None:
     ],
 )
 def test_names_what_cannot_be_read(text: str, reason: str) -> None:
-    """With the path, and the line and the cell where there is one."""
+    """The error names the path, and the line and the cell if there is one."""
     with pytest.raises(ParseError) as caught:
         from_csv(text, path="order.csv")
     assert str(caught.value).startswith("order.csv")

@@ -64,9 +64,9 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
-        self.settle()
+        self.finish_frames()
 
-    def settle(self) -> None:
+    def finish_frames(self) -> None:
         """Wait until what was asked for has been drawn: two frames."""
         frames = (
             "new Promise((f) => requestAnimationFrame(() => requestAnimationFrame(f)))"
@@ -96,14 +96,14 @@ class Page:
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """Move, press, release or turn the wheel: `mouseMoved`, `mousePressed`, ..."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-        self.settle()
+        self.finish_frames()
 
     def key(self, key: str, *, shift: bool = False) -> None:
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             modifiers = 8 if shift else 0
             self.call("Input.dispatchKeyEvent", type=kind, key=key, modifiers=modifiers)
-        self.settle()
+        self.finish_frames()
 
     def screenshot(self, path: Path, *, whole_page: bool = False) -> None:
         """Write what the window shows, or the whole page, as PNG."""

@@ -32,14 +32,14 @@ def test_a_chain_has_one_message_per_border_microbatch_and_direction(name: str) 
 
 
 def test_reductions_are_no_messages() -> None:
-    """They end on the device where they began: nobody else waits for them."""
+    """Reductions end on the device where they began, and are no flows."""
     timeline = simulated("gpipe", 1, 4, num_replicas=2)
 
     assert timeline.traffic.num_transfers > 0
     assert list(flows(timeline)) == []
 
 
-def test_a_message_that_several_ops_read_is_told_for_each() -> None:
+def test_a_message_that_several_ops_read_is_a_flow_to_each() -> None:
     """The student's stage reads its other stage's output in F; the loss in L."""
     timeline = teacher_and_student()
     lanes = timeline.schedule.lanes

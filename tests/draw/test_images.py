@@ -28,6 +28,6 @@ def test_a_picture_is_up_to_date(name: str) -> None:
 
 
 def test_no_picture_is_left_behind() -> None:
-    """What nobody draws any more must go."""
+    """Every picture in the folder is one that the code draws."""
     there = {path.name for path in IMAGES.glob("*.svg")}
     assert there - DRAWN_BY_BENCHMARKS == set(PICTURES)

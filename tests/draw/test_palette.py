@@ -1,4 +1,4 @@
-"""The colours of kinds can be told apart, and what is written on them can be read."""
+"""The colours of kinds differ for every eye, and text on them is readable."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TO_LAB: Final = [
 
 
 def seen(colour: str, sight: str) -> NDArray[np.float64]:
-    """A colour in OKLab as somebody sees it; distances there are differences seen."""
+    """Return a colour in OKLab as one kind of sight sees it."""
     channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(
         channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4

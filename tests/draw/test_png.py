@@ -36,7 +36,7 @@ def test_the_picture_has_its_size_and_its_colours(theme: Theme, page: int) -> No
 def test_without_matplotlib_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And what can be drawn without it."""
+    """The error names the package, and a picture that needs none."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackageError, match=r"hocket\[plot\].*SVG"):
         to_png(simulated("1f1b", 2, 2))

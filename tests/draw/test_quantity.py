@@ -32,7 +32,7 @@ def test_an_axis_without_length_has_one_tick() -> None:
 
 @given(number=amounts)
 def test_short_numbers_are_right_to_four_digits(number: float) -> None:
-    """What is read is what was meant."""
+    """A written number reads back as the number."""
     assert float(short(number).replace(",", "")) == pytest.approx(number, rel=5e-4)
 
 

@@ -16,7 +16,7 @@ from tests.draw.timelines import REAL, measured, simulated
 
 
 def test_numbers_are_those_of_the_timeline() -> None:
-    """Read off it, and not reckoned anew."""
+    """A summary reads its numbers off the timeline."""
     timeline = simulated("1f1b", 3, 4, num_steps=2, num_replicas=2, costs=REAL)
     numbers = summarize(timeline)
 
@@ -38,7 +38,7 @@ def test_a_byte_for_each_microbatch_counts_microbatches() -> None:
 
 
 def test_steps_end_with_their_updates() -> None:
-    """Also where steps overlap: in a flush-free order every step ends later."""
+    """Steps end one after another, also where they overlap."""
     timeline = simulate(two_buffered_weights(3, 4, 5), Costs.uniform(update_s=0.5))
     for lane, ends in enumerate(step_ends(timeline)):
         ops = timeline.schedule.lanes[lane].ops

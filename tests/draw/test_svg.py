@@ -101,7 +101,7 @@ def test_what_is_not_asked_for_is_not_drawn() -> None:
 
 
 def test_a_theme_is_fixed_or_follows_the_reader() -> None:
-    """Without one, the picture holds both."""
+    """A picture without a theme holds both themes."""
     timeline = simulated("1f1b", 2, 2)
 
     assert "prefers-color-scheme:dark" in to_svg(timeline)
@@ -120,13 +120,13 @@ def test_bytes_are_drawn_where_they_are_known() -> None:
 
 @pytest.mark.parametrize("timelines", [[], ()])
 def test_no_timeline_is_an_error(timelines: list[tuple[str, Timeline]]) -> None:
-    """There is nothing to draw."""
+    """An empty list of timelines is refused."""
     with pytest.raises(PlanError, match="no timeline"):
         to_svg(timelines)
 
 
 def test_a_page_without_room_is_an_error() -> None:
-    """It says how wide the page must be, and that is enough."""
+    """The error names the width that the page needs, and that width works."""
     timeline = simulated("1f1b", 2, 2)
     with pytest.raises(PlanError, match="at least") as caught:
         to_svg(timeline, style=Style(width=50))

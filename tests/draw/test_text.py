@@ -24,7 +24,7 @@ def rows(text: str) -> list[str]:
 
 @given(p=sizes, m=sizes)
 def test_points_are_the_bubble(p: int, m: int) -> None:
-    """Where columns are exact, counting points gives each lane's bubble."""
+    """Counting points gives each lane's bubble, if columns are exact."""
     timeline = simulated("1f1b", p, m)
     text = to_text(timeline, width=400)
     for lane, line in enumerate(line for line in text.splitlines() if line[0] == "d"):
@@ -91,7 +91,7 @@ def test_nothing_takes_time() -> None:
 
 @pytest.mark.parametrize("theme", Theme)
 def test_colours_change_no_character(theme: Theme) -> None:
-    """Without its escape sequences a coloured picture has the same letters."""
+    """A coloured picture has the same letters without its escape sequences."""
     timeline = simulated("1f1b", 3, 4)
     plain = to_text(timeline, width=90)
     coloured = to_text(timeline, width=90, colour=theme)

@@ -58,7 +58,7 @@ REAL = StageCost(
 
 
 def measured(like: Timeline) -> Timeline:
-    """The same work as a run would tell it: 5 % slower, on a clock that ran before."""
+    """Return the same work as measured: 5 % slower, on a clock that ran before."""
     late_s, slow = 1000.0, 1.05
     traffic = replace(
         like.traffic,

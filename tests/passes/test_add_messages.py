@@ -97,7 +97,7 @@ def test_looks_like_this() -> None:
 
 
 def test_with_one_channel_a_pair_posts_in_one_order() -> None:
-    """Then a receive may have to wait behind a send, and the other way round."""
+    """Sends and receives of a shared channel are posted in one order at both ends."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=3)
     full = add_messages(schedule, shared_channel=True)
     assert str(full) == (
@@ -155,7 +155,7 @@ def test_both_ends_post_in_the_same_order(schedule: Schedule, num_buffers: int) 
 def test_posts_no_more_receives_than_there_are_buffers(
     name: str, num_buffers: int
 ) -> None:
-    """And not fewer either, where there are that many messages to come."""
+    """A flow uses all its buffers, and never more."""
     schedule = make_schedule(name, num_devices=3, num_microbatches=6, num_steps=2)
     full = add_messages(schedule, num_buffers=num_buffers)
     assert unread_at_most(full) == num_buffers
@@ -172,7 +172,7 @@ def test_reading_in_another_order_takes_more_buffers() -> None:
 
 
 def test_a_loss_over_the_batch_reads_many_at_once() -> None:
-    """It needs a buffer for each of the other net's microbatches."""
+    """A whole-batch loss needs a buffer for each of the other net's microbatches."""
     header = (
         "net teacher microbatches=3\nnet student microbatches=2 loss=batch\n"
         "stage 0 net=teacher device=0 trainable=no\nstage 1 net=student device=1\n"
@@ -188,7 +188,7 @@ def test_a_loss_over_the_batch_reads_many_at_once() -> None:
 @pytest.mark.parametrize("name", FLUSH_FREE)
 @pytest.mark.parametrize("shared_channel", [False, True])
 def test_a_body_keeps_repeating(name: str, shared_channel: bool) -> None:
-    """But for a few repetitions at its ends, which receive from outside of it."""
+    """A body stays, without a few repetitions at its ends that differ in messages."""
     schedule = order_in(name).with_num_steps(12)
     full = add_messages(schedule, shared_channel=shared_channel)
     check(full)
@@ -228,7 +228,7 @@ def test_one_device_needs_no_messages() -> None:
 
 
 def test_lanes_of_one_device_share_their_memory() -> None:
-    """What one stream makes for another is no message."""
+    """A value that one stream makes for another is no message."""
     schedule = Schedule.parse("d0  0F0 0I0 0U\nd0.1  0W0\nd1  1F0 1I0 1U\nd1.1  1W0")
     full = add_messages(schedule)
     check(full)
@@ -239,7 +239,7 @@ def test_lanes_of_one_device_share_their_memory() -> None:
 
 
 def test_refuses_what_has_messages_already() -> None:
-    """They would be there twice."""
+    """Messages are refused in the input, since they would be there twice."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
     with pytest.raises(PlanError, match="use drop_messages first"):
         add_messages(add_messages(schedule))

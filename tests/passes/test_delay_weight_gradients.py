@@ -59,7 +59,7 @@ def test_is_never_slower_and_keeps_to_the_memory(data: st.DataObject) -> None:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), name=st.sampled_from(sorted(SCHEDULES)))
 def test_no_published_order_gets_slower(data: st.DataObject, name: str) -> None:
-    """Nor does any hold more than it may, of those that split and those that do not."""
+    """No device holds more than the limit, whether backwards are split or not."""
     shapes = [x for x in accepted(name) if x.num_devices * x.num_microbatches <= 24]
     schedule = SCHEDULES[name].make(data.draw(st.sampled_from(shapes)))
     costs = data.draw(costs_for(schedule.program))
@@ -96,7 +96,7 @@ def test_reaches_zb_h1_from_1f1b(data: st.DataObject, p: int, m: int) -> None:
 @few
 @given(data=st.data())
 def test_weight_gradients_of_a_stage_keep_their_order(data: st.DataObject) -> None:
-    """So that gradients add up as they did: bit for bit."""
+    """Each stage's W keep their order, so that gradients add up bit for bit."""
     name = data.draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b"]))
     schedule = make_schedule(name, num_devices=3, num_microbatches=6)
     costs = data.draw(costs_for(schedule.program))
@@ -140,7 +140,7 @@ def test_a_memory_too_small_is_refused_with_the_smallest_that_works() -> None:
 
 
 def test_reductions_follow_the_last_weight_gradient() -> None:
-    """They are not held where they stood: with several stages, that would hold W."""
+    """Reductions move to the last W, so that they do not hold others up."""
     schedule = make_schedule(
         "interleaved-1f1b", num_devices=4, num_microbatches=8, num_replicas=2
     )
@@ -169,7 +169,7 @@ def test_frozen_stages_and_evaluation_have_nothing_to_delay() -> None:
 
 
 def test_refuses_messages() -> None:
-    """They would be at the wrong place; it says what to do."""
+    """Messages in the input are refused, and the error names the way out."""
     schedule = add_messages(make_schedule("1f1b", num_devices=2, num_microbatches=2))
     with pytest.raises(PlanError, match="use drop_messages first"):
         delay_weight_gradients(schedule, Costs.uniform())

@@ -12,7 +12,7 @@ from hocket.schedules import make_schedule
 @pytest.mark.parametrize("name", ["pipedream-2bw", "wpipe", "wpipe-overlapped"])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_one_step_runs_alone(name: str, num_replicas: int) -> None:
-    """It has all ops of step 0, reads the newest weights, and never waits for ever."""
+    """One step has all ops of step 0, reads the newest weights, and ends."""
     order = make_schedule(
         name,
         num_devices=3,
@@ -27,6 +27,6 @@ def test_one_step_runs_alone(name: str, num_replicas: int) -> None:
 
 
 def test_an_order_with_flushes_is_one_already() -> None:
-    """Nothing is made anew."""
+    """An order of one step is returned as it is."""
     order = make_schedule("zb-v", num_devices=2, num_microbatches=4)
     assert one_step(order) is order

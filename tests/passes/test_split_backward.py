@@ -1,4 +1,4 @@
-"""Backwards in two halves and back: nothing is lost, and nothing else moves."""
+"""Splitting and merging backwards loses no op, and moves no other op."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ops_of(schedule: Schedule) -> list[Op]:
 def test_splitting_then_merging_is_nothing(
     name: str, num_replicas: int, with_messages: bool
 ) -> None:
-    """Of orders of whole backwards, with messages and without."""
+    """Merging inverts splitting of whole backwards, with messages and without."""
     schedule = make_schedule(
         name, num_devices=3, num_microbatches=6, num_replicas=num_replicas, num_steps=2
     )
@@ -62,7 +62,7 @@ def test_splitting_then_merging_is_nothing(
 @pytest.mark.parametrize("name", FLUSH_FREE)
 @pytest.mark.parametrize("with_messages", [False, True])
 def test_a_repeating_body_stays_one(name: str, with_messages: bool) -> None:
-    """It is split alike in all its repetitions."""
+    """A body is split alike in all its repetitions."""
     schedule = Schedule.parse((ORDERS / f"{name}.txt").read_text())
     if with_messages:
         schedule = add_messages(schedule)
@@ -89,7 +89,7 @@ def test_any_order_stays_sound(schedule: Schedule) -> None:
 @many
 @given(schedule=orders())
 def test_all_else_keeps_its_order(schedule: Schedule) -> None:
-    """Only backwards are taken apart."""
+    """Splitting changes backwards alone."""
     for before, after in zip(
         schedule.lanes, split_backward(schedule).lanes, strict=True
     ):
@@ -100,7 +100,7 @@ def test_all_else_keeps_its_order(schedule: Schedule) -> None:
 
 
 def test_messages_leave_before_the_weight_gradient() -> None:
-    """What the device before waits for goes at once: nobody waits for W."""
+    """The input gradient leaves before W, which the device before does not need."""
     schedule = add_messages(
         make_schedule("1f1b", num_devices=2, num_microbatches=2), num_buffers=1
     )
@@ -110,7 +110,7 @@ def test_messages_leave_before_the_weight_gradient() -> None:
 
 @given(m=st.integers(1, 8), p=st.integers(1, 4))
 def test_a_split_order_is_never_slower(m: int, p: int) -> None:
-    """The same work, and gradients that arrive sooner."""
+    """Splitting makes gradients arrive sooner, and adds no work."""
     schedule = make_schedule("1f1b", num_devices=p, num_microbatches=m)
     costs = Costs.uniform(message_s=0.25)
     whole, split = (
@@ -122,14 +122,14 @@ def test_a_split_order_is_never_slower(m: int, p: int) -> None:
     assert split < whole or p == 1
 
 
-def test_work_between_the_halves_keeps_them_apart() -> None:
+def test_work_between_i_and_w_keeps_them_split() -> None:
     """Merging never moves an op past another one."""
     schedule = Schedule.parse("d0  0F0 0I0 0F1 0W0 0I1 0W1 0U")
     assert str(merge_backward(schedule)) == "d0  0F0 0I0 0F1 0W0 0B1 0U"
 
 
 def test_a_merged_backward_sends_when_all_of_it_is_done() -> None:
-    """The messages of I stand behind B."""
+    """The messages of I follow B."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
     merged = merge_backward(add_messages(split_backward(schedule)))
     check(merged)
@@ -142,10 +142,10 @@ def test_a_merged_backward_sends_when_all_of_it_is_done() -> None:
     p=st.sampled_from([1, 2, 4]), share=shares(), message_s=st.sampled_from([0.0, 0.5])
 )
 @settings(max_examples=10)
-def test_where_nobody_waits_merging_changes_no_time(
+def test_merging_where_no_device_waits_changes_no_time(
     name: str, p: int, share: StageCost, message_s: float
 ) -> None:
-    """Of no schedule, whatever F, I, W and messages take; and no more is held."""
+    """Merging keeps every schedule's makespan, and raises no peak."""
     try:
         schedule = make_schedule(name, num_devices=p, num_microbatches=8)
     except ShapeError:
@@ -161,8 +161,8 @@ def test_where_nobody_waits_merging_changes_no_time(
         assert after.peak_activations(device) <= before.peak_activations(device)
 
 
-def test_the_first_stage_has_no_halves_left_that_follow_each_other() -> None:
-    """In the published orders nearly all of them do: that is what there is to win."""
+def test_the_first_stage_has_no_i_and_w_left_that_follow_each_other() -> None:
+    """The first stage of ZB-V has B alone, and the third all but one."""
     merged = merge_unneeded_splits(
         make_schedule("zb-v", num_devices=2, num_microbatches=8)
     )

@@ -44,7 +44,7 @@ def test_every_op_is_there_once_and_in_its_place(name: str) -> None:
 
 
 def test_one_step_stays_as_it_is() -> None:
-    """There is nothing to count through."""
+    """An order of one step is returned as it is."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=4)
 
     assert steps_as_one(schedule) is schedule

@@ -17,7 +17,7 @@ d1  1F0 3F0 3B0 1F1 3F1 3B1 3U 1B0 1B1 1U
 
 
 def test_moves_updates_and_nothing_else() -> None:
-    """What passes the check still does."""
+    """A schedule that passes the check still passes it."""
     early = Schedule.parse(EARLY)
     late = updates_last(early)
     check(early)
@@ -30,7 +30,7 @@ def test_moves_updates_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs"])
 def test_leaves_our_own_orders_as_they_are(name: str) -> None:
-    """They are written so."""
+    """Published schedules have their updates last already."""
     assert name in SCHEDULES
     order = make_schedule(name, num_devices=2, num_microbatches=4, num_replicas=2)
     assert updates_last(order) == order

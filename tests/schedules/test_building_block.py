@@ -70,7 +70,7 @@ def taken(op: Op) -> int:
 @every_block
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
 def test_squeezing_delays_nothing(name: str, p: int) -> None:
-    """What others wait for ends no later than it stands in the repeated blocks."""
+    """F and I end no later than in the repeated blocks."""
     schedule = make_schedule(name, num_devices=p, num_microbatches=3 * p)
     slot_s = 1 / 2
     for span in simulate(schedule, Costs.uniform()).spans:

@@ -50,7 +50,7 @@ def test_the_two_nets_are_mirrored() -> None:
     ],
 )
 def test_refuses_what_cannot_be_mirrored(numbers: dict[str, int], choice: str) -> None:
-    """It names the numbers that would do."""
+    """The error names the numbers that would work."""
     given = {"num_devices": 4, "num_microbatches": 4, **numbers}
     with pytest.raises(ShapeError, match=f"{choice}$"):
         make_schedule("chimera", **given)

@@ -34,7 +34,7 @@ def test_ops_in_turn_lose_less_than_pairs_that_end_together(
 
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 3), (4, 7)])
 def test_refuses_fewer_microbatches_than_stages(p: int, m: int) -> None:
-    """It names the fewest that would do."""
+    """The error names the fewest microbatches that would work."""
     with pytest.raises(ShapeError) as caught:
         make_schedule("dualpipe-v", num_devices=p, num_microbatches=m)
     assert f"num_microbatches={m}" in str(caught.value)

@@ -1,4 +1,4 @@
-"""What holds for every schedule of the table, whoever adds it.
+"""Every schedule of the table keeps these claims.
 
 A new schedule needs no test here: it is in the table, so all of these run on it.
 """
@@ -243,7 +243,7 @@ def test_continues_for_more_steps(
 def test_reduces_each_gradient_as_soon_as_it_is_complete(
     name: str, data: st.DataObject
 ) -> None:
-    """With replicas, R follows the stage's last weight gradient at once."""
+    """R follows the stage's last weight gradient at once, if there are replicas."""
     shape = replace(data.draw(shapes(name)), num_replicas=2)
     schedule = made(name, shape)
     gradients = {Kind.BACKWARD, Kind.BACKWARD_WEIGHT}
@@ -275,7 +275,7 @@ def _title(name: str, shape: Shape) -> str:
 
 @every_schedule
 def test_names_its_source_and_shows_its_picture(name: str) -> None:
-    """Every schedule was published by somebody, and is drawn where it is made."""
+    """Every schedule's docstring names its source and shows its picture."""
     text = inspect.getdoc(SCHEDULES[name].make) or ""
     assert "Source: " in text
     assert ">>> print(" in text

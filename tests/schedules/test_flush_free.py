@@ -52,7 +52,7 @@ def test_a_tight_warm_up_loses_what_messages_take(
 ) -> None:
     """`1 - s / (s + 2c (p - 1) / p)`, `s` being F and B of one stage.
 
-    Whoever waits does so once in `p` microbatches: with other numbers than multiples of
+    A device waits once in `p` microbatches: with other numbers than multiples of
     `p` a step has sometimes one wait more than the next.
     """
     c = share / 12 * f  # at most a quarter of a forward
@@ -75,7 +75,7 @@ def test_a_tight_warm_up_loses_what_messages_take(
 def test_idle_shares_by_number(
     p: int, c: float, wpipe: float, two_buffered: float
 ) -> None:
-    """With F = 1 and B = 2, as they were found when these orders were studied."""
+    """Idle shares are the known ones for F = 1 and B = 2."""
     for name, share in (("wpipe", wpipe), ("pipedream-2bw", two_buffered)):
         idle = played(name, p, p, c).steady_bubble_fraction
         assert idle == pytest.approx(share, abs=5e-4)
@@ -94,7 +94,7 @@ def test_the_longer_warm_up_hides_messages(
 
 @pytest.mark.parametrize("p", [4, 8])
 def test_it_hides_no_more_than_that(p: int) -> None:
-    """With F + B = 3: 0.74 costs nothing, 0.76 something."""
+    """A hop of 0.74 costs nothing and one of 0.76 some time, for F + B = 3."""
     m = 2 * (p - 1)
     idle = [
         played("wpipe-overlapped", p, m, c).steady_bubble_fraction for c in (0.74, 0.76)
@@ -146,9 +146,9 @@ def ends_of_gradients(timeline: Timeline) -> dict[tuple[int, int], float]:
 def test_a_late_update_finds_all_gradients_of_its_group(
     name: str, p: int, more: int, share: float, f: float, b: float
 ) -> None:
-    """Nobody waits for the norm of a group, with messages of up to a quarter of an F.
+    """Late updates find all gradients, with messages of up to a quarter of an F.
 
-    As long as there is other work: at the end there is none.
+    The last steps are left out, since there is no other work behind them.
     """
     m = max(p, 2 * (p - 1)) + more
     schedule = make_schedule(

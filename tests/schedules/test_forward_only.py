@@ -18,7 +18,7 @@ from hocket.schedules import SCHEDULES, make_schedule
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_takes_the_placement_of_every_schedule(name: str) -> None:
-    """So that a model is evaluated where it is trained, without moving a weight."""
+    """Stages stay where they are trained, so that evaluation moves no weight."""
     num_microbatches = 1 if name == "pipedream" else 8
     trained = make_schedule(
         name, num_devices=4, num_microbatches=num_microbatches
@@ -56,7 +56,7 @@ def test_any_placement_comes_to_its_end(
 
 @pytest.mark.parametrize("devices", [[0, 0], [0, 1, 3], [0, 2]])
 def test_refuses_a_placement_that_leaves_devices_out(devices: list[int]) -> None:
-    """It names both what was given and how many devices there are."""
+    """The error names the devices given and the number of devices."""
     with pytest.raises(ShapeError) as caught:
         make_schedule(
             "forward-only", num_devices=2, num_microbatches=2, devices=devices

@@ -13,7 +13,7 @@ from hocket.schedules import make_schedule
 @pytest.mark.parametrize("num_waves", [1, 2, 3])
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
 def test_more_waves_make_a_shorter_bubble(p: int, num_waves: int) -> None:
-    """Of one round whose backwards take as long as forwards, and with twice as long.
+    """One round has the paper's bubble, for backwards of one and two forwards.
 
     There the authors' `(2D - 2) / (3WD + D - 1)` is somewhat more than happens.
     """
@@ -58,7 +58,7 @@ def test_turns_send_nothing(num_waves: int) -> None:
 
 
 def test_refuses_odd_stages_and_broken_rounds() -> None:
-    """It names the numbers that would do."""
+    """The error names the numbers that would work."""
     with pytest.raises(ShapeError, match=r"stages_per_device=3: use 2 or 4"):
         make_schedule("hanayo", num_devices=2, num_microbatches=4, stages_per_device=3)
     with pytest.raises(ShapeError, match=r"num_microbatches=6: use 4 or 8"):

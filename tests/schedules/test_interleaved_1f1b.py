@@ -47,7 +47,7 @@ def test_bubble_shrinks_with_the_stages_per_device(v: int) -> None:
     [(4, 9, "8 or 10"), (4, 11, "10 or 12"), (2, 5, "4 or 6"), (5, 13, "12 or 14")],
 )
 def test_refuses_rounds_of_unequal_length(p: int, m: int, numbers: str) -> None:
-    """It names the numbers next to the one given that would do."""
+    """The error names the nearest numbers that would work."""
     with pytest.raises(ShapeError) as caught:
         make_schedule("interleaved-1f1b", num_devices=p, num_microbatches=m)
     assert f"num_microbatches={m}" in str(caught.value)
@@ -58,7 +58,7 @@ def test_refuses_rounds_of_unequal_length(p: int, m: int, numbers: str) -> None:
 
 
 def test_with_one_stage_per_device_it_warms_up_twice_as_long() -> None:
-    """Then it is 1F1B with room for each message: a hop of 0.25 s costs nothing."""
+    """A hop of 0.25 s costs nothing with a warm-up of two forwards per hop."""
     costs = Costs.uniform(message_s=0.25)
     steady_s = [
         simulate(

@@ -20,6 +20,6 @@ def test_with_one_stage_per_device_it_is_zb_h1() -> None:
     ("p", "m", "numbers"), [(4, 9, "8 or 10"), (5, 13, "12 or 14")]
 )
 def test_refuses_rounds_of_unequal_length(p: int, m: int, numbers: str) -> None:
-    """It names itself, and the numbers next to the one given that would do."""
+    """The error names the schedule, and the nearest numbers that would work."""
     with pytest.raises(ShapeError, match=rf"^interleaved-zb .*use {numbers} micro"):
         make_schedule("interleaved-zb", num_devices=p, num_microbatches=m)

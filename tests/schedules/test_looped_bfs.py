@@ -40,7 +40,7 @@ def test_each_stage_is_done_at_one_stroke() -> None:
 
 @pytest.mark.parametrize("v", [2, 3])
 def test_few_microbatches_leave_holes(v: int) -> None:
-    """With `m < p`, each further stage costs `p - m` parts more."""
+    """Each further stage costs `p - m` parts more, if `m < p`."""
     shape = Shape(num_devices=4, num_microbatches=2, stages_per_device=v)
     timeline = simulate(ENTRY.make(shape), Costs.uniform())
     holes = (v - 1) * (4 - 2)

@@ -70,7 +70,7 @@ def test_push_is_zb_h1() -> None:
 
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_push_bounds_what_many_microbatches_hold(p: int) -> None:
-    """Without it the first device holds nearly twice as many."""
+    """The first device holds nearly twice as many microbatches without `push`."""
     peaks = [
         simulate(
             make_schedule(

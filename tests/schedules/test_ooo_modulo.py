@@ -76,13 +76,13 @@ def test_messages_cost_what_the_model_says(
 
 @pytest.mark.parametrize(("message_s", "size"), [(0.0, 1), (0.5, 2), (2.0, 3)])
 def test_slower_links_want_larger_groups(message_s: float, size: int) -> None:
-    """As in the model of 24 layers on 4 devices with 4 microbatches."""
+    """The best group grows with latency, for 24 layers and 4 microbatches."""
     link = Link(latency_s=message_s)
     assert group_size(NUM_LAYERS, 4, 4, layer=LAYER, link=link) == size
 
 
 def test_a_link_that_is_slow_enough_wants_no_dealing_out() -> None:
-    """Then each device has its layers in one piece, as without modulo allocation."""
+    """Each device has its layers in one piece, if messages are slow."""
     link = Link(latency_s=100.0)
     assert group_size(NUM_LAYERS, 4, 4, layer=LAYER, link=link) == NUM_LAYERS // 4
 
@@ -95,6 +95,6 @@ def test_with_one_stage_per_device_it_is_fast_forwarding() -> None:
 
 
 def test_refuses_layers_that_cannot_be_dealt_out() -> None:
-    """It names the numbers next to the one given that can."""
+    """The error names the nearest numbers that would work."""
     with pytest.raises(ShapeError, match=r"num_layers=25 .*: use 24 or 28 layers"):
         group_size(25, 4, 4, layer=LAYER, link=Link())

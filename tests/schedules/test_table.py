@@ -41,7 +41,7 @@ def their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def test_every_file_is_in_the_table() -> None:
-    """A schedule that is not in the table is tested by nobody."""
+    """No test reads a schedule that is not in the table."""
     modules = {entry.make.__module__.rpartition(".")[2] for entry in OURS.values()}
     assert {path.stem for path in FOLDER.glob("*.py")} - NO_SCHEDULES == modules
 
@@ -75,7 +75,7 @@ def test_a_clash_of_names_names_both(their_package: Path) -> None:
 
 
 def test_two_outsiders_may_clash_too() -> None:
-    """Neither of them wins by chance."""
+    """A clash of names is an error that names both packages."""
     offers = [
         EntryPoint("new", "hocket.schedules.gpipe:ENTRY", GROUP),
         EntryPoint("new", "hocket.schedules.looped_bfs:ENTRY", GROUP),
@@ -94,7 +94,7 @@ def test_refuses_what_is_no_entry() -> None:
 
 
 def test_the_table_cannot_be_changed() -> None:
-    """Nobody adds a schedule behind the back of the tests."""
+    """The table is read-only, so that the tests see every schedule in it."""
     with pytest.raises(TypeError):
         SCHEDULES["mine"] = ENTRY  # type: ignore[index]
 
@@ -128,7 +128,7 @@ def test_names_the_options_that_there_are() -> None:
     ["num_devices", "num_microbatches", "num_steps", "num_replicas"],
 )
 def test_refuses_numbers_below_one(number: str) -> None:
-    """It names the number, and what it was."""
+    """The error names the number, and its value."""
     numbers = {"num_devices": 2, "num_microbatches": 2, number: 0}
     with pytest.raises(ShapeError, match=f"{number}=0: each must be at least 1"):
         make_schedule("1f1b", **numbers)

@@ -107,7 +107,7 @@ def test_looped_bfs_is_the_same(num_ranks: int) -> None:
 
 
 def test_interleaved_1f1b_is_the_same(num_ranks: int) -> None:
-    """And it refuses the same numbers of microbatches."""
+    """The order is torch's, and the refused numbers of microbatches are, too."""
     for m, v in SIZES:
         try:
             theirs = order_of_torch("interleaved-1f1b", num_ranks, m, v)
@@ -119,7 +119,7 @@ def test_interleaved_1f1b_is_the_same(num_ranks: int) -> None:
 
 
 def test_zb_h1_is_the_same(num_ranks: int) -> None:
-    """Where torch takes the number: one stage per rank has no use for its rounds."""
+    """The order is torch's for all numbers of microbatches that torch takes."""
     for m in range(1, 13):
         try:
             theirs = order_of_torch("zb-h1", num_ranks, m, 1)
@@ -129,7 +129,7 @@ def test_zb_h1_is_the_same(num_ranks: int) -> None:
 
 
 def test_interleaved_zb_is_the_same(num_ranks: int) -> None:
-    """And it refuses the same numbers of microbatches."""
+    """The order is torch's, and the refused numbers of microbatches are, too."""
     for m, v in SIZES:
         try:
             theirs = order_of_torch("interleaved-zb", num_ranks, m, v)

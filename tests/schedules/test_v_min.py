@@ -1,4 +1,4 @@
-"""V-Min and V-Half with unequal times: who repeats a bubble, and who is told."""
+"""V-Min and V-Half repeat a bubble with unequal times, and a warning says so."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_equal_times_repeat_no_bubble(p: int) -> None:
 
 @pytest.mark.parametrize("times", [(1.0, 0.98, 0.5), (1.0, 1.3, 0.7)])
 def test_unequal_times_repeat_one(times: tuple[float, float, float]) -> None:
-    """As others measured it: about a fifth and a quarter of the time on 8 devices."""
+    """V-Min repeats a fifth and a quarter of the work on 8 devices, as published."""
     bubble_s = repeating_bubble_s(v_min, 8, share(*times))
     assert 0.1 < bubble_s / (bubble_s + sum(times)) < 0.3
 
@@ -60,10 +60,10 @@ def test_who_gives_measured_times_is_warned_with_the_numbers() -> None:
 
 
 def test_equal_times_are_no_reason_to_warn() -> None:
-    """And the order is the same, whatever the times."""
+    """Equal times give no warning, and times never change the order."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = make_schedule(
+        with_share = make_schedule(
             "v-min", num_devices=4, num_microbatches=8, share=share(2.0, 2.0, 2.0)
         )
-    assert told == make_schedule("v-min", num_devices=4, num_microbatches=8)
+    assert with_share == make_schedule("v-min", num_devices=4, num_microbatches=8)

@@ -18,7 +18,7 @@ def test_each_device_has_one_stage_each_way(p: int) -> None:
 
 
 def test_moves_are_numbered_in_turn() -> None:
-    """By stage and kind; a whole backward counts as both of its halves."""
+    """Moves are numbered by stage and kind; B counts as both I and W."""
     f, b = (Kind.FORWARD, 0), (Kind.BACKWARD, 0)
     i, w = (Kind.BACKWARD_INPUT, 0), (Kind.BACKWARD_WEIGHT, 0)
     moves = [f, f, b, i, f, w, (Kind.FORWARD, 1)]

@@ -69,7 +69,7 @@ def test_equal_times_leave_nothing_but_the_filling(p: int, m: int) -> None:
 def test_is_never_slower_than_what_is_made_by_hand(
     data: st.DataObject, p: int, m: int
 ) -> None:
-    """Where that fits the memory."""
+    """The search is as fast as each handcrafted order that fits the memory."""
     costs = data.draw(chains_of_costs(p))
     rivals = [
         simulate(make_schedule(name, num_devices=p, num_microbatches=m), costs)
@@ -87,7 +87,7 @@ def test_is_never_slower_than_what_is_made_by_hand(
 def test_keeps_to_any_memory_that_holds_one_microbatch(
     data: st.DataObject, p: int, m: int
 ) -> None:
-    """And refuses less, with the smallest that works; which then works."""
+    """A smaller limit is refused with the smallest that works, and that works."""
     costs = data.draw(chains_of_costs(p))
     with pytest.raises(FitError, match="The smallest that works is") as caught:
         auto(p, m, costs, 0)
@@ -134,7 +134,7 @@ def test_is_zb_2p_and_in_the_memory_of_1f1b_zb_1p(p: int) -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 9), (4, 4), (4, 9)])
 def test_messages_that_take_time_are_hidden(p: int, m: int) -> None:
-    """By more forwards ahead: what they cost is their way there, and no more."""
+    """More forwards ahead hide messages: each costs its first way and no more."""
     message_s = 0.25
     costs = Costs.uniform(message_s=message_s)
     by_hand = simulate(make_schedule("zb-h1", num_devices=p, num_microbatches=m), costs)

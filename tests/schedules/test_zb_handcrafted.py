@@ -73,7 +73,7 @@ def test_h2_has_the_papers_bubble_between_steps(
 def test_memory_is_the_papers(
     name: str, data: st.DataObject, p: int, share: StageCost
 ) -> None:
-    """With devices from 0: `p - d` and `d` of H1, `2 * (p - d) - 1` and `2 * d` of H2.
+    """Device `d` holds `p - d` and `d` of H1, `2 * (p - d) - 1` and `2 * d` of H2.
 
     What W needs counts apart: `d` microbatches wait for their W while `p - d` wait for
     their I.
@@ -92,7 +92,7 @@ def test_memory_is_the_papers(
 
 @given(p=st.integers(1, 8), m=st.integers(1, 16), share=usual_shares())
 def test_h1_is_never_slower_than_1f1b(p: int, m: int, share: StageCost) -> None:
-    """And holds as many activations, of fewer microbatches than devices too."""
+    """ZB-H1 holds as many activations as 1F1B, also of few microbatches."""
     plain = timeline_of("1f1b", p, m, share)
     split = timeline_of("zb-h1", p, m, share)
     assert split.makespan_s <= plain.makespan_s
@@ -118,7 +118,7 @@ def changed(schedule: Schedule, device: int, ops: tuple[Op, ...]) -> Schedule:
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-h2", "zb-auto"])
 def test_a_dropped_or_doubled_weight_gradient_is_named(name: str) -> None:
-    """It would be a wrong model, and no timing shows it."""
+    """A dropped W would be a wrong model, which no timing shows."""
     schedule = make_schedule(name, num_devices=3, num_microbatches=6)
     weight = Op.parse("1W3")
     ops = schedule.lanes[1].ops

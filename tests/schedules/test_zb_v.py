@@ -35,6 +35,6 @@ def test_the_next_step_begins_where_this_one_ends() -> None:
 
 
 def test_refuses_other_numbers_of_stages() -> None:
-    """And says which schedule takes them."""
+    """The error names a schedule that takes several stages."""
     with pytest.raises(ShapeError, match=r"stages_per_device=3: use 2, or interleaved"):
         make_schedule("zb-v", num_devices=2, num_microbatches=4, stages_per_device=3)

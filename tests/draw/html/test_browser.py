@@ -142,7 +142,7 @@ def test_pointing_at_the_bubble_tells_how_long_and_why(report: Page) -> None:
 
 
 def test_the_wheel_zooms_where_the_pointer_is(report: Page) -> None:
-    """What is under the pointer stays there; turned back, all is shown again."""
+    """The time under the pointer stays there; zooming out shows all again."""
     x, y = source_line_of(report, 0, lane=0, op=3)
     whole = view_of(report)
     report.mouse("mouseMoved", x - 3, y)
@@ -198,7 +198,7 @@ def test_buttons_go_from_step_to_step(report: Page) -> None:
     press = "document.querySelector('[data-do={}]').click()".format
     for name, step in (("next", 0), ("next", 1), ("previous", 0)):
         report.evaluate(press(name))
-        report.settle()
+        report.finish_frames()
         label = report.evaluate("document.getElementById('step').textContent")
         assert label == f"step {step}"
 

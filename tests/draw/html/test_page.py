@@ -69,7 +69,7 @@ def test_two_timelines_are_compared() -> None:
 
 
 def test_one_timeline_is_told_and_not_compared() -> None:
-    """Without bytes, activations are counted."""
+    """A timeline without bytes shows activations."""
     rows = {row[0]: row[1:] for row in rows_of(to_html(simulated("1f1b", 4, 8)))}
 
     assert rows["bubble"] == ["27.3 %"]
