@@ -29,6 +29,7 @@ from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
+from hocket.passes.segments import repetitions
 
 # Every op that makes or reads a message takes time, so that no two tie on one lane.
 _EQUAL_STAGES: Final = Costs(
@@ -222,18 +223,12 @@ def _with_inserted(schedule: Schedule, posts: dict[_Place, list[Op]]) -> Schedul
     if not schedule.body:
         return replace(schedule, lanes=tuple(lanes))
     starts = [
-        [now_at[k] for k in _starts(begin, end, schedule.num_repeats)]
-        for now_at, (begin, end) in zip(moved_to, schedule.body, strict=True)
+        [now_at[k] for k in repetitions(schedule, i)]
+        for i, now_at in enumerate(moved_to)
     ]
     first, last = _longest_alike(lanes, starts)
     body = tuple((of_lane[first], of_lane[last]) for of_lane in starts)
     return Schedule(schedule.program, tuple(lanes), body, last - first)
-
-
-def _starts(begin: int, end: int, num_repeats: int) -> Iterator[int]:
-    """Return where each repetition of a body starts, and where the last one ends."""
-    length = (end - begin) // num_repeats
-    return (begin + i * length for i in range(num_repeats + 1))
 
 
 def _longest_alike(lanes: list[Lane], starts: list[list[int]]) -> tuple[int, int]:

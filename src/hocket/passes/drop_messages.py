@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hocket.core.op import MESSAGES
 from hocket.core.schedule import Schedule
+from hocket.passes.segments import filtered
 
 
 def drop_messages(schedule: Schedule) -> Schedule:
@@ -18,12 +17,4 @@ def drop_messages(schedule: Schedule) -> Schedule:
     d0  0F0
     d1  1F0
     """
-    lanes, body = [], []
-    for i, lane in enumerate(schedule.lanes):
-        stays = [op.kind not in MESSAGES for op in lane.ops]
-        ops = tuple(op for op, stay in zip(lane.ops, stays, strict=True) if stay)
-        lanes.append(replace(lane, ops=ops))
-        if schedule.body:
-            begin, end = schedule.body[i]
-            body.append((sum(stays[:begin]), sum(stays[:end])))
-    return replace(schedule, lanes=tuple(lanes), body=tuple(body))
+    return filtered(schedule, lambda op: op.kind not in MESSAGES)

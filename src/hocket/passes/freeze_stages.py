@@ -7,6 +7,7 @@ from typing import Final
 
 from hocket.core.op import BACKWARDS, Kind
 from hocket.core.schedule import Schedule
+from hocket.passes.segments import filtered
 
 _TRAINING: Final = BACKWARDS | {Kind.BACKWARD_WEIGHT, Kind.REDUCE, Kind.UPDATE}
 
@@ -39,17 +40,7 @@ def freeze_stages(schedule: Schedule, num_frozen: int) -> Schedule:
         replace(stage, trainable=False, delay=0) if number < num_frozen else stage
         for number, stage in enumerate(schedule.program.stages)
     )
-    lanes, body = [], []
-    for i, lane in enumerate(schedule.lanes):
-        stays = [op.stage >= num_frozen or op.kind not in _TRAINING for op in lane.ops]
-        ops = tuple(op for op, stay in zip(lane.ops, stays, strict=True) if stay)
-        lanes.append(replace(lane, ops=ops))
-        if schedule.body:
-            begin, end = schedule.body[i]
-            body.append((sum(stays[:begin]), sum(stays[:end])))
-    return replace(
-        schedule,
-        program=replace(schedule.program, stages=stages),
-        lanes=tuple(lanes),
-        body=tuple(body),
+    less = filtered(
+        schedule, lambda op: op.stage >= num_frozen or op.kind not in _TRAINING
     )
+    return replace(less, program=replace(schedule.program, stages=stages))

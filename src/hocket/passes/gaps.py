@@ -231,13 +231,8 @@ class _Filler:
         cost = self.stage_costs[value.stage]
         is_output = value.fact is Fact.OUTPUT
         num_bytes = cost.output_bytes if is_output else cost.input_grad_bytes
-        link = self.costs.link_between(source, device)
-        handling = self.costs.handling
-        return (
-            link.latency_s
-            + link.occupied_s(num_bytes)
-            + 2 * (handling.latency_s + handling.occupied_s(num_bytes))
-        )
+        way_s = self.costs.link_between(source, device).message_s(num_bytes)
+        return way_s + 2 * self.costs.handling.message_s(num_bytes)
 
     def _seconds(self, op: Op) -> float:
         if op.kind in ASYNCHRONOUS:

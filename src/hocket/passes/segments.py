@@ -37,11 +37,21 @@ def rewritten(
     return replace(schedule, lanes=tuple(lanes), body=tuple(body))
 
 
+def filtered(schedule: Schedule, stays: Callable[[Op], bool]) -> Schedule:
+    """Return the same schedule without the ops that do not stay."""
+    return rewritten(schedule, lambda ops: filter(stays, ops))
+
+
 def _edges(schedule: Schedule, lane: int) -> Iterator[int]:
     """Yield where pieces begin, and where the last one ends."""
     yield 0
     if schedule.body:
-        begin, end = schedule.body[lane]
-        length = (end - begin) // schedule.num_repeats
-        yield from (begin + i * length for i in range(schedule.num_repeats + 1))
+        yield from repetitions(schedule, lane)
     yield len(schedule.lanes[lane].ops)
+
+
+def repetitions(schedule: Schedule, lane: int) -> list[int]:
+    """Return where each repetition of a lane's body begins, and where the last ends."""
+    begin, end = schedule.body[lane]
+    length = (end - begin) // schedule.num_repeats
+    return [begin + i * length for i in range(schedule.num_repeats + 1)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hocket.core.op import Kind
-from hocket.core.schedule import Lane, Schedule
+from hocket.core.schedule import Schedule
+from hocket.passes.segments import rewritten
 
 
 def updates_last(schedule: Schedule) -> Schedule:
@@ -20,10 +19,6 @@ def updates_last(schedule: Schedule) -> Schedule:
     Args:
         schedule: a schedule of one step.
     """
-    return replace(schedule, lanes=tuple(map(_put_last, schedule.lanes)))
-
-
-def _put_last(lane: Lane) -> Lane:
-    updates = tuple(op for op in lane.ops if op.kind is Kind.UPDATE)
-    others = tuple(op for op in lane.ops if op.kind is not Kind.UPDATE)
-    return replace(lane, ops=others + updates)
+    return rewritten(
+        schedule, lambda ops: sorted(ops, key=lambda op: op.kind is Kind.UPDATE)
+    )
