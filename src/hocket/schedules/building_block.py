@@ -73,6 +73,17 @@ def room(slots: Block, stage: int, last: Kind = Kind.BACKWARD_INPUT) -> int:
     return -(-length // PERIOD)
 
 
+def peak_of(block_of: Callable[[Shape, int], Block]) -> Callable[[Shape, int], float]:
+    """Return the function of the activation units that a device's block holds."""
+
+    def peak_activations(shape: Shape, device: int) -> float:
+        slots = block_of(shape, device)
+        rooms = (room(slots, stage) for stage in stages_of(shape, device))
+        return sum(min(most, shape.num_microbatches) for most in rooms) / 2
+
+    return peak_activations
+
+
 def squeezed(
     name: str, shape: Shape, block_of: Callable[[Shape, int], Block]
 ) -> Schedule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Final
 
 from hocket.core.costs import StageCost
@@ -13,7 +12,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
 from hocket.schedules.entry import Entry, Shape
-from hocket.schedules.hanayo import refuse_broken_rounds, wave_bubble_s, wave_slots
+from hocket.schedules.hanayo import refuse_broken_rounds, wave_bubble_s, wave_order
 
 STAGES_PER_DEVICE: Final = 2  # one of each copy
 
@@ -75,12 +74,8 @@ def chimera(shape: Shape) -> Schedule:
     def order(device: int) -> Iterator[Op]:
         down, up = program.stages_on[device]
         num_microbatches = program.num_microbatches_of(down)
-        slots = [
-            slot
-            for stage, place in ((down, device), (up, p - 1 - device))
-            for slot in wave_slots(stage, place, p, p // 2, num_microbatches)
-        ]
-        return (op for _, op in sorted(slots, key=itemgetter(0)))
+        places = {down: device, up: p - 1 - device}
+        return wave_order(places, p, p // 2, num_microbatches)
 
     return repeat_step(program, order)
 
@@ -115,6 +110,5 @@ ENTRY: Final = Entry(
     chimera,
     _bubble_s,
     _peak_activations,
-    num_buffers=lambda shape: 1,
     stages_per_device=STAGES_PER_DEVICE,
 )

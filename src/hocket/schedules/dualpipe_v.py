@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from hocket.core.costs import StageCost
-from hocket.core.op import Kind, Op
+from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
@@ -51,11 +51,10 @@ def dualpipe_v(shape: Shape) -> Schedule:
             f"{shape.num_microbatches} for num_devices={shape.num_devices}: use "
             f"{shape.num_stages} or more"
         )
-
-    def order(device: int) -> Iterator[Op]:
-        return numbered(_moves(shape, device), shape.num_microbatches)
-
-    return repeat_step(program, order)
+    return repeat_step(
+        program,
+        lambda device: numbered(_moves(shape, device), shape.num_microbatches),
+    )
 
 
 def _moves(shape: Shape, device: int) -> Iterator[Move]:
@@ -109,7 +108,6 @@ ENTRY: Final = Entry(
     dualpipe_v,
     _bubble_s,
     _peak_activations,
-    num_buffers=lambda shape: 1,
     stages_per_device=STAGES_PER_DEVICE,
     holds_for=_holds_for,
 )

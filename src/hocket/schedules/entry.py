@@ -53,13 +53,20 @@ class Shape:
         """How many stages all devices hold together."""
         return self.num_devices * self.stages_per_device
 
-    def chain(self, devices: Sequence[int] = (), *, trainable: bool = True) -> Program:
+    def chain(
+        self,
+        devices: Sequence[int] = (),
+        *,
+        trainable: bool = True,
+        delays: Sequence[int] | None = None,
+    ) -> Program:
         """Return a program of one net of this shape.
 
         Args:
             devices: the device of each stage; when not given, the stages go round and
                 round the devices.
             trainable: False for evaluation.
+            delays: the delay of each stage; all 0 when not given.
         """
         return Program.chain(
             devices or [stage % self.num_devices for stage in range(self.num_stages)],
@@ -67,6 +74,7 @@ class Shape:
             num_steps=self.num_steps,
             num_replicas=self.num_replicas,
             trainable=trainable,
+            delays=delays,
         )
 
 
@@ -92,7 +100,7 @@ class Entry:
     make: Callable[..., Schedule]
     bubble_s: Callable[[Shape, StageCost], float]
     peak_activations: Callable[[Shape, int], float]
-    num_buffers: Callable[[Shape], int]
+    num_buffers: Callable[[Shape], int] = lambda shape: 1
     stages_per_device: int = 1
     holds_for: Callable[[Shape, StageCost], bool] = lambda shape, share: True
 
@@ -106,6 +114,27 @@ class Entry:
         """The options that the generator takes beside the shape."""
         _, *options = inspect.signature(self.make).parameters
         return tuple(options)
+
+
+def run_bubble_s(shape: Shape, share: StageCost) -> float:
+    """Return `(p - 1) * (F + B)`: the pipeline fills and drains once per run."""
+    return (shape.num_devices - 1) * microbatch_s(share)
+
+
+def step_bubble_s(shape: Shape, share: StageCost) -> float:
+    """Return `n * (p - 1) * (F + B)`: the pipeline fills and drains in each step."""
+    return shape.num_steps * run_bubble_s(shape, share)
+
+
+def all_microbatches(shape: Shape, _device: int) -> float:
+    """Return `m`: a device holds all microbatches."""
+    return shape.num_microbatches
+
+
+def warmup_microbatches(shape: Shape, device: int, *, lead: int = 1) -> float:
+    """Return how many microbatches are on a device with `lead * (p - 1 - d)` ahead."""
+    num_ahead = lead * (shape.num_devices - 1 - device)
+    return min(num_ahead + 1, shape.num_microbatches)
 
 
 def microbatch_s(share: StageCost) -> float:

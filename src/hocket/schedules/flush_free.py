@@ -51,13 +51,7 @@ def flush_free(
             device is later with its own; with replicas, as late as the new weights are
             wanted. A delayed stage meanwhile has the gradients of two steps.
     """
-    program = Program.chain(
-        [stage % shape.num_devices for stage in range(shape.num_stages)],
-        shape.num_microbatches,
-        num_steps=shape.num_steps,
-        num_replicas=shape.num_replicas,
-        delays=delays,
-    )
+    program = shape.chain(delays=delays)
     if not any(delays):  # each step ends before the next begins
         return Schedule(program, _lanes(program, num_warmup))
     known = _repeating(program, num_warmup, late=late_updates)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
-from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_stages
+from hocket.schedules.entry import (
+    Entry,
+    Shape,
+    all_microbatches,
+    refuse_several_stages,
+    step_bubble_s,
+)
 
 
 def gpipe(shape: Shape) -> Schedule:
@@ -41,12 +46,4 @@ def gpipe(shape: Shape) -> Schedule:
     return repeat_step(shape.chain(), order)
 
 
-def _bubble_s(shape: Shape, share: StageCost) -> float:
-    return shape.num_steps * (shape.num_devices - 1) * microbatch_s(share)
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    return shape.num_microbatches
-
-
-ENTRY: Final = Entry(gpipe, _bubble_s, _peak_activations, num_buffers=lambda shape: 1)
+ENTRY: Final = Entry(gpipe, step_bubble_s, all_microbatches)

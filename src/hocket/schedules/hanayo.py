@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from hocket.core.costs import StageCost
@@ -53,40 +52,35 @@ def hanayo(shape: Shape) -> Schedule:
     program = shape.chain(wave * (v // 2))
 
     def order(device: int) -> Iterator[Op]:
-        slots = [
-            slot
-            for stage in program.stages_on[device]
-            for slot in wave_slots(stage, stage, shape.num_stages, p, m)
-        ]
-        return (op for _, op in sorted(slots, key=itemgetter(0)))
+        places = {stage: stage for stage in program.stages_on[device]}
+        return wave_order(places, shape.num_stages, p, m)
 
     return repeat_step(program, order)
 
 
-def wave_slots(
-    stage: int, place: int, num_places: int, per_round: int, num_microbatches: int
-) -> Iterator[tuple[int, Op]]:
-    """Yield when a stage works, if each forward and each backward takes one slot.
+def wave_order(
+    places: Mapping[int, int], num_places: int, per_round: int, num_microbatches: int
+) -> Iterator[Op]:
+    """Order a device's ops by slots, if each forward and each backward takes one slot.
 
     Microbatches enter every second slot. A device's stages are an odd number of slots
     apart, so one has the even slots and the other the odd ones; and the backwards of a
     round begin in the slot after its last forward.
 
     Args:
-        stage: the stage.
-        place: its place on a microbatch's way, from 0.
+        places: the place of each of its stages on a microbatch's way, from 0.
         num_places: the number of places on that way.
         per_round: microbatches that may be under way together.
         num_microbatches: the microbatches of the net.
-
-    Yields:
-        The slot, and the op.
     """
+    slots: dict[int, Op] = {}
     for i in range(num_microbatches):
         round_number, in_round = divmod(i, per_round)
         begin = 2 * num_places * round_number + 2 * in_round
-        yield begin + place, Op(Kind.FORWARD, stage, i)
-        yield begin + 2 * num_places - 1 - place, Op(Kind.BACKWARD, stage, i)
+        for stage, place in places.items():
+            slots[begin + place] = Op(Kind.FORWARD, stage, i)
+            slots[begin + 2 * num_places - 1 - place] = Op(Kind.BACKWARD, stage, i)
+    return (slots[slot] for slot in sorted(slots))
 
 
 def refuse_broken_rounds(name: str, shape: Shape) -> None:
@@ -136,6 +130,5 @@ ENTRY: Final = Entry(
     hanayo,
     _bubble_s,
     _peak_activations,
-    num_buffers=lambda shape: 1,
     stages_per_device=2,
 )

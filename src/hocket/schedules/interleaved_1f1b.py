@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from hocket.core.op import Kind, Op
@@ -43,17 +43,47 @@ def interleaved_1f1b(shape: Shape) -> Schedule:
         ShapeError: the microbatches make no equal rounds.
     """
     rounds = equal_rounds(_NAME, shape)
-    p, v = shape.num_devices, shape.stages_per_device
+    return repeat_step(
+        shape.chain(),
+        lambda device: interleaved(shape, rounds, device, Kind.BACKWARD, lead=2),
+    )
 
-    def order(device: int) -> Iterator[Op]:
-        stages = range(device, shape.num_stages, p)
-        return alternate(
-            [Op(Kind.FORWARD, s, i) for r in rounds for s in stages for i in r],
-            [Op(Kind.BACKWARD, s, i) for r in rounds for s in stages[::-1] for i in r],
-            num_warmup=(v - 1) * len(rounds[0]) + 2 * (p - 1 - device),
-        )
 
-    return repeat_step(shape.chain(), order)
+def interleaved(
+    shape: Shape, rounds: Sequence[range], device: int, backward: Kind, *, lead: int
+) -> Iterator[Op]:
+    """Alternate a device's forwards and backwards, round by round.
+
+    Args:
+        shape: the shape.
+        rounds: the microbatches of each round.
+        device: the device.
+        backward: B or I.
+        lead: by how many forwards the warm-ups of neighbours differ.
+    """
+    stages = range(device, shape.num_stages, shape.num_devices)
+    return alternate(
+        [Op(Kind.FORWARD, s, i) for r in rounds for s in stages for i in r],
+        [Op(backward, s, i) for r in rounds for s in stages[::-1] for i in r],
+        num_warmup=num_warmup(shape, rounds, device, lead=lead),
+    )
+
+
+def num_warmup(shape: Shape, rounds: Sequence[range], device: int, *, lead: int) -> int:
+    """Return the forwards of a device before its first backward."""
+    num_first = (shape.stages_per_device - 1) * len(rounds[0])
+    return num_first + lead * (shape.num_devices - 1 - device)
+
+
+def peak_activations(name: str, lead: int) -> Callable[[Shape, int], float]:
+    """Return the function of the activation units that a device holds."""
+
+    def peak(shape: Shape, device: int) -> float:
+        num_ahead = num_warmup(shape, equal_rounds(name, shape), device, lead=lead)
+        v = shape.stages_per_device
+        return min(num_ahead + 1, v * shape.num_microbatches) / v
+
+    return peak
 
 
 def equal_rounds(name: str, shape: Shape) -> list[range]:
@@ -83,12 +113,6 @@ def _fits(num_devices: int, num_microbatches: int) -> bool:
     return num_microbatches % max(1, num_microbatches // num_devices) == 0
 
 
-def _peak_activations(shape: Shape, device: int) -> float:
-    length, v = len(equal_rounds(_NAME, shape)[0]), shape.stages_per_device
-    num_warmup = (v - 1) * length + 2 * (shape.num_devices - 1 - device)
-    return min(num_warmup + 1, v * shape.num_microbatches) / v
-
-
 def _num_buffers(shape: Shape) -> int:
     """Return how many microbatches pile up where a round is longer than `p`."""
     rounds = equal_rounds(_NAME, shape)
@@ -100,7 +124,7 @@ def _num_buffers(shape: Shape) -> int:
 ENTRY: Final = Entry(
     interleaved_1f1b,
     looped_bubble_s,
-    _peak_activations,
+    peak_activations(_NAME, lead=2),
     _num_buffers,
     stages_per_device=2,
 )

@@ -10,8 +10,11 @@ from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape
-from hocket.schedules.interleaved_1f1b import equal_rounds
-from hocket.schedules.one_f_one_b import alternate
+from hocket.schedules.interleaved_1f1b import (
+    equal_rounds,
+    interleaved,
+    peak_activations,
+)
 from hocket.schedules.zb_h1 import with_weight_grads
 
 _NAME: Final = "interleaved-zb"
@@ -44,26 +47,10 @@ def interleaved_zb(shape: Shape) -> Schedule:
     rounds = equal_rounds(_NAME, shape)
 
     def order(device: int) -> Iterator[Op]:
-        stages = range(device, shape.num_stages, shape.num_devices)
-        inputs = [
-            Op(Kind.BACKWARD_INPUT, s, i)
-            for r in rounds
-            for s in stages[::-1]
-            for i in r
-        ]
-        paired = alternate(
-            [Op(Kind.FORWARD, s, i) for r in rounds for s in stages for i in r],
-            inputs,
-            num_warmup=_num_warmup(shape, device),
-        )
+        paired = interleaved(shape, rounds, device, Kind.BACKWARD_INPUT, lead=1)
         return with_weight_grads(paired, num_waiting=device)
 
     return repeat_step(shape.chain(), order)
-
-
-def _num_warmup(shape: Shape, device: int) -> int:
-    length = len(equal_rounds(_NAME, shape)[0])
-    return (shape.stages_per_device - 1) * length + shape.num_devices - 1 - device
 
 
 def _holds_for(shape: Shape, share: StageCost) -> bool:
@@ -75,11 +62,6 @@ def _bubble_s(shape: Shape, share: StageCost) -> float:
     part_s = share.forward_s + share.input_grad_s - share.weight_grad_s
     num_parts = shape.num_steps * (shape.num_devices - 1)
     return num_parts * part_s / shape.stages_per_device
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    v = shape.stages_per_device
-    return min(_num_warmup(shape, device) + 1, v * shape.num_microbatches) / v
 
 
 def _num_buffers(shape: Shape) -> int:
@@ -97,7 +79,7 @@ def _num_buffers(shape: Shape) -> int:
 ENTRY: Final = Entry(
     interleaved_zb,
     _bubble_s,
-    _peak_activations,
+    peak_activations(_NAME, lead=1),
     _num_buffers,
     stages_per_device=STAGES_PER_DEVICE,
     holds_for=_holds_for,

@@ -9,7 +9,7 @@ from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
-from hocket.schedules.entry import Entry, Shape, microbatch_s
+from hocket.schedules.entry import Entry, Shape, all_microbatches, microbatch_s
 
 
 def looped_bfs(shape: Shape) -> Schedule:
@@ -69,14 +69,10 @@ def looped_num_buffers(shape: Shape) -> int:
     return max(1, shape.num_microbatches // shape.num_devices)
 
 
-def _peak_activations(shape: Shape, device: int) -> float:
-    return shape.num_microbatches
-
-
 ENTRY: Final = Entry(
     looped_bfs,
     looped_bubble_s,
-    _peak_activations,
+    all_microbatches,
     looped_num_buffers,
     stages_per_device=2,
 )

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
-from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_stages
+from hocket.schedules.entry import (
+    Entry,
+    Shape,
+    refuse_several_stages,
+    step_bubble_s,
+    warmup_microbatches,
+)
 
 
 def one_f_one_b(shape: Shape) -> Schedule:
@@ -61,14 +66,4 @@ def alternate(
         yield backward
 
 
-def _bubble_s(shape: Shape, share: StageCost) -> float:
-    return shape.num_steps * (shape.num_devices - 1) * microbatch_s(share)
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    return min(shape.num_devices - device, shape.num_microbatches)
-
-
-ENTRY: Final = Entry(
-    one_f_one_b, _bubble_s, _peak_activations, num_buffers=lambda shape: 1
-)
+ENTRY: Final = Entry(one_f_one_b, step_bubble_s, warmup_microbatches)

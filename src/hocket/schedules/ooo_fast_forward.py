@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
-from hocket.schedules.entry import Entry, Shape, equal_times, refuse_several_stages
+from hocket.schedules.entry import (
+    Entry,
+    Shape,
+    equal_times,
+    refuse_several_stages,
+    warmup_microbatches,
+)
 from hocket.schedules.one_f_one_b import alternate
 from hocket.schedules.zb_h1 import lagging
 
@@ -100,14 +107,9 @@ def enough(shape: Shape, share: StageCost) -> bool:
     return equal_times(shape, share) and shape.num_microbatches >= shape.num_devices
 
 
-def _peak_activations(shape: Shape, device: int) -> float:
-    return min(2 * (shape.num_devices - device) - 1, shape.num_microbatches)
-
-
 ENTRY: Final = Entry(
     ooo_fast_forward,
     fast_forward_bubble_s,
-    _peak_activations,
-    num_buffers=lambda shape: 1,
+    partial(warmup_microbatches, lead=2),
     holds_for=equal_times,
 )

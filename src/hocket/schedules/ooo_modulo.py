@@ -10,7 +10,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.step_end import repeat_step
 from hocket.errors import ShapeError
-from hocket.schedules.entry import Entry, Shape
+from hocket.schedules.entry import Entry, Shape, warmup_microbatches
 from hocket.schedules.ooo_fast_forward import (
     enough,
     fast_forward,
@@ -97,8 +97,7 @@ def _together(layer: StageCost, size: int) -> StageCost:
 
 def _peak_activations(shape: Shape, device: int) -> float:
     m, v = shape.num_microbatches, shape.stages_per_device
-    num_last = min(2 * (shape.num_devices - device) - 1, m)
-    return ((v - 1) * m + num_last) / v
+    return ((v - 1) * m + warmup_microbatches(shape, device, lead=2)) / v
 
 
 def _num_buffers(shape: Shape) -> int:

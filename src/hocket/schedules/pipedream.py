@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
-from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_stages
+from hocket.schedules.entry import Entry, Shape, refuse_several_stages, run_bubble_s
 from hocket.schedules.flush_free import flush_free
+from hocket.schedules.pipedream_2bw import peak_activations
 
 
 def pipedream(shape: Shape) -> Schedule:
@@ -52,17 +52,4 @@ def pipedream(shape: Shape) -> Schedule:
     )
 
 
-def _bubble_s(shape: Shape, share: StageCost) -> float:
-    return (shape.num_devices - 1) * microbatch_s(share)
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    return min(shape.num_devices - device, shape.num_steps)
-
-
-ENTRY: Final = Entry(
-    pipedream,
-    _bubble_s,
-    _peak_activations,
-    num_buffers=lambda shape: 1,
-)
+ENTRY: Final = Entry(pipedream, run_bubble_s, peak_activations)

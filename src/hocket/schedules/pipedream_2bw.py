@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
-from hocket.schedules.entry import Entry, Shape, microbatch_s, refuse_several_stages
+from hocket.schedules.entry import Entry, Shape, refuse_several_stages, run_bubble_s
 from hocket.schedules.flush_free import flush_free
 
 
@@ -67,17 +66,9 @@ def refuse_too_few(name: str, shape: Shape, least: int) -> None:
         )
 
 
-def _bubble_s(shape: Shape, share: StageCost) -> float:
-    return (shape.num_devices - 1) * microbatch_s(share)
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
+def peak_activations(shape: Shape, device: int) -> float:
+    """Return `p - d`, or all microbatches of the run, if there are fewer."""
     return min(shape.num_devices - device, shape.num_microbatches * shape.num_steps)
 
 
-ENTRY: Final = Entry(
-    pipedream_2bw,
-    _bubble_s,
-    _peak_activations,
-    num_buffers=lambda shape: 1,
-)
+ENTRY: Final = Entry(pipedream_2bw, run_bubble_s, peak_activations)

@@ -6,9 +6,9 @@ from typing import Final
 
 from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
-from hocket.schedules.building_block import Block, block, room, squeezed
+from hocket.schedules.building_block import Block, block, peak_of, squeezed
 from hocket.schedules.entry import Entry, Shape, equal_times
-from hocket.schedules.v_shape import STAGES_PER_DEVICE, stages_of
+from hocket.schedules.v_shape import STAGES_PER_DEVICE
 
 
 def v_half(shape: Shape) -> Schedule:
@@ -55,17 +55,10 @@ def _bubble_s(shape: Shape, share: StageCost) -> float:
     return (max(p - 1, waits) + (n - 1) * waits) * share.forward_s / 2
 
 
-def _peak_activations(shape: Shape, device: int) -> float:
-    slots = block_of(shape, device)
-    rooms = (room(slots, stage) for stage in stages_of(shape, device))
-    return sum(min(most, shape.num_microbatches) for most in rooms) / 2
-
-
 ENTRY: Final = Entry(
     v_half,
     _bubble_s,
-    _peak_activations,
-    num_buffers=lambda shape: 1,
+    peak_of(block_of),
     stages_per_device=STAGES_PER_DEVICE,
     holds_for=equal_times,
 )

@@ -9,10 +9,10 @@ from warnings import warn
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.schedules.building_block import Block, block, room, squeezed
+from hocket.schedules.building_block import Block, block, peak_of, squeezed
 from hocket.schedules.entry import Entry, Shape, equal_times, microbatch_s
 from hocket.schedules.v_half import v_half
-from hocket.schedules.v_shape import STAGES_PER_DEVICE, stages_of
+from hocket.schedules.v_shape import STAGES_PER_DEVICE
 from hocket.schedules.zb_v import zb_v
 
 _NOTHING: Final = 0.01  # of a microbatch's work: so little is not worth a warning
@@ -145,17 +145,10 @@ def _bubble_s(shape: Shape, share: StageCost) -> float:
     return shape.num_steps * waits * share.forward_s / 2
 
 
-def _peak_activations(shape: Shape, device: int) -> float:
-    slots = block_of(shape, device)
-    rooms = (room(slots, stage) for stage in stages_of(shape, device))
-    return sum(min(most, shape.num_microbatches) for most in rooms) / 2
-
-
 ENTRY: Final = Entry(
     v_min,
     _bubble_s,
-    _peak_activations,
-    num_buffers=lambda shape: 1,
+    peak_of(block_of),
     stages_per_device=STAGES_PER_DEVICE,
     holds_for=equal_times,
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
-from hocket.schedules.entry import Entry, Shape, microbatch_s
+from hocket.schedules.entry import Entry, Shape, run_bubble_s
 from hocket.schedules.flush_free import flush_free
 from hocket.schedules.pipedream_2bw import refuse_too_few
 
@@ -54,43 +55,45 @@ def wpipe(shape: Shape, *, late_updates: bool = False) -> Schedule:
         ShapeError: other than two stages per device, or fewer microbatches than
             devices.
     """
-    refuse_other_groups("wpipe", shape)
-    p, m = shape.num_devices, shape.num_microbatches
-    refuse_too_few("wpipe", shape, p)
-    return flush_free(
-        shape,
-        group_delays(shape),
-        lambda device: m + p - 1 - device,
-        late_updates=late_updates,
-    )
+    return two_groups("wpipe", shape, lead=1, late_updates=late_updates)
 
 
-def group_delays(shape: Shape) -> list[int]:
-    """Return a delay of 1 for the front half's stages, and 0 for the back half's."""
-    return [1] * shape.num_devices + [0] * shape.num_devices
+def two_groups(name: str, shape: Shape, *, lead: int, late_updates: bool) -> Schedule:
+    """Alternate two groups of stages: delay 1 in the front half, 0 in the back half.
 
-
-def refuse_other_groups(name: str, shape: Shape) -> None:
-    """Refuse other than two groups of stages.
+    Args:
+        name: the schedule's name, for errors.
+        shape: a shape with two stages per device.
+        lead: by how many forwards the warm-ups of neighbours differ.
+        late_updates: as in `wpipe`.
 
     Raises:
-        ShapeError: there are others than two stages per device.
+        ShapeError: other than two stages per device, or too few microbatches.
     """
+    p, m = shape.num_devices, shape.num_microbatches
     if shape.stages_per_device != 2:
         raise ShapeError(
             f"{name} has two groups of stages, one of each on a device, got "
             f"stages_per_device={shape.stages_per_device}: use 2"
         )
+    refuse_too_few(name, shape, max(p, lead * (p - 1)))
+    return flush_free(
+        shape,
+        [1] * p + [0] * p,
+        lambda device: m + lead * (p - 1 - device),
+        late_updates=late_updates,
+    )
 
 
 def bubble_s(shape: Shape, share: StageCost) -> float:
     """Return the bubble: the pipeline fills and drains once, by half a share."""
-    return (shape.num_devices - 1) * microbatch_s(share) / 2
+    return run_bubble_s(shape, share) / 2
 
 
-def _peak_activations(shape: Shape, device: int) -> float:
+def peak_activations(shape: Shape, device: int, *, lead: int) -> float:
+    """Return half of the warm-up's forwards, and half a unit."""
     p, m = shape.num_devices, shape.num_microbatches
-    return min(m + p - device, 2 * m * shape.num_steps) / 2
+    return min(m + lead * (p - 1 - device) + 1, 2 * m * shape.num_steps) / 2
 
 
 def _num_buffers(shape: Shape) -> int:
@@ -106,7 +109,7 @@ def _num_buffers(shape: Shape) -> int:
 ENTRY: Final = Entry(
     wpipe,
     bubble_s,
-    _peak_activations,
+    partial(peak_activations, lead=1),
     _num_buffers,
     stages_per_device=2,
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from hocket.core.schedule import Schedule
 from hocket.schedules.entry import Entry, Shape
-from hocket.schedules.flush_free import flush_free
-from hocket.schedules.pipedream_2bw import refuse_too_few
-from hocket.schedules.wpipe import bubble_s, group_delays, refuse_other_groups
+from hocket.schedules.wpipe import bubble_s, peak_activations, two_groups
 
 
 def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
@@ -52,20 +51,7 @@ def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
         ShapeError: other than two stages per device, or fewer microbatches than
             `max(p, 2 (p - 1))`.
     """
-    refuse_other_groups("wpipe-overlapped", shape)
-    p, m = shape.num_devices, shape.num_microbatches
-    refuse_too_few("wpipe-overlapped", shape, max(p, 2 * (p - 1)))
-    return flush_free(
-        shape,
-        group_delays(shape),
-        lambda device: m + 2 * (p - 1 - device),
-        late_updates=late_updates,
-    )
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    p, m = shape.num_devices, shape.num_microbatches
-    return min(m + 2 * (p - 1 - device) + 1, 2 * m * shape.num_steps) / 2
+    return two_groups("wpipe-overlapped", shape, lead=2, late_updates=late_updates)
 
 
 def _num_buffers(shape: Shape) -> int:
@@ -81,7 +67,7 @@ def _num_buffers(shape: Shape) -> int:
 ENTRY: Final = Entry(
     wpipe_overlapped,
     bubble_s,
-    _peak_activations,
+    partial(peak_activations, lead=2),
     _num_buffers,
     stages_per_device=2,
 )

@@ -21,7 +21,7 @@ from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.schedules.entry import Entry, Shape, equal_times, refuse_several_stages
 from hocket.schedules.one_f_one_b import alternate, one_f_one_b
 from hocket.schedules.zb_h1 import ENTRY as BY_HAND
-from hocket.schedules.zb_h1 import zb_h1
+from hocket.schedules.zb_h1 import with_weight_grads, zb_h1
 from hocket.schedules.zb_h2 import zb_h2
 
 _TINY: Final = 1e-9  # forwards: a sum of seconds may miss a whole number by as much
@@ -134,8 +134,7 @@ def _forwards_that_fit(program: Program, costs: Costs) -> list[int]:
 
 def _message_s(costs: Costs, cost: StageCost, source: int, target: int) -> float:
     num_bytes = cost.output_bytes if source < target else cost.input_grad_bytes
-    link = costs.link_between(source, target)
-    return link.latency_s + link.occupied_s(num_bytes)
+    return costs.link_between(source, target).message_s(num_bytes)
 
 
 def _order(program: Program, warmup: Sequence[int]) -> Schedule:
@@ -148,10 +147,7 @@ def _order(program: Program, warmup: Sequence[int]) -> Schedule:
             [Op(Kind.BACKWARD_INPUT, device, i) for i in microbatches],
             num_warmup=warmup[device],
         )
-        for op in pairs:
-            yield op
-            if op.kind is Kind.BACKWARD_INPUT:
-                yield replace(op, kind=Kind.BACKWARD_WEIGHT)
+        return with_weight_grads(pairs, num_waiting=0)
 
     lanes = (close_step(program, d, lane(d)) for d in range(program.num_devices))
     return Schedule(program, tuple(lanes))
@@ -223,6 +219,5 @@ ENTRY: Final = Entry(
     zb_auto,
     BY_HAND.bubble_s,
     BY_HAND.peak_activations,
-    num_buffers=lambda shape: 1,
     holds_for=equal_times,
 )

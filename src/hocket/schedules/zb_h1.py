@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
-from hocket.schedules.entry import Entry, Shape, refuse_several_stages
+from hocket.schedules.entry import (
+    Entry,
+    Shape,
+    refuse_several_stages,
+    warmup_microbatches,
+)
 from hocket.schedules.one_f_one_b import alternate
 
 
@@ -106,12 +112,4 @@ def lagging_bubble_s(shape: Shape, share: StageCost, *, lead: int) -> float:
     return first_s + (shape.num_steps - 1) * again_s
 
 
-def _bubble_s(shape: Shape, share: StageCost) -> float:
-    return lagging_bubble_s(shape, share, lead=1)
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    return min(shape.num_devices - device, shape.num_microbatches)
-
-
-ENTRY: Final = Entry(zb_h1, _bubble_s, _peak_activations, num_buffers=lambda shape: 1)
+ENTRY: Final = Entry(zb_h1, partial(lagging_bubble_s, lead=1), warmup_microbatches)

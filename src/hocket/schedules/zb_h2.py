@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
-from hocket.schedules.entry import Entry, Shape, refuse_several_stages
+from hocket.schedules.entry import (
+    Entry,
+    Shape,
+    refuse_several_stages,
+    warmup_microbatches,
+)
 from hocket.schedules.zb_h1 import lagging, lagging_bubble_s
 
 
@@ -39,14 +45,6 @@ def zb_h2(shape: Shape) -> Schedule:
     return lagging(shape, lead=2)
 
 
-def _bubble_s(shape: Shape, share: StageCost) -> float:
-    return lagging_bubble_s(shape, share, lead=2)
-
-
-def _peak_activations(shape: Shape, device: int) -> float:
-    return min(2 * (shape.num_devices - device) - 1, shape.num_microbatches)
-
-
 def _holds_for(shape: Shape, share: StageCost) -> bool:
     is_full = shape.num_microbatches >= 2 * shape.num_devices - 1
     return is_full or share.weight_grad_s <= min(share.forward_s, share.input_grad_s)
@@ -54,8 +52,7 @@ def _holds_for(shape: Shape, share: StageCost) -> bool:
 
 ENTRY: Final = Entry(
     zb_h2,
-    _bubble_s,
-    _peak_activations,
-    num_buffers=lambda shape: 1,
+    partial(lagging_bubble_s, lead=2),
+    partial(warmup_microbatches, lead=2),
     holds_for=_holds_for,
 )

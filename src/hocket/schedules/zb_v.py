@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from hocket.core.costs import StageCost
-from hocket.core.op import Kind, Op
+from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.step_end import repeat_step
 from hocket.schedules.entry import Entry, Shape, equal_times
@@ -41,11 +41,10 @@ def zb_v(shape: Shape) -> Schedule:
         ShapeError: not two stages per device.
     """
     program = v_chain("zb-v", shape)
-
-    def order(device: int) -> Iterator[Op]:
-        return numbered(_moves(shape, device), shape.num_microbatches)
-
-    return repeat_step(program, order)
+    return repeat_step(
+        program,
+        lambda device: numbered(_moves(shape, device), shape.num_microbatches),
+    )
 
 
 def _moves(shape: Shape, device: int) -> Iterator[Move]:
@@ -95,7 +94,6 @@ ENTRY: Final = Entry(
     zb_v,
     _bubble_s,
     _peak_activations,
-    num_buffers=lambda shape: 1,
     stages_per_device=STAGES_PER_DEVICE,
     holds_for=equal_times,
 )
