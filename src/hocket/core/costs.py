@@ -7,9 +7,9 @@ Costs say nothing about order. They come from a profile, from formulas, or from
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from hocket.core.op import Kind
 from hocket.core.program import Program
@@ -162,6 +162,10 @@ class Link:
     bytes_per_s: float = inf
     name: str = ""
 
+    def message_s(self, num_bytes: int) -> float:
+        """Return how long a message takes on a link without others."""
+        return self.latency_s + self.occupied_s(num_bytes)
+
     def occupied_s(self, num_bytes: int) -> float:
         """Return how long a message keeps others off the link."""
         return num_bytes / self.bytes_per_s
@@ -172,9 +176,8 @@ class Link:
         Each member sends `2 (r - 1)` messages of `1 / r` of the bytes, one after
         another: half of them add up, the other half spread the sums.
         """
-        num_messages = 2 * (num_members - 1)
         sent_s = self.occupied_s(num_bytes) / num_members
-        return num_messages * (self.latency_s + sent_s)
+        return 2 * (num_members - 1) * (self.latency_s + sent_s)
 
     def all_gather_s(self, num_bytes: int, num_members: int) -> float:
         """Return how long a ring all-gather of `num_bytes` from each member takes.
@@ -182,7 +185,7 @@ class Link:
         Each member sends `r - 1` messages, one after another: its own bytes and those
         of all others but one.
         """
-        return (num_members - 1) * (self.latency_s + self.occupied_s(num_bytes))
+        return (num_members - 1) * self.message_s(num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,27 +319,14 @@ def with_recompute(costs: Costs, program: Program, stages: Collection[int]) -> C
 
 def _split(share: StageCost, num_stages: int) -> StageCost:
     """Divide a device's share evenly among its stages; messages keep their size."""
-    return StageCost(
-        forward_s=share.forward_s / num_stages,
-        input_grad_s=share.input_grad_s / num_stages,
-        weight_grad_s=share.weight_grad_s / num_stages,
-        loss_s=share.loss_s / num_stages,
-        update_s=share.update_s / num_stages,
-        output_bytes=share.output_bytes,
-        input_grad_bytes=share.input_grad_bytes,
-        activation_bytes=share.activation_bytes // num_stages,
-        weight_grad_held_bytes=share.weight_grad_held_bytes // num_stages,
-        weight_bytes=share.weight_bytes // num_stages,
-        gradient_bytes=share.gradient_bytes // num_stages,
-        optimizer_bytes=share.optimizer_bytes // num_stages,
-        forward_work_bytes=share.forward_work_bytes // num_stages,
-        backward_work_bytes=share.backward_work_bytes // num_stages,
-        input_grad_work_bytes=share.input_grad_work_bytes // num_stages,
-        weight_grad_work_bytes=share.weight_grad_work_bytes // num_stages,
-        update_work_bytes=share.update_work_bytes // num_stages,
-        guess_bytes=share.guess_bytes // num_stages,
-        replay_bytes=share.replay_bytes // num_stages,
-        recomputes=share.recomputes,
-        holds_input=share.holds_input,
-        split_s=share.split_s / num_stages,
-    )
+    changes: dict[str, Any] = {}
+    for quantity in fields(share):
+        name, amount = quantity.name, getattr(share, quantity.name)
+        if name.endswith("_s"):
+            changes[name] = amount / num_stages
+        elif name.endswith("_bytes") and name not in _MESSAGES:
+            changes[name] = amount // num_stages
+    return replace(share, **changes)
+
+
+_MESSAGES: Final = ("output_bytes", "input_grad_bytes")

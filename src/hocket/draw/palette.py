@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
-from hocket.core.op import Kind
+from hocket.core.op import MESSAGES, Kind
 from hocket.core.program import Program
 
 
@@ -69,8 +69,6 @@ SURFACES: Final = {
 }
 
 # Sends and receives share one grey: their direction is drawn, not coloured.
-_LIGHT_MESSAGE, _DARK_MESSAGE = "#A0A5AC", "#4F5257"
-
 FILLS: Final = {
     Theme.LIGHT: {
         Kind.FORWARD: "#3F72BE",
@@ -81,10 +79,7 @@ FILLS: Final = {
         Kind.GATHER: "#770088",
         Kind.REDUCE: "#0F6134",
         Kind.UPDATE: "#2B323B",
-        Kind.SEND_FORWARD: _LIGHT_MESSAGE,
-        Kind.RECEIVE_FORWARD: _LIGHT_MESSAGE,
-        Kind.SEND_BACKWARD: _LIGHT_MESSAGE,
-        Kind.RECEIVE_BACKWARD: _LIGHT_MESSAGE,
+        **dict.fromkeys(MESSAGES, "#A0A5AC"),
     },
     Theme.DARK: {
         Kind.FORWARD: "#588ACF",
@@ -95,10 +90,7 @@ FILLS: Final = {
         Kind.GATHER: "#9911AA",
         Kind.REDUCE: "#1F782B",
         Kind.UPDATE: "#F3F5F7",
-        Kind.SEND_FORWARD: _DARK_MESSAGE,
-        Kind.RECEIVE_FORWARD: _DARK_MESSAGE,
-        Kind.SEND_BACKWARD: _DARK_MESSAGE,
-        Kind.RECEIVE_BACKWARD: _DARK_MESSAGE,
+        **dict.fromkeys(MESSAGES, "#4F5257"),
     },
 }
 
@@ -139,8 +131,8 @@ def stage_tones(program: Program) -> tuple[float, ...]:
 @lru_cache(maxsize=4096)
 def fill(kind: Kind, tone: float, theme: Theme) -> str:
     """Return the colour of an op: its kind's, faded towards the page by `tone`."""
-    colour = _channels(FILLS[theme][kind])
-    page = _channels(SURFACES[theme].page)
+    colour = channels(FILLS[theme][kind])
+    page = channels(SURFACES[theme].page)
     mixed = (round(c + (p - c) * tone) for c, p in zip(colour, page, strict=True))
     return "#" + "".join(f"{channel:02X}" for channel in mixed)
 
@@ -157,7 +149,8 @@ def contrast(colour: str, other: str) -> float:
     return (bright + 0.05) / (dim + 0.05)
 
 
-def _channels(colour: str) -> tuple[int, int, int]:
+def channels(colour: str) -> tuple[int, int, int]:
+    """Read red, green and blue, from 0 to 255."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return red, green, blue
 
@@ -165,6 +158,6 @@ def _channels(colour: str) -> tuple[int, int, int]:
 def _luminance(colour: str) -> float:
     red, green, blue = (
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (channel / 255 for channel in _channels(colour))
+        for c in (channel / 255 for channel in channels(colour))
     )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -48,8 +48,7 @@ def summarize(timeline: Timeline) -> Summary:
             for i, lane in enumerate(schedule.lanes)
         ),
         peak_activations=tuple(
-            activation_units(timeline, device).peak
-            for device in range(schedule.program.num_devices)
+            map(timeline.peak_activations, range(schedule.program.num_devices))
         ),
         peak_bytes=_peak_bytes(timeline),
         sent_bytes=sum(

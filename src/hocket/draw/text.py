@@ -18,7 +18,7 @@ import numpy as np
 
 from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.palette import Theme, fill, stage_tones, text_on
+from hocket.draw.palette import Theme, channels, fill, stage_tones, text_on
 from hocket.draw.quantity import percent, seconds, short, ticks, time_unit
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import summarize
@@ -167,11 +167,8 @@ class _Painter:
 
 def _painted(text: str, paper: str) -> str:
     """Write text on a colour, for terminals of 24 bits."""
-
-    def numbers(colour: str) -> str:
-        return ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
-
-    return f"\x1b[38;2;{numbers(text_on(paper))};48;2;{numbers(paper)}m{text}\x1b[0m"
+    ink, ground = (";".join(map(str, channels(c))) for c in (text_on(paper), paper))
+    return f"\x1b[38;2;{ink};48;2;{ground}m{text}\x1b[0m"
 
 
 def _step_marks(timeline: Timeline, columns: _Columns) -> str:

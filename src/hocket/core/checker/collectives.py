@@ -89,5 +89,4 @@ def _call(op: Op, work: Work) -> _Call:
 
 
 def _op(work: Work, row: int) -> Op:
-    lane = int(work.columns.lane[row])
-    return work.schedule.lanes[lane].ops[row - work.columns.first[lane]]
+    return work.columns.op(row, work.schedule)

@@ -81,11 +81,9 @@ def _fault(
     schedule: Schedule, columns: Columns, rows: tuple[int, int], access: Access
 ) -> Fault:
     first, second = (columns.describe(row, schedule) for row in rows)
-    lane = schedule.lanes[int(columns.lane[rows[1]])]
-    op = lane.ops[rows[1] - columns.first[int(columns.lane[rows[1]])]]
     return (
         f"{first} and {second} both change {access} and no path of events orders them: "
         "put both in one lane, or let one need, directly or through other ops, a value "
         "that the other makes",
-        op,
+        columns.op(rows[1], schedule),
     )

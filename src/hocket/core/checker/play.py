@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.core.dataflow import maker
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.values import ValueNumbers
 from hocket.core.simulator.work import Work
@@ -121,7 +120,7 @@ class _State:
             if unsent:
                 row, reason = row - 1, self._cannot_send(unsent[-1])
             elif row < self.stop[number]:
-                reason = self._needs(row)
+                reason = self.work.describe_wait(row, self.has.__getitem__)
             else:
                 continue
             position = row - self.work.columns.first[number]
@@ -137,13 +136,6 @@ class _State:
             f"cannot send {value} to device {arrivals.device[arrival]}: all "
             f"{self.num_buffers} receive buffers there hold unread messages"
         )
-
-    def _needs(self, row: int) -> str:
-        work, program = self.work, self.work.schedule.program
-        items = work.wait_item[work.wait_from[row] : work.wait_from[row + 1]]
-        missing = next(item for item in items if not self.has[item])
-        value = ValueNumbers.of(program).value(work.needed_value(row, missing))
-        return f"needs {value} of {maker(value, program)}"
 
     def _come(self, item: int) -> None:
         self.has[item] = 1

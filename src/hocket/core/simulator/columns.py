@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.op import MESSAGES, RECEIVES, Kind
+from hocket.core.op import MESSAGES, RECEIVES, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Bools, Ints
 from hocket.errors import ScheduleError
@@ -56,9 +56,13 @@ class Columns:
 
     def describe(self, row: int, schedule: Schedule) -> str:
         """Name an op and where it is, as errors do."""
+        label = schedule.lanes[int(self.lane[row])].label
+        return f"{self.op(row, schedule)} on lane {label}"
+
+    def op(self, row: int, schedule: Schedule) -> Op:
+        """Return the op in a row."""
         lane = int(self.lane[row])
-        op = schedule.lanes[lane].ops[row - self.first[lane]]
-        return f"{op} on lane {schedule.lanes[lane].label}"
+        return schedule.lanes[lane].ops[row - self.first[lane]]
 
     @classmethod
     def of(cls, schedule: Schedule) -> Columns:

@@ -180,8 +180,8 @@ def _routes(keys: Ints, program: Program, costs: Costs) -> list[_Route]:
         fact, stage = divmod(rest, program.num_stages)
         source, cost = program.stages[stage].device, stage_costs[stage]
         num_bytes = _num_bytes(FACTS[fact], stage, cost, program)
-        handling_s = handling.latency_s + handling.occupied_s(num_bytes)
         link = costs.link_between(source, target)
+        handling_s = handling.message_s(num_bytes)
         routes.append(_Route(source, target, num_bytes, link, handling_s))
     return routes
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.core.dataflow import maker
-from hocket.core.simulator.values import ValueNumbers
 from hocket.core.simulator.work import Work
 from hocket.errors import DeadlockError
 
@@ -43,20 +41,13 @@ def refuse_stuck(work: Work, position: list[int], item_s: list[float]) -> None:
     Raises:
         DeadlockError: it names where each lane stands, and what it waits for.
     """
-    program = work.schedule.program
-    numbers = ValueNumbers.of(program)
     faults = []
     for i, lane in enumerate(work.schedule.lanes):
         row = position[i]
         if row == work.columns.first[i + 1]:
             continue
-        waits = work.wait_item[work.wait_from[row] : work.wait_from[row + 1]]
-        item = next(item for item in waits if item_s[item] == NOT_YET)
-        value = numbers.value(work.needed_value(row, item))
-        op = lane.ops[row - work.columns.first[i]]
-        faults.append(
-            f"  {lane.label} stands at {op} and needs {value} of "
-            f"{maker(value, program)}"
-        )
+        reason = work.describe_wait(row, lambda item: item_s[item] != NOT_YET)
+        op = work.columns.op(row, work.schedule)
+        faults.append(f"  {lane.label} stands at {op} and {reason}")
     if faults:
         raise DeadlockError(("no lane can move, each waits for another:", *faults))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -9,11 +10,13 @@ from statistics import NormalDist
 import numpy as np
 
 from hocket.core.costs import Costs
+from hocket.core.dataflow import maker
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES, Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import CODES, KINDS, Columns
 from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
 from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs
+from hocket.core.simulator.values import ValueNumbers
 from hocket.core.timelines.arrays import Bools, Floats, Ints
 
 
@@ -52,11 +55,16 @@ class Work:
     post_from: list[int]
     post_message: list[int]
 
-    def needed_value(self, row: int, item: int) -> int:
-        """Return the number of the value for which an op waits for an item."""
+    def describe_wait(self, row: int, has: Callable[[int], object]) -> str:
+        """Name the first value that an op waits for, of those whose item is missing."""
+        waits = self.wait_item[self.wait_from[row] : self.wait_from[row + 1]]
+        item = next(item for item in waits if not has(item))
         begin, end = np.searchsorted(self.needs.row, [row, row + 1])
         items = _items(self.columns, self.needs)[begin:end]
-        return int(self.needs.value[begin + np.flatnonzero(items == item)[0]])
+        number = int(self.needs.value[begin + np.flatnonzero(items == item)[0]])
+        program = self.schedule.program
+        value = ValueNumbers.of(program).value(number)
+        return f"needs {value} of {maker(value, program)}"
 
 
 def prepare(schedule: Schedule, costs: Costs) -> Work:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from hocket.core.simulator.memory import (
     gradient_curves,
 )
 from hocket.core.simulator.work import prepare
-from hocket.core.timelines.arrays import Floats
-from hocket.core.timelines.memory import MemoryCurve
 from hocket.core.timelines.timeline import Timeline
 
 _NO_TIMES = np.zeros(0)
@@ -45,13 +43,7 @@ class PeakBytes:
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return (
-            self.weight_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.activation_bytes
-            + self.message_bytes
-        )
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
@@ -67,9 +59,8 @@ def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
     program = timeline.schedule.program
     stage_costs = costs.of(program)
     work = prepare(timeline.schedule, costs)
-    times = Times(
-        _joined(timeline.start_s), _joined(timeline.end_s), _NO_TIMES, _NO_TIMES
-    )
+    start_s, end_s = map(np.concatenate, (timeline.start_s, timeline.end_s))
+    times = Times(start_s, end_s, _NO_TIMES, _NO_TIMES)
     activations = activation_curves(work, costs, times)
     gradients = gradient_curves(work, costs, times)
     parts = []
@@ -80,17 +71,8 @@ def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
         weights = sum(stage_costs[stage].weight_bytes for stage in own)
         trained = [stage for stage in own if program.stages[stage].trainable]
         states = sum(stage_costs[stage].optimizer_bytes for stage in trained)
-        alive = _at(activations[device], time_s)
-        grads = _at(gradients[device], time_s)
+        alive = round(activations[device].at(time_s))
+        grads = round(gradients[device].at(time_s))
         rest = round(peak) - weights - states - alive - grads
         parts.append(PeakBytes(weights, grads, states, alive, rest))
     return tuple(parts)
-
-
-def _at(curve: MemoryCurve, time_s: float) -> int:
-    return round(curve.at(time_s))
-
-
-def _joined(columns: tuple[Floats, ...]) -> Floats:
-    joined: Floats = np.concatenate(columns)
-    return joined
