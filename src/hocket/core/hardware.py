@@ -175,8 +175,12 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
 
 @cache
 def _built_in() -> Catalogue:
+    return _catalogue(_own_document(), BUILT_IN)
+
+
+def _own_document() -> dict[str, Any]:
     text = (files("hocket.core") / "hardware.toml").read_text(encoding="utf-8")
-    return _catalogue(tomllib.loads(text), BUILT_IN)
+    return tomllib.loads(text)
 
 
 def _laid_over(path: Path) -> Catalogue:
@@ -184,8 +188,7 @@ def _laid_over(path: Path) -> Catalogue:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ParseError(f"{path}: cannot be read as TOML: {error}") from None
-    text = (files("hocket.core") / "hardware.toml").read_text(encoding="utf-8")
-    known = tomllib.loads(text)
+    known = _own_document()
     for section, entries in given.items():
         if section not in known or not isinstance(entries, dict):
             raise ParseError(
@@ -239,7 +242,7 @@ def _device(
         reached = dict.fromkeys(tflops, reached)
     usual = assumed["matmul_fraction"].value
     fractions = {
-        name: _number(entry, name, where) if name in entry else assumed[name].value
+        name: _number(entry, name, where, assumed[name].value)
         for name in _DEVICE_ASSUMED
     }
     return Hardware(
@@ -252,9 +255,7 @@ def _device(
         source=str(entry["source"]),
         why=str(entry.get("why", "")),
         matmul_fraction={
-            name: _number(reached, name, f"{where} matmul_fraction")
-            if name in reached
-            else usual
+            name: _number(reached, name, f"{where} matmul_fraction", usual)
             for name in tflops
         },
         **fractions,
@@ -267,11 +268,7 @@ def _link(
     names = ("name", "fraction", "source", *_LINK_NUMBERS)
     _check_keys(entry, names, ("source", *_LINK_NUMBERS), where)
     rate, latency_s = (_number(entry, name, where) for name in _LINK_NUMBERS)
-    fraction = (
-        _number(entry, "fraction", where)
-        if "fraction" in entry
-        else assumed["link_fraction"].value
-    )
+    fraction = _number(entry, "fraction", where, assumed["link_fraction"].value)
     return LinkKind(
         key,
         str(entry.get("name", key)),
@@ -304,8 +301,10 @@ def _key_faults(
         yield f"{', '.join(missing)} must be given"
 
 
-def _number(entry: Mapping[str, Any], name: str, where: str) -> float:
-    value = entry.get(name)
+def _number(
+    entry: Mapping[str, Any], name: str, where: str, default: float | None = None
+) -> float:
+    value = entry.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ParseError(f"{where} {name}: must be a number above 0, got {value!r}")
     return float(value)

@@ -10,7 +10,7 @@ is the schedule's part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -173,26 +173,18 @@ class Program:
     @cached_property
     def stages_on(self) -> tuple[tuple[int, ...], ...]:
         """The stages on each device, in order of number."""
-        on: list[list[int]] = [[] for _ in range(self.num_devices)]
-        for number, stage in enumerate(self.stages):
-            on[stage.device].append(number)
-        return tuple(tuple(stages) for stages in on)
+        on = ((stage.device, number) for number, stage in enumerate(self.stages))
+        return _grouped(on, self.num_devices)
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, the stages whose output it reads."""
-        into: list[list[int]] = [[] for _ in self.stages]
-        for from_stage, to_stage in self.flows:
-            into[to_stage].append(from_stage)
-        return tuple(tuple(stages) for stages in into)
+        return _grouped(((b, a) for a, b in self.flows), self.num_stages)
 
     @cached_property
     def targets(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, the stages that read its output."""
-        out: list[list[int]] = [[] for _ in self.stages]
-        for from_stage, to_stage in self.flows:
-            out[from_stage].append(to_stage)
-        return tuple(tuple(stages) for stages in out)
+        return _grouped(self.flows, self.num_stages)
 
     @cached_property
     def gradient_targets(self) -> tuple[tuple[int, ...], ...]:
@@ -257,3 +249,13 @@ class Program:
             if self.gathers(stage)
             for read in self.loss_inputs(stage)
         )
+
+
+def _grouped(
+    pairs: Iterable[tuple[int, int]], size: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return, for each number below `size`, the numbers that are paired with it."""
+    groups: list[list[int]] = [[] for _ in range(size)]
+    for key, number in pairs:
+        groups[key].append(number)
+    return tuple(map(tuple, groups))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Final, NoReturn
+from typing import Final
 
 from hocket.core.costs import Costs
 from hocket.core.op import MESSAGES, Kind, Op
@@ -56,7 +56,12 @@ def delay_weight_gradients(
     tried += _filled(prompt, costs, limit)
     fitting = [timeline for timeline in tried if timeline.most_bytes <= limit]
     if not fitting:
-        _refuse(tried, limit)
+        raise too_little_memory(
+            tried,
+            limit,
+            "for this order even if no weight gradient waits",
+            "an order that holds fewer microbatches needs less",
+        )
     return min(fitting, key=lambda timeline: timeline.makespan_s).schedule
 
 
@@ -107,19 +112,21 @@ def _lowered(
     ]
 
 
-def _refuse(tried: Sequence[Timeline], limit: float) -> NoReturn:
-    """Report the least memory that the order needs."""
+def too_little_memory(
+    tried: Iterable[Timeline],
+    limit: float,
+    where: str,
+    way_out: str,
+    *,
+    prefix: str = "",
+) -> FitError:
+    """Return an error that names the least memory that an order needs."""
     least = min(tried, key=lambda timeline: timeline.most_bytes)
     needed_bytes = round(least.most_bytes)
-    device = next(
-        device
-        for device in range(least.schedule.program.num_devices)
-        if round(least.peak_bytes(device)) == needed_bytes
-    )
-    raise FitError(
-        f"device {device} needs {needed_bytes} bytes for this order even if no weight "
-        f"gradient waits, and memory_bytes is {limit:.0f}. The smallest that works is "
-        f"{needed_bytes}; an order that holds fewer microbatches needs less",
+    device = max(range(least.schedule.program.num_devices), key=least.peak_bytes)
+    return FitError(
+        f"{prefix}device {device} needs {needed_bytes} bytes {where}, and memory_bytes "
+        f"is {limit:.0f}. The smallest that works is {needed_bytes}; {way_out}",
         device=device,
         needed_bytes=needed_bytes,
         memory_bytes=round(limit),

@@ -17,7 +17,10 @@ from hocket.core.simulate import simulate
 from hocket.core.step_end import close_step
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
-from hocket.passes.delay_weight_gradients import delay_weight_gradients
+from hocket.passes.delay_weight_gradients import (
+    delay_weight_gradients,
+    too_little_memory,
+)
 from hocket.schedules.entry import Entry, Shape, equal_times, refuse_several_stages
 from hocket.schedules.one_f_one_b import alternate, one_f_one_b
 from hocket.schedules.zb_h1 import ENTRY as BY_HAND
@@ -87,8 +90,13 @@ def zb_auto(
     timelines = [simulate(order, costs) for order in orders]
     fitting = [timeline for timeline in timelines if timeline.most_bytes <= limit]
     if not fitting:
-        timelines += [simulate(order, costs) for order in prompt]
-        raise _refusal(min(timelines, key=lambda x: x.most_bytes), limit)
+        raise too_little_memory(
+            timelines + [simulate(order, costs) for order in prompt],
+            limit,
+            "in the order that takes least",
+            "more microbatches, recomputation or more devices need less",
+            prefix="zb-auto: ",
+        )
     return _chosen(fitting).schedule.with_num_steps(shape.num_steps)
 
 
@@ -170,20 +178,6 @@ def _fitting(
             return fitting
         fitting[shorter] -= 1
         fitting = list(accumulate(fitting, min))  # or a device would wait for ever
-
-
-def _refusal(least: Timeline, limit: float) -> FitError:
-    needed_bytes = round(least.most_bytes)
-    devices = range(least.schedule.program.num_devices)
-    fullest = max(devices, key=least.peak_bytes)
-    return FitError(
-        f"zb-auto: device {fullest} needs {needed_bytes} bytes in the order that takes "
-        f"least, and memory_bytes is {limit:.0f}. The smallest that works is "
-        f"{needed_bytes}; more microbatches, recomputation or more devices need less",
-        device=fullest,
-        needed_bytes=needed_bytes,
-        memory_bytes=round(limit),
-    )
 
 
 def _made_by_hand(shape: Shape) -> list[Schedule]:

@@ -17,8 +17,8 @@ from typing import Final
 from hocket.core.costs import Costs
 from hocket.core.op import MESSAGES, RECEIVES
 from hocket.core.simulator.messages import NO_OP, UNREAD
-from hocket.core.simulator.played import NOT_YET, Played, refuse_stuck
-from hocket.core.simulator.work import Work, to_list
+from hocket.core.simulator.played import NOT_YET, Clock, Played, refuse_stuck
+from hocket.core.simulator.work import Work
 
 _ENDS: Final = 0
 _BEGINS: Final = 1
@@ -76,10 +76,10 @@ class _Device:
     reduced_s: float = 0.0  # when its last reduction has ended
 
 
-class _Clock:
+class _Clock(Clock):
     def __init__(self, work: Work, lane_capacity: float) -> None:
+        super().__init__(work)
         columns, messages = work.columns, work.messages
-        self.work = work
         self.lane_capacity = lane_capacity
         self.queue: list[tuple[float, int, int]] = []  # time, event, lane or message
         self.lanes = [
@@ -89,25 +89,16 @@ class _Clock:
         devices: defaultdict[int, _Device] = defaultdict(_Device)
         self.device = [devices[lane.device] for lane in work.schedule.lanes]
         self.waiting: dict[int, list[_Lane]] = {}  # item -> lanes that wait for it
-        self.start_s = [0.0] * columns.num_ops
-        self.item_s = [NOT_YET] * work.num_items
-        self.reduced_s: dict[int, float] = {}
 
         self.is_message = columns.is_any(MESSAGES).tolist()
         self.is_receive = columns.is_any(RECEIVES).tolist()
         num_posts = 2 if messages.is_explicit else 1
         self.posts_missing = [num_posts] * messages.num_messages
         self.ready_s = [0.0] * messages.num_messages
-        self.sent_s = [0.0] * messages.num_messages
         self.arrived_s = [0.0] * messages.num_messages
         self.sender = messages.sender.tolist()
         self.receiver = messages.receiver.tolist()
         self.arrival = messages.arrival.tolist()
-        self.link = messages.link.tolist()
-        self.occupied_s = to_list(messages.occupied_s)
-        self.latency_s = to_list(messages.latency_s)
-        self.handling_s = to_list(messages.handling_s)
-        self.link_free_s = [0.0] * (1 + max(self.link, default=0))
 
     def run(self) -> None:
         """Handle events until there are none."""

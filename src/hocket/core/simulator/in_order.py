@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.core.simulator.messages import Messages
-from hocket.core.simulator.played import NOT_YET, Played, refuse_stuck
-from hocket.core.simulator.work import Work, to_list
+from hocket.core.simulator.played import NOT_YET, Clock, Played, refuse_stuck
+from hocket.core.simulator.work import Work
 
 
 def is_decided_by_lanes(work: Work) -> bool:
@@ -63,24 +63,14 @@ def _senders_are_alone(messages: Messages) -> bool:
     )
 
 
-class _Clock:
+class _Clock(Clock):
     """Lanes as generators: each runs until it must wait, and yields for what."""
 
     def __init__(self, work: Work) -> None:
-        self.work = work
-        num_messages = work.messages.num_messages
-        self.start_s = [0.0] * work.columns.num_ops
-        self.item_s = [NOT_YET] * work.num_items
-        self.sent_s = [0.0] * num_messages
-        self.reduced_s: dict[int, float] = {}
+        super().__init__(work)
         self.position = list(work.columns.first[:-1])
         self.waiting: dict[int, int] = {}  # item -> the lane that waits for it
         self.woken: list[int] = []
-        self.link = work.messages.link.tolist()
-        self.occupied_s = to_list(work.messages.occupied_s)
-        self.latency_s = to_list(work.messages.latency_s)
-        self.handling_s = to_list(work.messages.handling_s)
-        self.link_free_s = [0.0] * (1 + max(self.link, default=0))
 
     def lane(self, lane: int) -> Iterator[int]:
         """Run a lane, and yield each item that it waits for."""

@@ -180,13 +180,8 @@ def _work(work: Work, costs: Sequence[StageCost], times: Times) -> Iterator[_Cha
     """Yield what ops hold while they run, and no longer."""
     columns = work.columns
     for kind in _WORKS:
-        rows = _rows(columns, kind)
-        yield from _held(
-            columns.device[rows],
-            times.start_s[rows],
-            times.end_s[rows],
-            np.array([c.work_bytes(kind) for c in costs], float)[columns.stage[rows]],
-        )
+        sizes = [cost.work_bytes(kind) for cost in costs]
+        yield from _held_by(columns, kind, times.start_s, times.end_s, sizes)
 
 
 _WORKS: Final = (
@@ -266,13 +261,7 @@ def _outputs(
         (Kind.BACKWARD, [cost.input_grad_bytes for cost in costs]),
         (Kind.BACKWARD_INPUT, [cost.input_grad_bytes for cost in costs]),
     ):
-        rows = _rows(columns, kind)
-        yield from _held(
-            columns.device[rows],
-            times.end_s[rows],
-            until_s[rows],
-            np.array(size, float)[columns.stage[rows]],
-        )
+        yield from _held_by(columns, kind, times.end_s, until_s, size)
 
 
 def _gathered(
@@ -280,7 +269,6 @@ def _gathered(
 ) -> Iterator[_Changes]:
     """Yield gathered outputs, from the start of G until their last reader has ended."""
     columns, needs, program = work.columns, work.needs, work.schedule.program
-    rows = _rows(columns, Kind.GATHER)
     until_s = times.end_s.copy()
     is_local = (needs.arrival == LOCAL) & (needs.maker >= 0)
     np.maximum.at(until_s, needs.maker[is_local], times.end_s[needs.row[is_local]])
@@ -289,12 +277,7 @@ def _gathered(
         cost.output_bytes * program.num_microbatches_of(s) * program.num_replicas
         for s, cost in enumerate(costs)
     ]
-    yield from _held(
-        columns.device[rows],
-        times.start_s[rows],
-        until_s[rows],
-        np.array(sizes, float)[columns.stage[rows]],
-    )
+    yield from _held_by(columns, Kind.GATHER, times.start_s, until_s, sizes)
 
 
 def _received(work: Work, times: Times, released_s: Floats) -> Iterator[_Changes]:
@@ -314,6 +297,15 @@ def _received(work: Work, times: Times, released_s: Floats) -> Iterator[_Changes
 
 def _rows(columns: Columns, kind: Kind) -> Ints:
     return np.flatnonzero(columns.kind == CODES[kind])
+
+
+def _held_by(
+    columns: Columns, kind: Kind, begin_s: Floats, end_s: Floats, sizes: Sequence[int]
+) -> Iterator[_Changes]:
+    """Yield the bytes of all ops of a kind, given times by op and sizes by stage."""
+    rows = _rows(columns, kind)
+    num_bytes = np.array(sizes, float)[columns.stage[rows]]
+    return _held(columns.device[rows], begin_s[rows], end_s[rows], num_bytes)
 
 
 def _held(

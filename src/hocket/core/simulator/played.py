@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.core.simulator.work import Work
+from hocket.core.simulator.work import Work, to_list
 from hocket.errors import DeadlockError
 
 NOT_YET: Final = -1.0  # no time is negative
@@ -28,6 +28,23 @@ class Played:
     sent_s: list[float]
     arrived_s: list[float]
     reduced_s: dict[int, float]
+
+
+class Clock:
+    """What both clocks keep: when ops start, items come and links are free."""
+
+    def __init__(self, work: Work) -> None:
+        messages = work.messages
+        self.work = work
+        self.start_s = [0.0] * work.columns.num_ops
+        self.item_s = [NOT_YET] * work.num_items
+        self.sent_s = [0.0] * messages.num_messages
+        self.reduced_s: dict[int, float] = {}
+        self.link = messages.link.tolist()
+        self.occupied_s = to_list(messages.occupied_s)
+        self.latency_s = to_list(messages.latency_s)
+        self.handling_s = to_list(messages.handling_s)
+        self.link_free_s = [0.0] * (1 + max(self.link, default=0))
 
 
 def refuse_stuck(work: Work, position: list[int], item_s: list[float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
 
@@ -68,15 +68,7 @@ class Timeline:
     def transfers(self) -> Iterator[Transfer]:
         """Every message and reduction, in order of start."""
         traffic, lanes = self.traffic, self.schedule.lanes
-        columns = (
-            traffic.lane,
-            traffic.position,
-            traffic.from_device,
-            traffic.to_device,
-            traffic.start_s,
-            traffic.end_s,
-            traffic.num_bytes,
-        )
+        columns = [getattr(traffic, column.name) for column in fields(traffic)]
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for lane, position, *rest in rows:
             yield Transfer(lanes[lane].ops[position], *rest)
