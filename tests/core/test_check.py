@@ -87,7 +87,7 @@ def test_a_backward_is_either_b_or_both_i_and_w(lane: str, fault: str) -> None:
     assert fault in faults_of(f"d0 0F0 0F1 0B0 0B1 0U\nd1 {lane}")
 
 
-def test_tells_where_each_lane_stands_in_a_deadlock() -> None:
+def test_names_where_each_lane_stands_in_a_deadlock() -> None:
     """Two lanes that wait for each other are both named, with what they need."""
     with pytest.raises(DeadlockError) as caught:
         check(of_chain("d0 0F0 0B0 0F1 0B1 0U\nd1 1F0 1F1 1B0 1B1 1U"))

@@ -115,7 +115,7 @@ def test_the_ratio_of_split_and_whole_backwards_stays(
         assert cost.split_s == pytest.approx(1.2)
 
 
-def test_a_step_of_one_device_tells_nothing_of_messages() -> None:
+def test_a_step_of_one_device_says_nothing_about_messages() -> None:
     """Costs of ops that were not measured stay."""
     alone = make_schedule("gpipe", num_devices=1, num_microbatches=4)
     true = Costs((StageCost(1.0, 2.0, 1.0),))
@@ -125,7 +125,7 @@ def test_a_step_of_one_device_tells_nothing_of_messages() -> None:
     assert (found.link, found.handling) == (Link(7.0), Link(5.0))
 
 
-def test_only_ops_that_count_tell_how_long_ops_take() -> None:
+def test_only_counted_ops_show_how_long_ops_take() -> None:
     """Those before and behind the body of an order may be faster."""
     schedule = make_schedule("1f1b", num_devices=1, num_microbatches=4)
     believed = Costs((StageCost(1.0, 1.0, 1.0),))
@@ -138,7 +138,7 @@ def test_only_ops_that_count_tell_how_long_ops_take() -> None:
     assert cost.input_grad_s + cost.weight_grad_s == 4.0
 
 
-def test_a_first_op_tells_how_long_messages_take_at_most() -> None:
+def test_a_first_op_shows_how_long_messages_take_at_most() -> None:
     """Past bug: the latency was 0.3 % off where all other messages arrive in time."""
     schedule = make_schedule("zb-h2", num_devices=3, num_microbatches=8)
     stages = (

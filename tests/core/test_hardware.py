@@ -78,7 +78,7 @@ def test_nvlink_is_the_devices_own() -> None:
     assert known.link("pcie", known.device("h100")).key == "pcie5"
 
 
-def test_unknown_names_tell_the_nearest() -> None:
+def test_errors_name_the_nearest() -> None:
     """The error names the nearest key, and all keys."""
     known = load_catalogue()
     with pytest.raises(PlanError, match=r"did you mean 'v100-16g'"):

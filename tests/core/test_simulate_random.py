@@ -50,7 +50,7 @@ def test_any_order_is_as_slow_clock_says(
 
 @many
 @given(schedule=orders(max_streams=1, explicit=False), data=st.data())
-def test_both_clocks_tell_the_same_time(
+def test_both_clocks_give_the_same_times(
     schedule: Schedule, data: st.DataObject
 ) -> None:
     """To the last bit, also where floats must be rounded."""

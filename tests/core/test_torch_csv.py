@@ -119,7 +119,7 @@ def test_names_what_cannot_be_read(text: str, reason: str) -> None:
     assert reason in str(caught.value)
 
 
-def test_tells_all_that_is_doubled_or_dropped() -> None:
+def test_names_all_that_is_doubled_or_dropped() -> None:
     """Each with its place: a weight gradient too many or too few is a wrong model."""
     text = "0F0,0F1,0I0,0W0,0I1,0W0\n1F0,1B0,1F1,1F1,1B1,1I1\n"
     with pytest.raises(ScheduleError) as caught:

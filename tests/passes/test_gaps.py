@@ -27,7 +27,7 @@ def filled(
 
 
 @pytest.mark.parametrize("overfill", [False, True])
-def test_a_slow_weight_gradient_begins_in_a_short_gap_only_if_told(
+def test_a_slow_weight_gradient_begins_in_a_short_gap_only_if_asked(
     overfill: bool,
 ) -> None:
     """Here each W takes ten forwards, and the gaps at most four."""

@@ -117,7 +117,7 @@ def test_dark_readers_get_a_dark_page(browser: Page, tmp_path: Path) -> None:
     assert num_colours(page, ".picture") > 10
 
 
-def test_pointing_at_an_op_tells_it(report: Page) -> None:
+def test_pointing_at_an_op_shows_it(report: Page) -> None:
     """Its name, lane, start and duration, its messages, and the other timeline's."""
     x, y = source_line_of(report, 1, lane=1, op=0)
     report.mouse("mouseMoved", x, y)
@@ -130,7 +130,7 @@ def test_pointing_at_an_op_tells_it(report: Page) -> None:
     assert "3 ms (here +5.0 %)" in words
 
 
-def test_pointing_at_the_bubble_tells_how_long_and_why(report: Page) -> None:
+def test_pointing_at_the_bubble_shows_how_long_and_why(report: Page) -> None:
     """Lane d3 waits for the first microbatch."""
     x, y = source_line_of(report, 0, lane=3, op=0)
     left, _ = source_line_of(report, 0, lane=0, op=0)
@@ -203,7 +203,7 @@ def test_buttons_go_from_step_to_step(report: Page) -> None:
         assert label == f"step {step}"
 
 
-def test_charts_tell_their_values(report: Page) -> None:
+def test_charts_show_their_values(report: Page) -> None:
     """The last ones at rest; with the arrow keys, those at each step."""
     readout = "document.querySelector('.readout').textContent"
     assert report.evaluate(readout) == "train 0.02, test 0.25 at step 99"
@@ -213,7 +213,7 @@ def test_charts_tell_their_values(report: Page) -> None:
 
 
 def test_16_lanes_and_20_000_spans_stay_smooth(browser: Page, tmp_path: Path) -> None:
-    """Zooming through them; the time of a frame is told, and only a stall fails."""
+    """Zooming through them; the test prints the time of a frame, and fails only for a stall."""
     timeline = simulated("1f1b", 16, 64, num_steps=10, costs=REAL)
     timelines = [("predicted", timeline), ("measured", measured(timeline))]
     page = opened(browser, to_html(timelines), tmp_path)

@@ -39,7 +39,7 @@ def predicted_and_measured() -> list[tuple[str, Timeline]]:
     return [("predicted", timeline), ("measured", measured(timeline))]
 
 
-def test_spans_are_told_exactly_enough() -> None:
+def test_spans_are_written_exactly_enough() -> None:
     """Gaps and durations add up to every start and end, to 1e-7 of the makespan."""
     timelines = predicted_and_measured()
     for panel, (_, timeline) in zip(
@@ -68,7 +68,7 @@ def test_two_timelines_are_compared() -> None:
     assert len(rows["d0"]) == 6
 
 
-def test_one_timeline_is_told_and_not_compared() -> None:
+def test_one_timeline_is_shown_and_not_compared() -> None:
     """A timeline without bytes shows activations."""
     rows = {row[0]: row[1:] for row in rows_of(to_html(simulated("1f1b", 4, 8)))}
 
