@@ -48,15 +48,8 @@ def memory_shapes(
     for device, curve in enumerate(curves):
         y = top + device * (height + _GAP)
         base = y + height
-        label = Text(
-            axis.left - 8,
-            base - height / 2 + 4,
-            f"d{device}",
-            11.5,
-            Role.INK,
-            Anchor.END,
-        )
-        yield label
+        middle = base - height / 2 + 4
+        yield Text(axis.left - 8, middle, f"d{device}", 11.5, Role.INK, Anchor.END)
         end = axis.x(timeline.makespan_s)
         yield Box(axis.left, y, end - axis.left, height, Role.TRACK)
         time_s, amount = merged_changes(curve, timeline)
@@ -64,7 +57,7 @@ def memory_shapes(
         yield Path(outline, Role.CURVE, opacity=0.28)
         yield Path(outline[1:-1], Role.CURVE, width=1.1)
         peak = unit.number(curve.peak)
-        yield Text(right, base - height / 2 + 4, peak, _SMALL, Role.MUTED, Anchor.END)
+        yield Text(right, middle, peak, _SMALL, Role.MUTED, Anchor.END)
 
 
 def merged_changes(

@@ -213,7 +213,7 @@ def test_charts_show_their_values(report: Page) -> None:
 
 
 def test_16_lanes_and_20_000_spans_stay_smooth(browser: Page, tmp_path: Path) -> None:
-    """Zooming stays smooth; the test prints the time of a frame, and fails for a stall."""
+    """Zooming stays smooth; the test prints a frame's time, and fails for a stall."""
     timeline = simulated("1f1b", 16, 64, num_steps=10, costs=REAL)
     timelines = [("predicted", timeline), ("measured", measured(timeline))]
     page = opened(browser, to_html(timelines), tmp_path)

@@ -91,15 +91,21 @@ def _placement_faults(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _message_faults(op: Op, found: Counter[Op], program: Program) -> Iterator[Fault]:
-    assert op.peer is not None
-    other = Op(_OTHER_END[op.kind], op.peer, op.microbatch, op.step, op.stage)
+    other = _other_end(op)
     if other not in found:
         yield f"{op} has no {other} at the other end", op
-    forward = op.kind in (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
-    sends = op.kind in SENDS
-    flow = (op.stage, op.peer) if forward == sends else (op.peer, op.stage)
+    is_forward = op.kind in (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+    flow = op.stage, other.stage
+    if is_forward != (op.kind in SENDS):
+        flow = flow[::-1]
     if flow not in program.flows:
         yield f"{op} goes along {flow[0]} -> {flow[1]}, which is no flow", op
+
+
+def _other_end(op: Op) -> Op:
+    """Return the receive of a send, or the send of a receive."""
+    assert op.peer is not None
+    return Op(_OTHER_END[op.kind], op.peer, op.microbatch, op.step, op.stage)
 
 
 _OTHER_END = {
@@ -137,10 +143,7 @@ def message_order_faults(schedule: Schedule) -> Iterator[Fault]:
         if not sends:
             continue
         others = posts.get((source, target, False), [])
-        expected = [
-            Op(_OTHER_END[op.kind], op.peer or 0, op.microbatch, op.step, op.stage)
-            for op in ops
-        ]
+        expected = [_other_end(op) for op in ops]
         if others == expected:
             continue
         i = next(

@@ -90,12 +90,9 @@ def activation_curves(
     work: Work, costs: Costs, times: Times
 ) -> tuple[MemoryCurve, ...]:
     """Return those bytes that forwards left, and those that ops hold at work."""
-    program = work.schedule.program
-    stage_costs = costs.of(program)
-    changes = (
-        *_activations(work, stage_costs, times),
-        *_work(work, stage_costs, times),
-    )
+    program, stage_costs = work.schedule.program, costs.of(work.schedule.program)
+    lasting = _activations(work, stage_costs, times)
+    changes = [*lasting, *_work(work, stage_costs, times)]
     return _curves(changes, [0.0] * program.num_devices)
 
 
