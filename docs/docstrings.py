@@ -133,7 +133,7 @@ class Schedules(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Tell Sphinx of the directives."""
+    """Register the directives with Sphinx."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("schedules", Schedules)
     app.add_directive("hardware", Hardware)

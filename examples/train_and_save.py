@@ -54,8 +54,8 @@ def main() -> None:
         if hocket.checkpoint.newest("run") is not None:
             sampler.load_state_dict(pipeline.load("run"))
 
-        def tell(result: StepResult, evaluation: EvaluationResult | None) -> None:
-            """A callback: called after every step, on every worker."""
+        def report(result: StepResult, evaluation: EvaluationResult | None) -> None:
+            """Save and print evaluations; called after every step, on every worker."""
             if evaluation is not None:
                 pipeline.save("run", data=sampler.state_dict(), keep=2)
             if evaluation is not None and pipeline.is_main:
@@ -66,7 +66,7 @@ def main() -> None:
             sampler.counted(DataLoader(data, batch_sampler=sampler)),
             evaluate=lambda: pipeline.evaluate(test, use_ema=True),
             evaluate_every_steps=50,
-            callbacks=[tell, hocket.EarlyStop(patience=2)],
+            callbacks=[report, hocket.EarlyStop(patience=2)],
         )
 
 
