@@ -90,7 +90,8 @@ class Result:
         recomputing_s: the same where stages keep only their inputs, as GPipe's own
             paper has it.
         fast_forward: how many times faster gradient fast-forwarding is.
-        modulo: how many times faster with modulo allocation, too; 0 where it cannot be had.
+        modulo: how many times faster with modulo allocation, too; 0 where that
+            cannot be had.
         group_size: layers that go to one device together, in the fastest of those.
         best: the fastest of all schedules that fit the memory, and how much faster.
         limit: how many times faster any order on the same stages could be.
