@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import hocket
+from hocket.core import lane_plan
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, RaceError
 from hocket.run.cluster.world import World, join_world
@@ -103,7 +104,7 @@ def test_an_update_that_does_not_wait_for_gradients_is_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the run is lucky, the error names both ops, lanes and the gradients."""
-    plan = play_plan.plan_lanes
+    plan = lane_plan.plan_lanes
 
     def without_waits(*args: Any) -> Any:
         return tuple(
