@@ -28,7 +28,7 @@ from hocket.core.schedule import Schedule
 from hocket.model.stages.outline import Outline
 from hocket.planner.recompute import RecomputeName
 from hocket.run.checkpoint.manager import CheckpointManager
-from hocket.run.cluster.freed_memory import give_back_freed_memory
+from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transport import NUM_BUFFERS
@@ -148,7 +148,7 @@ def assemble(
     # Capturing and profiling leave reference cycles that hold the weights of all
     # stages. Python collects cycles by the number of objects, not by their bytes.
     gc.collect()
-    give_back_freed_memory()
+    trim_heap()
     return parts
 
 

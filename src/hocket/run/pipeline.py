@@ -397,7 +397,7 @@ class Pipeline(WorkerRun):
         if not self._why_ended:
             self._drain()
             with self._reported():
-                self._checkpoints.settle()
+                self._checkpoints.join()
                 self.world.barrier("the end of the pipeline")
             self._why_ended = "it was closed"
         self._stack.close()

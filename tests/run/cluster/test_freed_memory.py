@@ -21,7 +21,7 @@ pytestmark = [
 # Takes memory like an op that needs some tensors at once, and frees it, many times.
 PROGRAM = """
 import ctypes, resource
-from hocket.run.cluster.freed_memory import give_back_freed_memory, keep_freed_memory
+from hocket.run.cluster.freed_memory import trim_heap, keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -47,7 +47,7 @@ for _ in range(10):
     work()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 full = resident_pages()
-give_back_freed_memory()
+trim_heap()
 print(int(kept), faults, full - resident_pages())
 """
 PAGES = (8 * 2 << 20) // os.sysconf("SC_PAGE_SIZE")

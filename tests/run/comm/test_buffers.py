@@ -24,8 +24,8 @@ def test_uses_again_what_was_given_back() -> None:
     first, second = pool.take(SCHEMA), pool.take(SCHEMA)
     addresses = {first.flat.data_ptr(), second.flat.data_ptr()}
     for _ in range(10):
-        pool.give(first)
-        pool.give(second)
+        pool.release(first)
+        pool.release(second)
         first, second = pool.take(SCHEMA), pool.take(SCHEMA)
         assert {first.flat.data_ptr(), second.flat.data_ptr()} == addresses
     assert pool.take(Schema.parse("float32[5]")).flat.data_ptr() not in addresses
@@ -37,7 +37,7 @@ def test_tensors_know_nothing_of_their_past() -> None:
     buffer = pool.take(SCHEMA)
     x, _ = buffer.tensors()
     x.requires_grad_().sum().backward()
-    pool.give(buffer)
+    pool.release(buffer)
     (again, _) = pool.take(SCHEMA).tensors()
 
     assert again.data_ptr() == x.data_ptr()
@@ -52,7 +52,7 @@ def test_a_backward_after_release_is_an_error() -> None:
     x, _ = buffer.tensors()
     weight = torch.ones(4, requires_grad=True)
     loss = (weight * x).sum()
-    pool.give(buffer)
+    pool.release(buffer)
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -64,7 +64,7 @@ def test_a_buffer_made_in_evaluation_serves_training() -> None:
     with torch.inference_mode():
         buffer = pool.take(SCHEMA)
         buffer.tensors()
-        pool.give(buffer)
+        pool.release(buffer)
     buffer = pool.take(SCHEMA)
     buffer.flat.zero_()
     x, _ = buffer.tensors()
@@ -87,12 +87,12 @@ def test_a_trimmed_pool_begins_anew() -> None:
     """What is in use stays in use, and comes back; what was free is gone."""
     pool = Pool(torch.device("cpu"))
     free, used = pool.take(SCHEMA), pool.take(SCHEMA)
-    pool.give(free)
+    pool.release(free)
 
     pool.trim()
 
     assert pool.take(SCHEMA) is not free
-    pool.give(used)
+    pool.release(used)
     assert pool.take(SCHEMA) is used
 
 
@@ -108,13 +108,13 @@ def test_what_no_message_will_need_is_given_up() -> None:
         many = [pool.take(LARGE) for _ in range(8)]
         memory = [weakref.ref(buffer.flat) for buffer in many]
         while many:
-            pool.give(many.pop())
+            pool.release(many.pop())
         assert [one() for one in memory] == [None] * 8
         addresses = set()
         for _ in range(8):
             buffer = pool.take(large)
             addresses.add(buffer.flat.data_ptr())
-            pool.give(buffer)
+            pool.release(buffer)
         assert len(addresses) == 1
 
 
@@ -125,7 +125,7 @@ def test_what_is_free_does_not_pile_up() -> None:
     many = [pool.take(LARGE) for _ in range(8)]
     memory = [weakref.ref(buffer.flat) for buffer in many]
     while many:
-        pool.give(many.pop())
+        pool.release(many.pop())
 
     assert sum(one() is not None for one in memory) == NUM_KEPT
 
@@ -137,7 +137,7 @@ def test_small_buffers_stay() -> None:
     addresses = {buffer.flat.data_ptr() for buffer in buffers}
     pool.expect(LARGE, 1)
     for buffer in buffers:
-        pool.give(buffer)
+        pool.release(buffer)
 
     assert {pool.take(SCHEMA).flat.data_ptr() for _ in range(10)} == addresses
 
@@ -153,8 +153,8 @@ def test_in_the_rhythm_of_1f1b_nothing_is_made_anew() -> None:
         return seen.setdefault(id(buffer), buffer)
 
     def backward(inputs: deque[Buffer]) -> None:
-        pool.give(take(gradient))
-        pool.give(inputs.popleft())
+        pool.release(take(gradient))
+        pool.release(inputs.popleft())
 
     for _ in range(2):
         pool.expect(LARGE, 20)
@@ -191,7 +191,7 @@ def test_no_more_is_free_than_is_in_use(bursts: list[tuple[int, int, int]]) -> N
             memory[id(flat)] = weakref.ref(flat), flat.nbytes
             del flat
         for _ in range(min(num_given, len(in_use))):
-            pool.give(in_use.pop(0))
+            pool.release(in_use.pop(0))
             held = sum(size for one, size in memory.values() if one() is not None)
             used = sum(buffer.flat.nbytes for buffer in in_use)
             assert held <= used + max(used, NUM_KEPT * buffer_bytes(schemas[-1]))

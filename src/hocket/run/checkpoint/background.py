@@ -21,11 +21,6 @@ class BackgroundWriter:
         self._error: HocketError | None = None
         self._is_abandoned = threading.Event()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether it is writing."""
-        return self._thread is not None and self._thread.is_alive()
-
     def start(self, write: Callable[[], object]) -> None:
         """Start to write; the previous checkpoint must have been waited for."""
         assert self._thread is None
@@ -34,7 +29,7 @@ class BackgroundWriter:
         )
         self._thread.start()
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Wait until nothing is being written, without raising errors."""
         if self._thread is not None:
             self._thread.join()
@@ -47,7 +42,7 @@ class BackgroundWriter:
             CheckpointError: the checkpoint could not be written.
             RunError: another worker failed to take part.
         """
-        self.settle()
+        self.join()
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -41,7 +41,7 @@ Tensors = dict[Section, dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """What one worker writes.
+    """The part of a checkpoint that one worker writes.
 
     Args:
         rank: the worker's rank.

@@ -61,12 +61,12 @@ def _go_on() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """What to write, and where.
+    """The checkpoint to write, and its folder.
 
     Args:
         folder: the checkpoints' folder; its lock is held.
         run: the run's record.
-        keep: how many checkpoints to keep.
+        keep: the number of checkpoints to keep.
         wants_more: called now and then; an exception of it ends the writing.
     """
 
@@ -150,8 +150,7 @@ def _write_part(job: SaveJob, share: WorkerShare) -> str:
         content = to_json(part)
         write_file(temporary / part.name, content)
     except OSError as error:
-        who = f"rank {share.rank}"
-        raise CheckpointError(_cannot(job, who, error)) from error
+        raise CheckpointError(_cannot(job, f"rank {share.rank}", error)) from error
     return hashlib.sha256(content).hexdigest()
 
 
@@ -190,9 +189,9 @@ def _is_latest(path: Path) -> bool:
     return found is not None and found.name == path.name
 
 
-def _cannot(job: SaveJob, who: str, error: OSError) -> str:
+def _cannot(job: SaveJob, worker: str, error: OSError) -> str:
     return (
-        f"{who} cannot write the checkpoint of step {job.run.step} to "
+        f"{worker} cannot write the checkpoint of step {job.run.step} to "
         f"{job.folder.absolute()}: {error.strerror or error}. The older ones are as "
         "they were; make room, and save again"
     )

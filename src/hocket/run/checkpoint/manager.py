@@ -162,9 +162,9 @@ class CheckpointManager:
         hint = "" if allow_previous else _HINT
         raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Wait for the background write; `finish` raises its error."""
-        self._writer.settle()
+        self._writer.join()
 
     def finish(self) -> None:
         """Wait for the background write.

@@ -30,7 +30,7 @@ def match_names(
         state: the uncut model's state; values are not read.
 
     Raises:
-        CheckpointError: the checkpoint is of another model; says what differs.
+        CheckpointError: the checkpoint is of another model; lists the differences.
     """
     expected = {
         first: state.tensors[first]

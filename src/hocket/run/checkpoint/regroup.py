@@ -32,7 +32,7 @@ _PER_GROUP: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SavedParameter:
-    """Where a parameter was when it was saved.
+    """The place of a parameter when it was saved.
 
     Args:
         updates: the record of its stage's optimizer.

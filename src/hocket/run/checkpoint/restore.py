@@ -42,12 +42,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What a worker takes from a checkpoint.
+    """The state that a worker takes from a checkpoint.
 
     Args:
         opened: the checkpoint.
         names: the names in the checkpoint, by the model's names.
-        num_old: how many old versions of each delayed weight are needed.
+        num_old: the number of old versions that each delayed weight needs.
         updates: the state for each of the worker's optimizers, by stage.
         resumed: the state for the correction of each of the worker's stages.
         locations: the tensors' locations, by section and name in the checkpoint.
@@ -207,7 +207,7 @@ def _known(
 def _replica_places(
     opened: OpenedCheckpoint, layout: Layout
 ) -> dict[Key, TensorLocation]:
-    """The locations of this replica's buffers, if as many replicas were saved."""
+    """Return the locations of this replica's buffers, if as many were saved."""
     if opened.manifest.run.num_replicas != layout.num_replicas:
         return {}
     return {
@@ -314,7 +314,7 @@ def _put_updates(
 def _placer(
     tensors: Mapping[Key, Tensor], like: Tensor | None
 ) -> Callable[[str, bool], Tensor]:
-    """A function that moves a state's tensor to its parameter's device and strides."""
+    """Return a function that moves a tensor to a parameter's device and strides."""
 
     def place(name: str, on_host: bool) -> Tensor:
         value = tensors[Section.OPTIMIZER, name]

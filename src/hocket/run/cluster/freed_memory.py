@@ -54,7 +54,7 @@ def keep_freed_memory() -> bool:
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, _MOST_BYTES) and kept)
 
 
-def give_back_freed_memory() -> None:
+def trim_heap() -> None:
     """Return unused heap pages to the system; takes milliseconds."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):

@@ -46,7 +46,7 @@ class Layout:
         return tuple(range(first, first + self.num_devices))
 
     def replicas_of(self, device: int) -> tuple[int, ...]:
-        """The ranks that hold a device's stages, one per replica."""
+        """Return the ranks that hold a device's stages, one per replica."""
         return tuple(
             replica * self.num_devices + device for replica in range(self.num_replicas)
         )

@@ -1,4 +1,4 @@
-"""How the workers of one attempt find each other under torchrun.
+"""The workers of one attempt find each other under torchrun.
 
 One store serves all attempts of a job, and no variable names the attempt: after a
 failure on one host, torchrun counts a restart there, and none on a host that only
@@ -9,8 +9,8 @@ follows. So rank 0 gives each attempt a name, and accepts the workers that answe
     waits for all                       ◀──   <current>/here/<rank> = its own name
     <current>/go = everyone's names     ──▶   comes in, if its own is among them
 
-A worker that reads the name of an attempt that is over registers in vain: its own name
-is not in that attempt's `go`. It waits until rank 0 names the next one.
+A worker may read the name of an attempt that is over: its own name is not in that
+attempt's `go`, and it waits until rank 0 names the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """What the workers of one attempt have agreed on.
+    """The name and number on which the workers of one attempt agree.
 
     Args:
         name: a name that no other attempt of the job has.
@@ -72,17 +72,17 @@ def _lead(
     missing = set(range(1, world_size))
     while missing := {r for r in missing if not store.check([_here(name, r)])}:
         if time.monotonic() > deadline_s:
-            who = ", ".join(map(str, sorted(missing)))
+            late = ", ".join(map(str, sorted(missing)))
             raise WaitError(
-                f"rank{'s' if len(missing) > 1 else ''} {who} of {world_size} did not "
+                f"rank{'s' if len(missing) > 1 else ''} {late} of {world_size} did not "
                 "come: not started, still starting, or unable to reach the store"
             )
         time.sleep(_POLL_S)
-    told = [json.loads(store.get(_here(name, r))) for r in range(1, world_size)]
+    others = [json.loads(store.get(_here(name, r))) for r in range(1, world_size)]
     before = int(_read(store, "attempt") or -1)
-    attempt = max([before + 1, restarts, *(one["restarts"] for one in told)])
+    attempt = max([before + 1, restarts, *(one["restarts"] for one in others)])
     store.set("attempt", str(attempt))
-    go = {"attempt": attempt, "names": [one["name"] for one in told]}
+    go = {"attempt": attempt, "names": [one["name"] for one in others]}
     store.set(_go(name), json.dumps(go))
     return Rendezvous(name, attempt)
 
@@ -102,9 +102,9 @@ def _follow(
         if own["name"] in go.get("names", ()):
             return Rendezvous(current, go["attempt"])
         time.sleep(_POLL_S)
-    whom = "all workers" if current else "rank 0"
+    awaited = "all workers" if current else "rank 0"
     raise WaitError(
-        f"rank {rank} reached the store, but {whom} did not come to it in time: not "
+        f"rank {rank} reached the store, but {awaited} did not come to it in time: not "
         "started, still starting, or unable to reach it"
     )
 

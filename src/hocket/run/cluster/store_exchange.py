@@ -131,10 +131,10 @@ class StoreExchange:
         missing = dict(zip(ranks, keys, strict=True))
         while missing := self._missing_ranks(missing, name):
             if time.monotonic() > deadline_s:
-                who = ", ".join(str(rank) for rank in missing)
+                names = ", ".join(str(rank) for rank in missing)
                 raise WaitError(
                     f"rank {self.rank} waited {timeout_s:g} s at {name!r} for "
-                    f"rank{'s' if len(missing) > 1 else ''} {who}"
+                    f"rank{'s' if len(missing) > 1 else ''} {names}"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)

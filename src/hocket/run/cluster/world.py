@@ -130,8 +130,8 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     device = _device(backend, local_rank)
     _set_up_memory(device)
     shared = _shared_store(rank, world_size)
-    meeting = _rendezvous(shared, rank, world_size)
-    own = dist.PrefixStore(f"{_job_prefix()}/{meeting.name}", shared)
+    rendezvous = _rendezvous(shared, rank, world_size)
+    own = dist.PrefixStore(f"{_job_prefix()}/{rendezvous.name}", shared)
     store = _with_deadline(own)
     exchange = StoreExchange(
         store, rank, world_size, timeout_s, rank_0_holds_store=_rank_0_holds_store()
@@ -151,7 +151,7 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
         address=address,
         clock_offset_s=clock_offset_s(rank, hosts),
         timeout_s=timeout_s,
-        attempt=meeting.attempt,
+        attempt=rendezvous.attempt,
         store=store,
         exchange=exchange,
     )
@@ -272,7 +272,7 @@ def _job_prefix() -> str:
 
 
 def _with_deadline(store: dist.Store) -> dist.Store:
-    """Give a store that is reached over a network a deadline for its answers."""
+    """Add a deadline for answers to a store that is reached over a network."""
     address = _store_address()
     return DeadlineStore(store, address) if address else store
 
@@ -289,16 +289,16 @@ def _rendezvous(shared: dist.Store, rank: int, world_size: int) -> Rendezvous:
 
 def _hosts_and_address(exchange: StoreExchange) -> tuple[tuple[str, ...], str]:
     """Return the host of each rank, and this host's reachable address."""
-    patient = dataclasses.replace(
+    joining = dataclasses.replace(
         exchange,
         store=dist.PrefixStore("join", exchange.store),
         timeout_s=max(JOIN_TIMEOUT_S, exchange.timeout_s),
     )
     master = env.MASTER_ADDR.text()
     towards_store = address_towards(master) if _store_address() else ""
-    told = patient.gather("hosts", [identity(), towards_store])
-    hosts = tuple(str(host) for host, _ in told)
-    others = [str(at) for host, at in told if host != hosts[exchange.rank]]
+    gathered = joining.gather("hosts", [identity(), towards_store])
+    hosts = tuple(str(host) for host, _ in gathered)
+    others = [str(at) for host, at in gathered if host != hosts[exchange.rank]]
     return hosts, reachable_address(towards_store, others) if others else ""
 
 

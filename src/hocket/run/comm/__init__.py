@@ -1,7 +1,7 @@
 """Messages between two workers, and sums over all workers.
 
-`transport.py` says what every transport promises; `shm/` keeps it through shared memory
-on one host, `dist/` through torch.distributed; `transports.py` chooses. `schema.py`
-says what one message holds. Imports `run.device` and what is before it.
+`transport.py` is the interface of every transport; `shm/` uses shared memory on one
+host, `dist/` torch.distributed; `transports.py` chooses. `schema.py` describes the
+tensors of one message. Imports `run.device` and what is before it.
 Begin with `transport.py`.
 """

@@ -110,8 +110,8 @@ class Pool:
                     self._take_free(shelf)
         return buffer
 
-    def give(self, buffer: Buffer) -> None:
-        """Take a buffer back.
+    def release(self, buffer: Buffer) -> None:
+        """Return a buffer to the pool.
 
         Autograd's version counters are raised, since the buffer will be written again:
         a backward that still needs its tensors raises, and does not read the next

@@ -20,7 +20,7 @@ _LAST_PAUSE_S: Final = 0.02
 
 
 class ChannelEnd(Enum):
-    """Which end of a channel a worker is at."""
+    """The end of a channel that a worker has."""
 
     SENDER = "sender"
     RECEIVER = "receiver"
@@ -42,11 +42,11 @@ def agree_on_schema(
     Args:
         store: the job's, with a prefix of its own for every attempt.
         channel: the messages' channel.
-        signature: what determines the shapes, such as `train 8x64`; the same text on
+        signature: determines the shapes, such as `train 8x64`; the same text on
             both ends.
         schema: the sender's, complete; or the receiver's, with `ANY` for dimensions
             that depend on the batch, or None.
-        end: which end this is.
+        end: the end that calls this.
         timeout_s: how long the receiver waits for the sender.
 
     Returns:

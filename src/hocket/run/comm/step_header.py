@@ -28,7 +28,7 @@ _WHAT: Final = "headers of the replicas"
 
 @dataclass(frozen=True, slots=True)
 class StepHeader:
-    """What all workers must agree about before a step.
+    """The step and batch that all workers must agree on.
 
     Args:
         number: the step's number, counted over the whole run.
@@ -57,23 +57,23 @@ def check_same_header(
     Raises:
         SchemaError: names both sides, and what differs first.
     """
-    (step, salt, num_samples), theirs = own.tolist(), other.tolist()
-    if [step, salt, num_samples] == theirs:
+    (step, salt, num_samples), there = own.tolist(), other.tolist()
+    if [step, salt, num_samples] == there:
         return
-    if step != theirs[0]:
+    if step != there[0]:
         what = (
             f"rank {own_rank} is at step {step}, rank {other_rank} at step "
-            f"{theirs[0]}: do their loaders yield equally many batches?"
+            f"{there[0]}: do their loaders yield equally many batches?"
         )
-    elif num_samples != theirs[2]:
+    elif num_samples != there[2]:
         what = (
             f"at step {step}, rank {own_rank} has a batch of {num_samples} samples, "
-            f"rank {other_rank} one of {theirs[2]}"
+            f"rank {other_rank} one of {there[2]}"
         )
     else:
         what = (
             f"at step {step}, ranks {own_rank} and {other_rank} have different batches "
-            f"of {num_samples} samples (digests {salt:08x} and {theirs[1]:08x})"
+            f"of {num_samples} samples (digests {salt:08x} and {there[1]:08x})"
         )
     raise SchemaError(
         f"{what}. Every worker must iterate over the same batches in the same order: "

@@ -20,7 +20,7 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
 
-_NUM_UNTOLD: Final = 3  # small messages; their slots come on top of what is needed
+_NUM_UNCREDITED: Final = 3  # small messages; their slots come on top of what is needed
 
 
 class MixedTransport(Transport):
@@ -97,8 +97,8 @@ def make_transport(
     near = SharedMemoryTransport(
         dist.PrefixStore("shared memory", store),
         timeout_s=timeout_s,
-        num_buffers=num_buffers + _NUM_UNTOLD,
-        num_uncredited=_NUM_UNTOLD,
+        num_buffers=num_buffers + _NUM_UNCREDITED,
+        num_uncredited=_NUM_UNCREDITED,
         on_wait=recorder.wait,
     )
     far = TorchTransport(

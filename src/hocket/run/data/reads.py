@@ -1,12 +1,12 @@
-"""Which rows of each batch one worker reads, and batches of such rows.
+"""The rows of each batch that one worker reads, and batches of such rows.
 
     batch       rows 0 ─────────────────────────────────── 7
     replica 0   rows 0 ─────── 3    stage 0: inputs    stage 2: targets
     replica 1                       rows 4 ─────── 7   the same
 
 Stages between read neither, unless the model gives them some of its arguments (such as
-an attention mask). All workers still know the whole batch's rows, so that they notice
-when theirs are not the same.
+an attention mask). All workers still know the whole batch's rows, so that they detect
+batches that are not the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ReadSpec:
-    """What one worker needs of each batch.
+    """The part of each batch that one worker needs.
 
     Args:
         inputs: whether it needs inputs: a stage of its takes an argument of the model.

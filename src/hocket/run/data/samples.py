@@ -1,8 +1,8 @@
 """Samples that are read by row, inputs and targets separately, with augmentation.
 
-What a sample looks like in training depends on the seed, the epoch and its row alone:
-not on the batch it is in, nor on who reads it. So each worker can read the rows and the
-side that it needs, and all of them together see one batch.
+A sample in training depends on the seed, the epoch and its row alone: not on its batch,
+nor on the worker that reads it. So each worker can read the rows and the side that it
+needs, and all of them together see one batch.
 """
 
 from __future__ import annotations

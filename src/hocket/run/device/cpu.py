@@ -176,6 +176,6 @@ class CpuDevice(Device):
         return all(lane.is_idle for lane in self._lanes)
 
     def _calling_lane(self) -> CpuLane:
-        """The lane whose thread this is."""
+        """Return the lane whose thread this is."""
         here = threading.current_thread()
         return next((x for x in self._lanes if x.thread is here), self._lanes[0])

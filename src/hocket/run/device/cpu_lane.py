@@ -26,7 +26,7 @@ from hocket.run.device.stopwatch import HostWatch
 
 log = logging.getLogger(__name__)
 
-RunOp: TypeAlias = Callable[[Work, str], None]  # of an op's work and its label
+RunOp: TypeAlias = Callable[[Work, str], None]  # takes an op's work and label
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Failure:
 
 @dataclass(slots=True)
 class LaneGroup:
-    """What the lanes of one device share; `scheduler.condition` guards it.
+    """The state that the lanes of one device share; `scheduler.condition` guards it.
 
     Args:
         timeout_s: after which a wait of one lane for another ends with an error.
@@ -70,7 +70,7 @@ class CpuEvent(Event):
 
     Args:
         group: the device's lanes.
-        waiter: gives the lane whose thread is calling.
+        waiter: returns the lane whose thread is calling.
     """
 
     def __init__(self, group: LaneGroup, waiter: Callable[[], CpuLane]) -> None:
@@ -136,7 +136,7 @@ class CpuEvent(Event):
         )
 
     def fail(self, failure: Failure) -> None:
-        """The op that should have recorded it ended with an error."""
+        """Let waits raise the error of the op that should have recorded it."""
         if not self._is_done:
             self._failure = failure
 
@@ -257,7 +257,7 @@ class CpuLane(DeviceLane):
                 condition.notify_all()
 
     def _await_op(self) -> bool:
-        """Wait for an op in the queue; false when the device is closed."""
+        """Wait for an op in the queue; return False when the device is closed."""
         group = self._group
         with group.scheduler.condition:
             group.scheduler.wait_for(
@@ -296,7 +296,7 @@ class CpuLane(DeviceLane):
 
 
 def _ours(events: Sequence[Event]) -> Sequence[CpuEvent]:
-    """The same events; those of another kind of device are refused."""
+    """Return the same events; refuse those of another kind of device."""
     if not events:
         return ()
     ours = [event for event in events if isinstance(event, CpuEvent)]

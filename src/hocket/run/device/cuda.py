@@ -8,7 +8,7 @@ No lane is the default stream, which a capture refuses. No op may wait for the d
 (`.item()`, `.tolist()`, `torch.tensor(..., device=)`): the lanes would run empty.
 
 Autograd runs a backward on the stream of its forward, whatever stream is current: F, B
-and I of a stage belong into one lane. Put-off weight gradients (W) may be in another.
+and I of a stage belong into one lane. Deferred weight gradients (W) may be in another.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CudaEvent(Event):
         stream.wait_event(self._event)
 
     def _check_recorded(self, waiter: str) -> None:
-        """CUDA takes a wait for an event that was never recorded as no wait at all."""
+        """Refuse an event that was never recorded: CUDA would not wait for it."""
         if not self._recorder:
             raise RunError(
                 f"{waiter} waits for an event that no op has recorded; submit the op "
@@ -325,14 +325,14 @@ class _Moment:
 
 
 def _own(event: Event) -> CudaEvent:
-    """The same event; one of another kind of device is refused."""
+    """Return the same event; refuse one of another kind of device."""
     if not isinstance(event, CudaEvent):
         raise RunError("an event of another device; use this device's new_event()")
     return event
 
 
 def _poll(is_done: Callable[[], bool], timeout_s: float) -> bool:
-    """Ask until it is done or the time is up; whether it is done."""
+    """Query until it is done or the time is up; return whether it is done."""
     deadline_s = time.monotonic() + timeout_s
     while not is_done():
         if time.monotonic() >= deadline_s:

@@ -25,11 +25,11 @@ from torch import Tensor
 from hocket.run.device.sanitize import Sanitizer
 from hocket.run.device.stopwatch import Stopwatch
 
-Work: TypeAlias = Callable[[], object]  # what it returns is not used
+Work: TypeAlias = Callable[[], object]  # its result is not used
 
 
 class IssueOrder(Enum):
-    """In which order the host thread must submit the ops of several lanes."""
+    """The order in which the host thread must submit the ops of several lanes."""
 
     TOPOLOGICAL = auto()  # record before wait: CUDA ignores a wait on no recording
     SIDE_LANES_FIRST = auto()  # lane 0 runs in the calling thread, and would block it
@@ -40,7 +40,7 @@ class Event(ABC):
 
     @abstractmethod
     def query(self) -> bool:
-        """Whether all work that the recording lane was given before it is done."""
+        """Return whether all work submitted to the recording lane before it is done."""
 
     @abstractmethod
     def synchronize(self, timeout_s: float) -> None:
@@ -120,7 +120,7 @@ class Device(ABC):
     @property
     @abstractmethod
     def torch_device(self) -> torch.device:
-        """Where tensors live."""
+        """The torch device of its tensors."""
 
     @property
     @abstractmethod
@@ -130,17 +130,17 @@ class Device(ABC):
     @property
     @abstractmethod
     def issue_order(self) -> IssueOrder:
-        """In which order ops of several lanes must be submitted."""
+        """The order in which ops of several lanes must be submitted."""
 
     @property
     @abstractmethod
     def budget_bytes(self) -> int:
-        """How much memory tensors may take."""
+        """The bytes that tensors may take."""
 
     @property
     @abstractmethod
     def sanitizer(self) -> Sanitizer | None:
-        """Checks the accesses of ops, where races are looked for."""
+        """Checks the accesses of ops for races; None if they are not checked."""
 
     @abstractmethod
     def new_event(self) -> Event:
@@ -183,11 +183,11 @@ class Device(ABC):
 
     @abstractmethod
     def allocated_bytes(self) -> int:
-        """How much memory is in use now: by tensors, or by the process on a CPU."""
+        """Return the bytes in use now: by tensors, or by the whole process on a CPU."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """The most that `allocated_bytes` has been since the last `reset_peak`."""
+        """Return the largest `allocated_bytes` since the last `reset_peak`."""
 
     @abstractmethod
     def reset_peak(self) -> None:
@@ -202,12 +202,13 @@ class Device(ABC):
         """Capture what `work` issues as a graph, without running it.
 
         Args:
-            lane: where the capture begins and ends. `work` may submit to other lanes,
-                if they wait for an event of this lane first and it for theirs last.
+            lane: the lane in which the capture begins and ends. `work` may submit to
+                other lanes, if they wait for an event of this lane first and it waits
+                for theirs last.
             work: issues the ops; runs once.
 
         Returns:
-            What replays the graph, to be submitted to `lane`.
+            A function that replays the graph, to be submitted to `lane`.
 
         Raises:
             RunError: this kind of device has no graphs.

@@ -29,10 +29,10 @@ def emulated_device(
     """Make a device whose ops sleep.
 
     Args:
-        op_seconds: how long the op of a label sleeps; its work is not called. None for
-            an op that does its work, such as a message.
+        op_seconds: returns the seconds that the op of a label sleeps; its work is not
+            called. None for an op that does its work, such as a message.
         num_lanes: the number of lanes; each beyond the first is a thread.
-        budget_bytes: how much memory tensors may take.
+        budget_bytes: the bytes that tensors may take.
         timeout_s: after which a wait of one lane for another ends with an error.
         sanitizer: records events, to find races.
     """
@@ -52,7 +52,7 @@ def sleep_until(deadline_s: float) -> None:
 
 
 def _sleep_or_work(op_seconds: OpSeconds, work: Work, label: str) -> None:
-    """Run one op."""
+    """Sleep for an op's seconds, or call its work."""
     begin_s = time.perf_counter()
     seconds = op_seconds(label)
     if seconds is None:

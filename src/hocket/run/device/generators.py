@@ -1,4 +1,4 @@
-"""torch's default generators: one lane at a time holds them, and puts them back.
+"""One lane at a time holds torch's default generators, and restores their states.
 
 torch has one default generator for each device, which all threads and streams share.
 While a lane draws (dropout), a draw of another lane would change the numbers of both.
@@ -15,7 +15,7 @@ import torch
 
 
 class GeneratorLock:
-    """A lock that its holder may acquire again, and that says whether it is free."""
+    """A reentrant lock that can be asked whether it is free."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -23,11 +23,11 @@ class GeneratorLock:
         self._num_acquired = 0
 
     def is_free_for(self, thread: int) -> bool:
-        """Whether the thread with this identifier would get it at once."""
+        """Return whether the thread with this identifier would get it at once."""
         return self._holder in {0, thread}
 
     def acquire(self, timeout_s: float) -> bool:
-        """Wait for the lock; whether it was acquired within the time."""
+        """Wait for the lock; return whether it was acquired within the time."""
         if not self._lock.acquire(timeout=timeout_s):
             return False
         self._holder = threading.get_ident()
@@ -44,13 +44,13 @@ class GeneratorLock:
 
 @cache
 def generator_lock(device: torch.device) -> GeneratorLock:
-    """The process's lock of a device's default generator; the same for each caller."""
+    """Return the process's lock of a device's default generator."""
     return GeneratorLock()
 
 
 @contextmanager
 def seeded(generators: Sequence[torch.Generator], seed: int) -> Iterator[None]:
-    """Seed generators for a block; afterwards their states from before come back."""
+    """Seed generators while the block runs; restore their states afterwards."""
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:

@@ -44,11 +44,11 @@ class LaneScheduler(ABC):
 
     @abstractmethod
     def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
-        """Acquire a lock for the thread of a lane; whether it got it."""
+        """Acquire a lock for the thread of a lane; return whether it was acquired."""
 
     @abstractmethod
     def switch(self, lane: int) -> None:
-        """Let another lane run first, if the scheduler wants that."""
+        """Let another lane run first, if the scheduler chooses one."""
 
     @abstractmethod
     def release(self) -> None:
@@ -95,8 +95,8 @@ class Interleaver(LaneScheduler):
     Args:
         seed: the seed of the choices.
         num_lanes: the number of the device's lanes; lane 0 begins.
-        draw: how to choose.
-        num_changes: with PCT, at how many points a lane's priority is lowered (d - 1).
+        draw: the way to choose.
+        num_changes: with PCT, the number of points that lower a priority (d - 1).
         num_points: with PCT, the expected number of points of a run (k).
     """
 
@@ -132,7 +132,7 @@ class Interleaver(LaneScheduler):
 
     def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
         """See `LaneScheduler.acquire`. Blocks only if no other lane can run."""
-        thread = threading.get_ident()  # another thread may ask on this one's behalf
+        thread = threading.get_ident()  # another thread may call the function below
         with self.condition:
             self.wait_for(lane, lambda: lock.is_free_for(thread), timeout_s)
         return lock.acquire(timeout_s)
@@ -149,11 +149,10 @@ class Interleaver(LaneScheduler):
             self.condition.notify_all()
 
     def _wait_for_turn(self, lane: int, timeout_s: float | None) -> bool:
-        """Hand the turn over and wait for it; false if no lane can take it."""
+        """Pass the turn on and wait for it; return False if no lane can take it."""
         if lane == self._running:
             # Threads that have just been started are not waiting yet.
-            everyone = self._num_lanes
-            self.condition.wait_for(lambda: len(self._waiting) == everyone)
+            self.condition.wait_for(lambda: len(self._waiting) == self._num_lanes)
             ready = [i for i in sorted(self._waiting) if self._waiting[i]()]
             if not ready:
                 return False

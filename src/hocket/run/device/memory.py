@@ -1,4 +1,4 @@
-"""How much memory a worker may fill, and how much it has filled."""
+"""Measures the memory that a worker may use, and that it has used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARE: Final = 0.9  # the rest is for what no tensor holds: libraries, fragment
 
 
 def memory_bytes(world: World) -> int:
-    """What tensors may take on each device: nine tenths of the smallest one's memory.
+    """Return the bytes for tensors on each device: 9/10 of the smallest one's memory.
 
     Workers on the CPUs of one host share its memory evenly. Every worker must call
     this, and gets the same number.
@@ -34,14 +34,14 @@ def memory_bytes(world: World) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most this process has held: on the GPU, or all of it on a CPU."""
+    """Return the peak of this process: on the GPU, or in all on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def resident_bytes() -> int:
-    """What this process holds now, with Python and its libraries."""
+    """Return the bytes that this process holds now, with Python and its libraries."""
     return int(_STATM.read_text().split()[1]) * resource.getpagesize()
 
 
@@ -61,7 +61,7 @@ def reset_resident_peak() -> None:
 
 
 def host_bytes() -> int:
-    """Of the machine, or of the container if it has less."""
+    """Return the memory of the machine, or of the container if it has less."""
     num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if _CGROUP_LIMIT.exists():
         limit = _CGROUP_LIMIT.read_text().strip()

@@ -1,4 +1,4 @@
-"""A device that has no memory left: whose op it was, what was expected, what helps."""
+"""Explains that a device is out of memory: the op, the predicted peak, what helps."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TEXTS: Final = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
 class MemoryWatch:
-    """Turns an allocator's complaint into one that a user can act on.
+    """Raises an error that a user can act on when an allocation fails.
 
     Args:
         schedule: the schedule that is played.
         costs: the program's costs.
-        world: for this worker's rank and device.
-        device: whose lane this worker plays.
+        world: the job, with this worker's rank and device.
+        device: the device whose lanes this worker plays.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class MemoryWatch:
         self._device = device
 
     def on_error(self, op: Op, step: int, error: Exception) -> None:
-        """Do nothing, unless an op failed because there was no memory.
+        """Explain an op's error if there was no memory; ignore all other errors.
 
         Raises:
-            NoMemoryError: it did.
+            NoMemoryError: the op failed because there was no memory.
         """
         if not is_out_of_memory(error):
             return
@@ -89,7 +89,7 @@ class MemoryWatch:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an exception says that there is no memory left."""
+    """Return whether an exception means that there is no memory left."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if isinstance(error, OSError):

@@ -40,18 +40,18 @@ class _Access:
 
 @dataclass(slots=True)
 class _History:
-    """The accesses to one resource that a later one must be ordered after."""
+    """The accesses to one resource that later ones must be ordered after."""
 
     write: _Access | None = None
     reads: dict[int, _Access] = field(default_factory=dict)  # the last of each lane
 
     def before(self, *, writes: bool) -> list[_Access]:
-        """Those that conflict with a new access."""
+        """Return the accesses that conflict with a new one."""
         found = [] if self.write is None else [self.write]
         return [*found, *self.reads.values()] if writes else found
 
     def add(self, access: _Access) -> None:
-        """Replace what every later access is ordered after anyway."""
+        """Add an access; drop those that every later access is ordered after anyway."""
         if access.writes:
             self.write = access
             self.reads.clear()
@@ -75,12 +75,12 @@ class Sanitizer:
     def access(
         self, lane: int, label: str, resource: Hashable, *, writes: bool
     ) -> None:
-        """Check one access against all earlier ones, and remember it.
+        """Check one access against all earlier ones, and record it.
 
         Args:
             lane: the number of the lane in which the op runs.
             label: the op's text.
-            resource: what the op uses; its text stands in the error.
+            resource: the resource that the op uses; its text stands in the error.
             writes: whether the op changes the resource, or only reads it.
 
         Raises:
@@ -96,10 +96,10 @@ class Sanitizer:
             history.add(new)
 
     def record(self, lane: int) -> Clock:
-        """Lane `lane` records an event: who waits for it comes after all it did so far.
+        """Record an event: lanes that wait for it come after all of this lane so far.
 
         Returns:
-            What `wait` is given by each lane that waits for the event.
+            The clock that `wait` takes in each lane that waits for the event.
         """
         with self._lock:
             recorded = tuple(self._clocks[lane])
@@ -107,22 +107,22 @@ class Sanitizer:
             return recorded
 
     def wait(self, lane: int, recorded: Clock) -> None:
-        """Lane `lane` waits for an event. A wait of the host alone orders no lanes."""
+        """Let a lane wait for an event. A wait of the host alone orders no lanes."""
         with self._lock:
             _raise_to(self._clocks[lane], recorded)
 
     def join(self) -> None:
-        """What the caller does from now on comes after all lanes' work so far."""
+        """Order the caller's work from now on after all lanes' work so far."""
         with self._lock:
             self._join()
 
     def fork(self) -> None:
-        """What the lanes do from now on comes after the caller's work so far."""
+        """Order the lanes' work from now on after the caller's work so far."""
         with self._lock:
             self._fork()
 
     def synchronize(self) -> None:
-        """All that lanes do from now on comes after all that they did so far."""
+        """Order all work of the lanes from now on after all of it so far."""
         with self._lock:
             self._join()
             self._fork()

@@ -1,4 +1,4 @@
-"""How one worker failed, as data; written by the worker, or else by its launcher."""
+"""The report of one worker's failure, written by the worker or by its launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out wai
 
 
 class FailureCause(Enum):
-    """What ended a worker."""
+    """The cause of a worker's end."""
 
     RAISED = "raised"  # an exception of its own
     KILLED = "killed"  # a signal that it could not answer
@@ -43,13 +43,13 @@ class FailureCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """How one worker ended.
+    """The report of one worker's end.
 
     Args:
         rank: the worker's rank.
         host: the name of its host.
         pid: its process id; 0 if unknown.
-        cause: what ended it.
+        cause: the cause of its end.
         code: its exit code; minus the signal's number if a signal killed it.
         time_s: when it ended, in seconds since 1970.
         monotonic_s: the same moment on the clock of `last_ops`.

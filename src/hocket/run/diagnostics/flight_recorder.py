@@ -31,7 +31,7 @@ OnWait: TypeAlias = Callable[[str, int], None]
 
 
 class OpState(IntEnum):
-    """How far a worker has come with its newest op."""
+    """The progress of an op."""
 
     BEGUN = 1
     WAITING = 2
@@ -45,7 +45,7 @@ class RecordedOp:
     Args:
         step: the step in which it ran; `STARTING` before the first.
         op: its text, like `0F3`.
-        state: how far it came.
+        state: its progress.
         begun_s: when it began, on its host's monotonic clock.
         changed_s: when it came to its present state.
         waits_for: what it last waited for; empty if it never waited.

@@ -50,7 +50,7 @@ class WorkerFiles:
 
     @property
     def report(self) -> Path:
-        """The file that says how it failed."""
+        """The file with the report of its failure."""
         return self.folder / f"rank-{self.rank}.json"
 
     @property

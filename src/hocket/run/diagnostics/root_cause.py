@@ -37,7 +37,7 @@ def first_failures(reports: Sequence[FailureReport]) -> list[FailureReport]:
     """Sort reports such that causes come before consequences.
 
     Time decides only within each class: 1. workers that failed by themselves; 2.
-    workers that hung, or were busy while another waited for them in vain; 3. workers
+    workers that hung, or were busy while another's wait for them timed out; 3. workers
     that gave up waiting, or were asked to stop.
     """
     awaited = _awaited(reports)
@@ -60,7 +60,7 @@ def first_failures(reports: Sequence[FailureReport]) -> list[FailureReport]:
 
 
 def _awaited(reports: Sequence[FailureReport]) -> set[int]:
-    """Return the ranks that other workers waited for in vain.
+    """Return the ranks for which other workers waited until they failed.
 
     A worker that gave up may have waited for several ranks at once and not know which
     one failed; those that were stopped while they waited know more.
@@ -131,8 +131,8 @@ def _waits(report: FailureReport) -> str:
     last = report.last
     if last is None or last.state is not OpState.WAITING:
         return ""
-    whom = f" from rank {last.from_rank}" if last.from_rank != NO_RANK else ""
-    return f", waiting for {last.waits_for}{whom}"
+    source = f" from rank {last.from_rank}" if last.from_rank != NO_RANK else ""
+    return f", waiting for {last.waits_for}{source}"
 
 
 def _since(report: FailureReport) -> str:

@@ -35,7 +35,7 @@ from hocket.run.stage.runner import StageGradients, StageRunner
 from hocket.run.weights.momentum import Follower, follow
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
-from hocket.run.weights.stale_ties.make import give_versions
+from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.tied_weights import (
     equal_start,
@@ -146,7 +146,7 @@ def make_executor(
     )
     predicts = settings.correction == "weight-prediction"
     predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
-    worker_ties = give_versions(
+    worker_ties = attach_versions(
         runners, program, stale_ties, predict, layout, context.transport
     )
     losses = {net.name: stages_of(program, net.name)[-1] for net in nets if net.loss}

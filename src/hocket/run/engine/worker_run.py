@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from hocket.errors import CheckpointError, RunError
-from hocket.run.cluster.freed_memory import give_back_freed_memory
+from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.reporting import open_flight_recorder
 from hocket.run.cluster.world import World, join_world
 from hocket.run.stage.seed import preserve_generators
@@ -45,7 +45,7 @@ class WorkerRun(ABC):
             self._stack.callback(world.close)
         self.world = world
         self._timeout_s = world.timeout_s if timeout_s is None else timeout_s
-        self._stack.callback(give_back_freed_memory)
+        self._stack.callback(trim_heap)
         self._recorder = self._stack.enter_context(open_flight_recorder(world, run_dir))
         self._why_ended = ""
         self._step = 0  # of the next batch

@@ -25,7 +25,7 @@ class NetOnWorker:
     Args:
         name: the net's name in the program.
         captured: the captured model. Only its tensors are kept, until the first cut
-            says which are needed here.
+            decides which are needed here.
 
     Attributes:
         outline: the model's structure on `meta`.
@@ -71,8 +71,8 @@ class NetOnWorker:
     ) -> Mapping[int, StageModule]:
         """Make the stages that run here; release what they do not use.
 
-        Parameters that stay are the same objects as before, so that an optimizer's
-        state stays theirs.
+        Parameters that stay are the same objects as before, so that they keep
+        their optimizer state.
 
         Args:
             boundaries: the layers at which stages 1, 2, ... begin.

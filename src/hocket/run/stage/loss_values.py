@@ -55,7 +55,7 @@ class LossValues:
         """Return what was taken by microbatch and name, and forget it.
 
         Args:
-            step: whose losses are read; those of all steps when not given.
+            step: the step to read; all steps when not given.
 
         Raises:
             NonFiniteError: the loss to train is not finite for a microbatch; names the

@@ -1,4 +1,4 @@
-"""What a model returns, where it flows to other nets or to a loss over the batch."""
+"""The structure of a net's output that other nets or a loss over the batch read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class NetOutput:
-    """What a model returns, where it flows to other nets.
+    """The structure of a net's output that flows to other nets.
 
     Args:
         spec: puts the leaves back into the model's structure.
@@ -27,7 +27,7 @@ class NetOutput:
 
     @classmethod
     def of(cls, output: Any, net: str) -> NetOutput:
-        """Read it off an output.
+        """Return the structure of an output.
 
         Raises:
             ModelError: a leaf is no tensor.

@@ -43,7 +43,7 @@ class ForwardInputs:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a forward needs to run the same again.
+    """The state from which a forward runs the same again.
 
     Args:
         inputs: its arguments.
@@ -61,7 +61,7 @@ class Replayer:
 
     Args:
         module: the stage.
-        device: where it runs.
+        device: the stage's device.
     """
 
     def __init__(self, module: StageModule, device: torch.device) -> None:

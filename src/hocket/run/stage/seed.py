@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mixed(state: int, number: int) -> int:
-    """One more number in a state of 64 bits (splitmix64's finisher)."""
+    """Mix one more number into a state of 64 bits (splitmix64's finisher)."""
     state = (state + 0x9E3779B97F4A7C15 + number) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK

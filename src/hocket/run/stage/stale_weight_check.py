@@ -55,7 +55,7 @@ def check_stale_weights(
         forward: runs the module on values such as it will receive; those that want a
             gradient are new leaves each time.
         device: the device that it runs on.
-        delay: how many updates old its weights are.
+        delay: the age of its weights, in updates.
 
     Raises:
         ModelError: one of its modules keeps state between forwards, runs again in the

@@ -129,7 +129,7 @@ class WeightVersions:
             self._placed = None
 
     def read(self, name: str, step: int) -> Tensor:
-        """The leaf of one of its own weights that another stage's step reads."""
+        """Return the leaf of one of its own weights that another stage's step reads."""
         self._fills_always = True
         return self._read_by(step)[name]
 
@@ -141,7 +141,7 @@ class WeightVersions:
         """Move a step's gradients to the parameters, after its last backward.
 
         Its gradients go to the parameters, or wait until the updates of earlier steps
-        are made. Versions that no step reads any more are given up.
+        are made. Versions that no step reads any more are released.
         """
         leaves = self._read_by(step)
         del self._of_step[step]
@@ -164,7 +164,7 @@ class WeightVersions:
                 self.take_out()
 
     def is_next(self, step: int) -> bool:
-        """Whether a step's gradients are those of the next update."""
+        """Return whether a step's gradients are those of the next update."""
         return step <= self.num_updates
 
     def before_update(self) -> None:
@@ -258,7 +258,7 @@ class WeightVersions:
         return self._newest
 
     def _values(self) -> dict[str, Tensor]:
-        """The newest version's values, as separate tensors that may share memory."""
+        """Return the newest version's values; the tensors may share memory."""
         live = {name: p.data for name, p in self._trained.items()}
         if self._predict is None:
             return live

@@ -86,7 +86,7 @@ class TensorFile:
     """One safetensors file: a header, and the tensors after it without gaps.
 
     Args:
-        section: what it holds.
+        section: the kind of its tensors.
         name: the file's name.
         header_bytes: the bytes before the first tensor.
         header_sha256: the hash of the header.
@@ -105,7 +105,7 @@ class TensorFile:
         return self.header_bytes + sum(x.num_bytes for x in self.tensors.values())
 
     def locations(self) -> Iterator[tuple[str, TensorRecord, int]]:
-        """Each tensor with its first byte."""
+        """Yield each tensor with its first byte."""
         begin = self.header_bytes
         for name, record in self.tensors.items():
             yield name, record, begin
@@ -223,7 +223,7 @@ class Manifest:
     """The record of a whole checkpoint.
 
     Args:
-        number: how many were saved into this folder before; orders them.
+        number: its number in this folder, from 0, in the order of saving.
         saved_at: date and time, for people.
         hocket: the version that wrote it.
         run: the run's record.

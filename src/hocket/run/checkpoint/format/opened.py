@@ -32,7 +32,7 @@ _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Where a tensor's bytes are.
+    """The place of a tensor's bytes.
 
     Args:
         path: the file.
@@ -141,7 +141,7 @@ def hash_range(
     Args:
         handle: the open file.
         begin: the first byte.
-        num_bytes: how many.
+        num_bytes: the number of bytes.
         path: the file's path, for errors.
         into: a buffer of that many bytes to read into; without it, nothing is kept.
 

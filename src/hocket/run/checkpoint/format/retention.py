@@ -43,7 +43,7 @@ def prune(folder: Path, keep: int | None) -> list[str]:
 
 def retire(path: Path) -> None:
     """Remove one checkpoint; it loses its name first."""
-    grave = path.with_name(f".{path.name}.old")
-    remove_folder(grave)
-    path.rename(grave)
-    remove_folder(grave)
+    unnamed = path.with_name(f".{path.name}.old")
+    remove_folder(unnamed)
+    path.rename(unnamed)
+    remove_folder(unnamed)

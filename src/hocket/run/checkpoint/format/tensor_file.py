@@ -76,7 +76,7 @@ def write_tensors(
 
     Args:
         path: the new file.
-        section: what it holds.
+        section: the kind of its tensors.
         sources: the tensors, by name.
         metadata: further facts for the header.
         wants_more: called now and then; an exception of it ends the writing.

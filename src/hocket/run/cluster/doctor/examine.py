@@ -92,28 +92,28 @@ def examine(folder: Path) -> list[Finding]:
     try:
         world = join_world()
     except RunError as error:
-        speaks = env.LOCAL_RANK.integer() == 0
-        own = list(examine_host(folder)) if speaks else []
-        return [*own, judge_failed_rendezvous(error)] if speaks else []
+        if env.LOCAL_RANK.integer() != 0:
+            return []
+        return [*examine_host(folder), judge_failed_rendezvous(error)]
     with contextlib.closing(world):
         return _examine_together(world, folder)
 
 
 def worker(folder: str) -> Json:
-    """Entry point of a worker that `hocket doctor --workers` has launched."""
+    """Run the checks as a worker that `hocket doctor --workers` has launched."""
     return [finding.to_json() for finding in examine(Path(folder))]
 
 
 def _examine_together(world: World, folder: Path) -> list[Finding]:
     own: list[Finding] = []
-    if world.same_host[0] == world.rank:  # one worker speaks for each host
+    if world.same_host[0] == world.rank:  # one worker checks each host
         own = list(examine_host(folder, world))
     if len(set(world.hosts)) > 1:
         name = f"{socket.gethostname()} ({world.address or f'rank {world.rank}'})"
         own = [replace(finding, host=name) for finding in own]
-    told = world.gather_json([finding.to_json() for finding in own], "findings")
+    gathered = world.gather_json([finding.to_json() for finding in own], "findings")
     together = list(examine_job(world)) if world.world_size > 1 else []
     world.barrier("the end of the examination")
     if world.rank:
         return []
-    return [Finding.from_json(one) for host in told for one in host] + together
+    return [Finding.from_json(one) for host in gathered for one in host] + together

@@ -17,7 +17,7 @@ from hocket.run.diagnostics.job_folder import Json
 
 
 class Verdict(Enum):
-    """How severe a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"  # training will run, slower than it could, or not everywhere
@@ -30,11 +30,11 @@ class Finding:
 
     Args:
         check: the check's name.
-        verdict: how severe it is.
-        found: what was seen, with the numbers, in one sentence.
-        mend: how to fix it; empty if nothing is wrong.
+        verdict: its severity.
+        found: the observation, with the numbers, in one sentence.
+        mend: the way to fix it; empty if nothing is wrong.
         numbers: the same as data.
-        host: where it was found; empty if it concerns the whole job.
+        host: the host on which it was found; empty if it concerns the whole job.
     """
 
     check: str

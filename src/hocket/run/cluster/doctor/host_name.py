@@ -14,7 +14,7 @@ _ELSEWHERE: Final = "192.0.2.1"  # kept free for documentation (RFC 5737)
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What the host's name resolves to.
+    """The host's name, and the addresses that it resolves to.
 
     Args:
         name: the host's name.

@@ -62,8 +62,8 @@ def measure_links(world: World, device: torch.device) -> list[MeasuredLink]:
         if world.rank in pair:
             link = _measure(world, cast(dist.ProcessGroup, group), pair, device)
             own += [link] if world.rank == pair[0] else []
-    told = world.gather_json([asdict(link) for link in own], f"links over {backend}")
-    found = [MeasuredLink(**one) for links in told for one in links]
+    gathered = world.gather_json([asdict(x) for x in own], f"links over {backend}")
+    found = [MeasuredLink(**one) for links in gathered for one in links]
     return sorted(found, key=lambda link: tuple(link.ranks))
 
 

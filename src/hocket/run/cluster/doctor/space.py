@@ -143,12 +143,12 @@ def _verdict(has: int, few: int, enough: int) -> Verdict:
 def _space(path: Path, error: str = "") -> DiskSpace:
     if not path.is_dir():
         return DiskSpace(str(path), 0, 0, 0, "it does not exist")
-    told = os.statvfs(path)
+    found = os.statvfs(path)
     return DiskSpace(
         str(path),
-        told.f_blocks * told.f_frsize,
-        told.f_bavail * told.f_frsize,
-        told.f_favail if told.f_files else -1,
+        found.f_blocks * found.f_frsize,
+        found.f_bavail * found.f_frsize,
+        found.f_favail if found.f_files else -1,
         error,
     )
 

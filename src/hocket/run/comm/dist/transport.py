@@ -93,7 +93,7 @@ class TorchSender(Sender):
         to_rank = self._channel.to_rank
         self._wire.wait(oldest.work, self._channel, oldest.tag, to_rank, timeout_s)
         self._on_their_way.popleft()
-        self._pool.give(oldest.buffer)
+        self._pool.release(oldest.buffer)
 
 
 class TorchReceiver(Receiver):
@@ -145,7 +145,7 @@ class TorchReceiver(Receiver):
 
     def release(self, tag: int) -> None:
         """See `Receiver.release`."""
-        self._pool.give(self._held.pop(tag))
+        self._pool.release(self._held.pop(tag))
 
     def close(self) -> None:
         """See `Receiver.close`."""

@@ -1,4 +1,4 @@
-"""How one end of a shared-memory channel waits for the other: until a deadline."""
+"""One end of a shared-memory channel waits for the other until a deadline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Deadline:
             link: the connection to the other end.
             done: fetches packets and returns whether the wait is over.
             tag: the tag of the message that is waited for.
-            fault: what the other rank failed to do, beginning with a verb, for errors.
+            fault: the other rank's failure, beginning with a verb, for errors.
 
         Raises:
             WaitError: the time is up, or the other end is gone.

@@ -28,7 +28,7 @@ from typing import Final
 
 from hocket.run.comm.shm.packets import MAX_PACKET_BYTES
 
-SPIN_S: Final = 1e-3  # of looking in vain, beside _WAKE_S at most 2.5 % are lost
+SPIN_S: Final = 1e-3  # of polling without a packet; _WAKE_S is at most 2.5 % of it
 _WAKE_S: Final = 25e-6  # what sleeping and being woken costs
 _CROWDED_S: Final = 50e-6  # a look takes 1 µs; if it took so long, the core was shared
 
@@ -131,8 +131,8 @@ class SocketLink:
     def _spin(self, until_s: float) -> bool:
         """Poll repeatedly for something to fetch; return whether it came.
 
-        If other processes want the core, sleeping ends sooner than yielding. The time
-        lost by polling in vain is saved by that many waits that sleep at once.
+        If other processes want the core, sleeping ends sooner than yielding. As many
+        waits as cost the same time then sleep at once.
         """
         if self._num_sleeps:
             self._num_sleeps -= 1

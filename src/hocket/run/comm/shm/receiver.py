@@ -106,7 +106,7 @@ class SharedMemoryReceiver(Receiver):
 
     def release(self, tag: int) -> None:
         """See `Receiver.release`."""
-        self._pool.give(self._held.pop(tag))
+        self._pool.release(self._held.pop(tag))
 
     def close(self) -> None:
         """See `Receiver.close`."""

@@ -178,7 +178,7 @@ class Player:
         if portion is not Portion.BODY:
             self._channels.flush()
         if portion in (Portion.EPILOGUE, Portion.STEP):
-            self._ties.settle()
+            self._ties.receive_pending()
         self._end.end_record()
         times = [lane.watch.read() for lane in lanes]
         return Record(tuple(a for a, _ in times), tuple(b for _, b in times))

@@ -37,7 +37,7 @@ Strides: TypeAlias = tuple[int, ...]
 
 
 class CannotCompileError(Exception):
-    """A stage cannot be compiled and runs uncompiled; the message says why."""
+    """A stage cannot be compiled and runs uncompiled; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CompiledCapture:
     """A stage compiled for one size.
 
     Args:
-        inputs: where its tensors come from.
+        inputs: the sources of its tensors.
         shape: the form of what it returns.
         depends: for each output, whether it depends on anything that wants a gradient.
         differentiated: for each output, whether a gradient comes back for it.
@@ -94,7 +94,7 @@ class CompiledCapture:
 
 @dataclass(frozen=True, slots=True)
 class RequiredGraphs:
-    """Which backward graphs the schedule needs.
+    """The backward graphs that the schedule needs.
 
     Args:
         whole: whether it has ops B.
@@ -118,7 +118,7 @@ def capture_stage(
         differentiated: for each output, whether a gradient comes back for it.
         num_fixed: how many of the call's arguments are parameters, buffers and
             constants; those behind them come with each microbatch.
-        needs: what to compile.
+        needs: the backward graphs to compile.
 
     Raises:
         CannotCompileError: a backward needs what the forward overwrites, or the graph

@@ -18,12 +18,13 @@ from hocket.model.stages.parameter_paths import Home
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Where the tensors come from that a stage computes with.
+    """The sources of the tensors that a stage computes with.
 
     Args:
         args: the places of tensors among the arguments of the stage's code.
         objects: the names of tensors among the code's objects.
-        homes: where modules that run as they are keep tensors that are no arguments.
+        homes: the dicts and keys of tensors that are no arguments, in modules that run
+            as they are.
     """
 
     args: tuple[int, ...]

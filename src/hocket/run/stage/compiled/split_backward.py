@@ -102,7 +102,7 @@ def split_graph(
     if not late:
         return None
     early = [i for i in range(len(results)) if i not in late]
-    _, again = _settled([results[i] for i in early], [results[i] for i in late])
+    _, again = _fixed_point([results[i] for i in early], [results[i] for i in late])
     reads = [node for node in graph.nodes if node in _read(again)]
     inputs = inputs_of_graph(graph)
     kept = [node for node in reads if node.op != "placeholder"]
@@ -141,20 +141,22 @@ def _large(
         }
         late = {i for i, is_one in alone.items() if is_one}
         early = [results[i] for i in range(len(results)) if i not in late]
-        others, again = _settled(early, [results[i] for i in sorted(late)])
+        others, again = _fixed_point(early, [results[i] for i in sorted(late)])
         if all(alone.values()):
             return late, others, _read(again)
 
 
-def _settled(early: Sequence[fx.Node], late: Sequence[fx.Node]) -> tuple[Nodes, Nodes]:
-    """Return what I computes, and what W does; views may be in both."""
-    mine: Nodes = set()
+def _fixed_point(
+    early: Sequence[fx.Node], late: Sequence[fx.Node]
+) -> tuple[Nodes, Nodes]:
+    """Return the nodes of I and the nodes of W; views may be in both."""
+    first: Nodes = set()
     while True:
-        again = _cone(late, mine)
-        more = needed([*early, *(x for x in _read(again) if x.op != "placeholder")])
-        if more <= mine:
-            return mine, again
-        mine |= more
+        second = _cone(late, first)
+        more = needed([*early, *(x for x in _read(second) if x.op != "placeholder")])
+        if more <= first:
+            return first, second
+        first |= more
 
 
 def _cone(results: Sequence[fx.Node], others: Nodes) -> Nodes:

@@ -49,7 +49,7 @@ class StageCall:
 
     Args:
         code: the stage's code.
-        inputs: where its tensors come from.
+        inputs: the sources of its tensors.
         args: the arguments behind the device; tensors may be without memory.
         device: the device that it will run on.
         autocast: the autocast context that it runs in.

@@ -33,7 +33,7 @@ def check_compiled(capture: CompiledCapture, fake_run: FakeRun) -> CompiledCaptu
     """Run each graph and compare; nothing of the stage is changed.
 
     Args:
-        capture: what was compiled.
+        capture: the compiled graphs.
         fake_run: the call that it was compiled for.
 
     Returns:
@@ -115,7 +115,7 @@ def _tensors(
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Whether some elements share memory, so that the tensor cannot be written."""
+    """Return whether elements share memory, so that it cannot be written."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in pairs)
 

@@ -22,7 +22,7 @@ from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 Predict = Callable[[], Mapping[str, Tensor] | None]
 
 
-def give_versions(
+def attach_versions(
     runners: Mapping[int, StageRunner],
     program: Program,
     stale_ties: Sequence[StaleTie],

@@ -88,7 +88,7 @@ class TieOwner:
         for sender in self._values:
             sender.send(tag, values, self._values_schema)
 
-    def settle(self) -> None:
+    def receive_pending(self) -> None:
         """Do nothing: the replicas receive what was sent."""
 
     def resume_from(self, _: int) -> None:

@@ -110,7 +110,7 @@ class TieReplica:
         self._values.expect([self._tag(step + 1)], self._values_schema)
         self._num_coming += 1
 
-    def settle(self) -> None:
+    def receive_pending(self) -> None:
         """Receive all values in flight, when no step is.
 
         Raises:

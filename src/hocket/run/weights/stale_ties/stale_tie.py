@@ -1,4 +1,4 @@
-"""Which shared weights one stage updates for others, and their messages' schemas."""
+"""Shared weights that one stage updates for others, and their messages' schemas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def find_stale_ties(
 
 
 class SendReason(IntEnum):
-    """Why values are sent; a part of their tag, beside the number of updates."""
+    """The reason for sending values; a part of their tag."""
 
     UPDATED = 0
     LOADED = 1

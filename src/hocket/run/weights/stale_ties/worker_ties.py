@@ -12,7 +12,7 @@ from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
 class WorkerTies:
-    """What one worker does for its stale ties, at some points of its lane.
+    """Exchanges gradients and values of one worker's stale ties.
 
     Args:
         stale_ties: the model's stale ties, in order of name.
@@ -78,14 +78,14 @@ class WorkerTies:
         for weight in self._owners[stage]:
             weight.send_values()
 
-    def settle(self) -> None:
+    def receive_pending(self) -> None:
         """Receive the newest values everywhere, when no step is in flight.
 
         Raises:
             WaitError: they did not come.
         """
         for weight in self._weights:
-            weight.settle()
+            weight.receive_pending()
 
     def resume_from(self, num_updates: int) -> None:
         """Set the number of updates, after other weights were loaded.
