@@ -49,6 +49,8 @@ class CpuDevice(Device):
         sanitizer: records events, to find races.
     """
 
+    issue_order = IssueOrder.SIDE_LANES_FIRST
+
     def __init__(
         self,
         num_lanes: int = 1,
@@ -60,36 +62,11 @@ class CpuDevice(Device):
         sanitizer: Sanitizer | None = None,
     ) -> None:
         self._group = LaneGroup(timeout_s, scheduler or FreeRunning(), sanitizer)
-        self._budget_bytes = budget_bytes
         self._lanes = tuple(CpuLane(self._group, i, run_op) for i in range(num_lanes))
+        super().__init__(_CPU, self._lanes, budget_bytes, timeout_s, sanitizer)
         self._threads = [x.thread for x in self._lanes if x.thread is not None]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def torch_device(self) -> torch.device:
-        """See `Device.torch_device`."""
-        return _CPU
-
-    @property
-    def lanes(self) -> tuple[CpuLane, ...]:
-        """See `Device.lanes`."""
-        return self._lanes
-
-    @property
-    def issue_order(self) -> IssueOrder:
-        """See `Device.issue_order`."""
-        return IssueOrder.SIDE_LANES_FIRST
-
-    @property
-    def budget_bytes(self) -> int:
-        """See `Device.budget_bytes`."""
-        return self._budget_bytes
-
-    @property
-    def sanitizer(self) -> Sanitizer | None:
-        """See `Device.sanitizer`."""
-        return self._group.sanitizer
 
     def new_event(self) -> CpuEvent:
         """See `Device.new_event`."""
@@ -97,12 +74,12 @@ class CpuDevice(Device):
 
     def fork(self) -> None:
         """See `Device.fork`. What the caller has issued on a CPU has ended."""
-        if self._group.sanitizer is not None:
-            self._group.sanitizer.fork()
+        if self.sanitizer is not None:
+            self.sanitizer.fork()
 
     def join(self) -> None:
         """See `Device.join`. The caller waits, as nothing is issued ahead on a CPU."""
-        self.synchronize(self._group.timeout_s)
+        self.synchronize(self._timeout_s)
 
     def synchronize(self, timeout_s: float) -> None:
         """See `Device.synchronize`."""
@@ -120,13 +97,13 @@ class CpuDevice(Device):
                 f"waited {timeout_s:.1f} s; still at work: {busy}; an op is stuck, or "
                 "slower than the timeout allows"
             )
-        if group.sanitizer is not None:
-            group.sanitizer.synchronize()
+        if self.sanitizer is not None:
+            self.sanitizer.synchronize()
 
     @contextmanager
     def fork_rng(self, lane: DeviceLane, seed: int) -> Iterator[None]:
         """See `Device.fork_rng`."""
-        lock, timeout_s = generator_lock(_CPU), self._group.timeout_s
+        lock, timeout_s = generator_lock(_CPU), self._timeout_s
         if not self._group.scheduler.acquire(lane.number, lock, timeout_s):
             raise WaitError(
                 f"{self._lanes[lane.number].where}: waited {timeout_s:.1f} s for the "
@@ -165,7 +142,7 @@ class CpuDevice(Device):
             group.is_closing = True
             group.scheduler.release()
             group.scheduler.condition.notify_all()
-        deadline_s = time.monotonic() + group.timeout_s
+        deadline_s = time.monotonic() + self._timeout_s
         for lane, thread in zip(self._lanes[1:], self._threads, strict=True):
             thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
+import torch
 from torch import Tensor
 
 from hocket.errors import RunError, WaitError
@@ -142,12 +143,7 @@ class CpuEvent(Event):
 
     def _is_over(self) -> bool:
         group = self._group
-        return (
-            self._is_done
-            or self._failure is not None
-            or group.failure is not None
-            or group.is_closing
-        )
+        return bool(self._is_done or self._failure or group.failure or group.is_closing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +164,8 @@ class CpuLane(DeviceLane):
     """
 
     def __init__(self, group: LaneGroup, number: int, run_op: RunOp) -> None:
+        super().__init__(number, torch.device("cpu"))
         self._group = group
-        self._number = number
         self._run_op = run_op
         self._queue: deque[_Op] = deque()
         self._running: str | None = None  # the op's label
@@ -178,14 +174,6 @@ class CpuLane(DeviceLane):
             self.thread = threading.Thread(
                 target=self._serve, name=f"hocket {self}", daemon=True
             )
-
-    def __str__(self) -> str:
-        return f"lane {self._number} of cpu"
-
-    @property
-    def number(self) -> int:
-        """See `DeviceLane.number`."""
-        return self._number
 
     @property
     def where(self) -> str:
@@ -208,7 +196,7 @@ class CpuLane(DeviceLane):
         label: str,
     ) -> None:
         """See `DeviceLane.submit`. On lane 0 it returns when the op has ended."""
-        op = _Op(work, _ours(waits), _ours(records), label)
+        op = _Op(work, [*map(_own, waits)], [*map(_own, records)], label)
         for event in op.records:
             event.expect(f"op {label} in {self}")
         if self.thread is None:
@@ -223,18 +211,16 @@ class CpuLane(DeviceLane):
 
     def record_event(self, event: Event) -> None:
         """See `DeviceLane.record_event`."""
-        for own in _ours([event]):
-            own.record(self)
-            self._group.scheduler.switch(self._number)
+        _own(event).record(self)
+        self._group.scheduler.switch(self.number)
 
     def wait_event(self, event: Event) -> None:
         """See `DeviceLane.wait_event`. It blocks the lane's thread."""
-        group = self._group
-        for own in _ours([event]):
-            group.scheduler.switch(self._number)
-            own.wait(self, group.timeout_s)
-            if group.sanitizer is not None:
-                group.sanitizer.wait(self._number, own.clock)
+        group, own = self._group, _own(event)
+        group.scheduler.switch(self.number)
+        own.wait(self, group.timeout_s)
+        if group.sanitizer is not None:
+            group.sanitizer.wait(self.number, own.clock)
 
     def keep_alive(self, tensors: Iterable[Tensor]) -> None:
         """See `DeviceLane.keep_alive`. An op on a CPU holds what it reads."""
@@ -261,7 +247,7 @@ class CpuLane(DeviceLane):
         group = self._group
         with group.scheduler.condition:
             group.scheduler.wait_for(
-                self._number, lambda: bool(self._queue) or group.is_closing, None
+                self.number, lambda: bool(self._queue) or group.is_closing, None
             )
             return not group.is_closing
 
@@ -271,7 +257,7 @@ class CpuLane(DeviceLane):
         self._running = op.label
         try:
             group.check()
-            group.scheduler.switch(self._number)
+            group.scheduler.switch(self.number)
             for event in op.waits:
                 self.wait_event(event)
             self._run_op(op.work, op.label)
@@ -295,13 +281,10 @@ class CpuLane(DeviceLane):
             group.scheduler.condition.notify_all()
 
 
-def _ours(events: Sequence[Event]) -> Sequence[CpuEvent]:
-    """Return the same events; refuse those of another kind of device."""
-    if not events:
-        return ()
-    ours = [event for event in events if isinstance(event, CpuEvent)]
-    if len(ours) != len(events):
+def _own(event: Event) -> CpuEvent:
+    """Return the same event; refuse one of another kind of device."""
+    if not isinstance(event, CpuEvent):
         raise RunError(
             "an event of another device; make it with this one's new_event()"
         )
-    return ours
+    return event

@@ -90,19 +90,10 @@ class CudaLane(DeviceLane):
     def __init__(
         self, device: torch.device, number: int, sanitizer: Sanitizer | None
     ) -> None:
+        super().__init__(number, device)
         self.stream: Final = torch.cuda.Stream(device)
-        self._device = device
-        self._number = number
         self._sanitizer = sanitizer
         self._label = "none"  # of the last op that was submitted
-
-    def __str__(self) -> str:
-        return f"lane {self._number} of {self._device}"
-
-    @property
-    def number(self) -> int:
-        """See `DeviceLane.number`."""
-        return self._number
 
     @property
     def where(self) -> str:
@@ -135,14 +126,14 @@ class CudaLane(DeviceLane):
         own = _own(event)
         own.record(self.stream, f"op {self._label} in {self}")
         if self._sanitizer is not None:
-            own.clock = self._sanitizer.record(self._number)
+            own.clock = self._sanitizer.record(self.number)
 
     def wait_event(self, event: Event) -> None:
         """See `DeviceLane.wait_event`. The stream waits, and the host goes on."""
         own = _own(event)
         own.wait(self.stream, f"op {self._label} in {self}")
         if self._sanitizer is not None:
-            self._sanitizer.wait(self._number, own.clock)
+            self._sanitizer.wait(self.number, own.clock)
 
     def keep_alive(self, tensors: Iterable[Tensor]) -> None:
         """See `DeviceLane.keep_alive`.
@@ -170,6 +161,8 @@ class CudaDevice(Device):
         sanitizer: records events, to find races.
     """
 
+    issue_order = IssueOrder.TOPOLOGICAL
+
     def __init__(
         self,
         device: torch.device,
@@ -182,41 +175,13 @@ class CudaDevice(Device):
         if device.type != "cuda" or device.index is None:
             raise RunError(f"{device} is no CUDA device with an index, as cuda:0 is")
         torch.cuda.init()
-        self._device = device
-        self._budget_bytes = budget_bytes
-        self._timeout_s = timeout_s
-        self._sanitizer = sanitizer
         self._lanes = tuple(CudaLane(device, i, sanitizer) for i in range(num_lanes))
+        super().__init__(device, self._lanes, budget_bytes, timeout_s, sanitizer)
         self._generators = (
             torch.cuda.default_generators[device.index],
             torch.default_generator,
         )
         self.fork()
-
-    @property
-    def torch_device(self) -> torch.device:
-        """See `Device.torch_device`."""
-        return self._device
-
-    @property
-    def lanes(self) -> tuple[CudaLane, ...]:
-        """See `Device.lanes`."""
-        return self._lanes
-
-    @property
-    def issue_order(self) -> IssueOrder:
-        """See `Device.issue_order`."""
-        return IssueOrder.TOPOLOGICAL
-
-    @property
-    def budget_bytes(self) -> int:
-        """See `Device.budget_bytes`."""
-        return self._budget_bytes
-
-    @property
-    def sanitizer(self) -> Sanitizer | None:
-        """See `Device.sanitizer`."""
-        return self._sanitizer
 
     def new_event(self) -> CudaEvent:
         """See `Device.new_event`."""
@@ -224,19 +189,19 @@ class CudaDevice(Device):
 
     def fork(self) -> None:
         """See `Device.fork`. The caller issues on its current stream."""
-        caller = torch.cuda.current_stream(self._device)
+        caller = torch.cuda.current_stream(self.torch_device)
         for lane in self._lanes:
             lane.stream.wait_stream(caller)
-        if self._sanitizer is not None:
-            self._sanitizer.fork()
+        if self.sanitizer is not None:
+            self.sanitizer.fork()
 
     def join(self) -> None:
         """See `Device.join`. The caller issues on its current stream."""
-        caller = torch.cuda.current_stream(self._device)
+        caller = torch.cuda.current_stream(self.torch_device)
         for lane in self._lanes:
             caller.wait_stream(lane.stream)
-        if self._sanitizer is not None:
-            self._sanitizer.join()
+        if self.sanitizer is not None:
+            self.sanitizer.join()
 
     def synchronize(self, timeout_s: float) -> None:
         """See `Device.synchronize`.
@@ -251,8 +216,8 @@ class CudaDevice(Device):
                     f"waited {timeout_s:.1f} s; still at work: {lane.where} or an "
                     "earlier one; an op is stuck, or slower than the timeout allows"
                 )
-        if self._sanitizer is not None:
-            self._sanitizer.synchronize()
+        if self.sanitizer is not None:
+            self.sanitizer.synchronize()
 
     @contextmanager
     def fork_rng(self, lane: DeviceLane, seed: int) -> Iterator[None]:
@@ -266,11 +231,11 @@ class CudaDevice(Device):
                 f"{lane}: a captured graph takes no new seed; use fork_rng around each "
                 "replay instead"
             )
-        lock = generator_lock(self._device)
+        lock = generator_lock(self.torch_device)
         if not lock.acquire(self._timeout_s):
             raise WaitError(
                 f"{lane}: waited {self._timeout_s:.1f} s for the default generator of "
-                f"{self._device}, which another thread holds"
+                f"{self.torch_device}, which another thread holds"
             )
         try:
             with seeded(self._generators, seed):
@@ -280,15 +245,15 @@ class CudaDevice(Device):
 
     def allocated_bytes(self) -> int:
         """See `Device.allocated_bytes`."""
-        return torch.cuda.memory_allocated(self._device)
+        return torch.cuda.memory_allocated(self.torch_device)
 
     def peak_bytes(self) -> int:
         """See `Device.peak_bytes`."""
-        return torch.cuda.max_memory_allocated(self._device)
+        return torch.cuda.max_memory_allocated(self.torch_device)
 
     def reset_peak(self) -> None:
         """See `Device.reset_peak`."""
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def capture_graph(self, lane: DeviceLane, work: Work) -> Work:
         """See `Device.capture_graph`. Waits for the whole device first.

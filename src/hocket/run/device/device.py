@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import ClassVar, Final, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -53,12 +53,19 @@ class Event(ABC):
 
 
 class DeviceLane(ABC):
-    """An ordered list of ops on one device: one CUDA stream, or one thread."""
+    """An ordered list of ops on one device: one CUDA stream, or one thread.
 
-    @property
-    @abstractmethod
-    def number(self) -> int:
-        """Position in `Device.lanes`."""
+    Args:
+        number: position in `Device.lanes`.
+        device: the torch device, with its index.
+    """
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.number: Final = number
+        self._device = device
+
+    def __str__(self) -> str:
+        return f"lane {self.number} of {self._device}"
 
     @abstractmethod
     def submit(
@@ -115,32 +122,34 @@ class DeviceLane(ABC):
 
 
 class Device(ABC):
-    """One torch device, its lanes, and what a process has once for each device."""
+    """One torch device, its lanes, and what a process has once for each device.
 
-    @property
-    @abstractmethod
-    def torch_device(self) -> torch.device:
-        """The torch device of its tensors."""
+    Args:
+        torch_device: the device of its tensors.
+        lanes: the lanes, by number.
+        budget_bytes: the bytes that tensors may take.
+        timeout_s: the longest wait of one lane for another.
+        sanitizer: checks the accesses of ops for races; None if they are not checked.
 
-    @property
-    @abstractmethod
-    def lanes(self) -> tuple[DeviceLane, ...]:
-        """The lanes, by number."""
+    Attributes:
+        issue_order: the order in which ops of several lanes must be submitted.
+    """
 
-    @property
-    @abstractmethod
-    def issue_order(self) -> IssueOrder:
-        """The order in which ops of several lanes must be submitted."""
+    issue_order: ClassVar[IssueOrder]
 
-    @property
-    @abstractmethod
-    def budget_bytes(self) -> int:
-        """The bytes that tensors may take."""
-
-    @property
-    @abstractmethod
-    def sanitizer(self) -> Sanitizer | None:
-        """Checks the accesses of ops for races; None if they are not checked."""
+    def __init__(
+        self,
+        torch_device: torch.device,
+        lanes: Sequence[DeviceLane],
+        budget_bytes: int,
+        timeout_s: float,
+        sanitizer: Sanitizer | None,
+    ) -> None:
+        self.torch_device: Final = torch_device
+        self.lanes: Final = tuple(lanes)
+        self.budget_bytes: Final = budget_bytes
+        self.sanitizer: Final = sanitizer
+        self._timeout_s = timeout_s
 
     @abstractmethod
     def new_event(self) -> Event:

@@ -1,7 +1,7 @@
-"""When each op of a lane began and ended, in this process's seconds (perf_counter).
+"""Measures when each op of a lane began and ended, in seconds of `perf_counter`.
 
-On a CPU an op is done when its call returns. An accelerator is handed its work ahead of
-time: there the stream notes the moments, which are read when the step is over.
+On a CPU an op is done when its call returns. Work is queued on an accelerator ahead of
+time: there the stream records the times, which are read when the step is over.
 
     host    0F0 0F1 0B0 U    waits for the stream         now_s
     stream    │   0F0   │   0F1   │    0B0    │   U   │    mark
@@ -25,30 +25,30 @@ _NUM_MARKS: Final = 8  # events by which a stream's time is compared with the ho
 
 
 class Stopwatch(Protocol):
-    """Notes the moments of one lane's ops, by their number in the lane."""
+    """Records the times of one lane's ops, by their number in the lane."""
 
     def start(self, i: int) -> None:
-        """Op `i` begins."""
+        """Record that op `i` begins."""
 
     def end(self, i: int) -> None:
-        """Op `i` has ended."""
+        """Record that op `i` has ended."""
 
     def read(self) -> tuple[Seconds, Seconds]:
-        """When each op began and ended since the last reading; 0 for one that did not.
+        """Return when each op began and ended since the last call; 0 if it did not.
 
-        Call it when the lane is through; it may wait for the device.
+        Call it when the lane has run all ops; it may wait for the device.
         """
 
 
 def make_stopwatch(num_ops: int, device: torch.device) -> Stopwatch:
-    """The one for ops that run on a device."""
+    """Make a stopwatch for ops that run on a device."""
     if device.type == "cpu":
         return HostWatch(num_ops)
     return StreamWatch(num_ops, partial(torch.Event, device, enable_timing=True))
 
 
 class HostWatch:
-    """For work that is done when its call returns.
+    """A stopwatch for work that is done when its call returns.
 
     Args:
         num_ops: the number of the lane's ops.
@@ -75,25 +75,25 @@ class HostWatch:
 
 
 class TimingEvent(Protocol):
-    """What a stream passes when all work handed to it before is done (torch.Event)."""
+    """An event that a stream passes when all work before it is done (torch.Event)."""
 
     def record(self) -> None:
-        """Hand it to the current stream of the current device."""
+        """Record it on the current stream of the current device."""
 
     def synchronize(self) -> None:
         """Wait until the stream has passed it."""
 
     def elapsed_time(self, other: Any, /) -> float:
-        """Milliseconds from here to a later event; both have been passed."""
+        """Return the milliseconds to a later event; both have been passed."""
 
 
 class StreamWatch:
-    """For work that is only handed to a device's stream.
+    """A stopwatch for work that is queued on a device's stream.
 
     Args:
         num_ops: the number of the lane's ops.
         make_event: makes an event that takes the time.
-        clock: the host's.
+        clock: returns the host's time.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class StreamWatch:
         return start_s, end_s
 
     def _mark_now(self) -> tuple[TimingEvent, float]:
-        """Record an event, and say when the stream passed it.
+        """Record an event; return it and when the stream passed it.
 
         After the first one the stream is idle, and passes an event between two readings
         of the clock that are some microseconds apart. The closest two count.
