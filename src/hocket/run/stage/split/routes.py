@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -13,38 +14,41 @@ from hocket.run.stage.split.layers.bilinear import bilinear
 from hocket.run.stage.split.layers.convolution import convolution, transposed
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 from hocket.run.stage.split.layers.embedding import embedding
-from hocket.run.stage.split.layers.linear import linear
-from hocket.run.stage.split.layers.product import product, sum_and_product
+from hocket.run.stage.split.layers.linear import linear, product, sum_and_product
 
 aten = torch.ops.aten
 
-# What a captured stage calls if there is no binding (model/capture/bindings.py).
-_PADDED: Final[dict[int, Any]] = {1: aten.conv1d, 2: aten.conv2d, 3: aten.conv3d}
-_TRANSPOSED: Final[dict[int, tuple[Any, Any]]] = {
-    1: (torch.conv_transpose1d, aten.conv_transpose1d.default),
-    2: (torch.conv_transpose2d, aten.conv_transpose2d.input),
-    3: (torch.conv_transpose3d, aten.conv_transpose3d.input),
+# Convolutions, each with what a captured stage calls if there is no binding
+# (model/capture/bindings.py).
+_PLAIN: Final[Mapping[Routed, Any]] = {
+    torch.conv1d: aten.conv1d,
+    torch.conv2d: aten.conv2d,
+    torch.conv3d: aten.conv3d,
 }
-_PLAIN: Final[dict[int, Any]] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED: Final[Mapping[Routed, Any]] = {
+    torch.conv_transpose1d: aten.conv_transpose1d.default,
+    torch.conv_transpose2d: aten.conv_transpose2d.input,
+    torch.conv_transpose3d: aten.conv_transpose3d.input,
+}
 
 
 def make_routes(deferral: Deferral) -> dict[Any, Route]:
     """Return the replacement of every function whose weight gradient is deferred."""
     routes: dict[Any, Route] = {}
-    for num_dims in (1, 2, 3):
-        route = Route(convolution(deferral, num_dims), 1, 2)
-        names = _PADDED[num_dims]
-        for name in (_PLAIN[num_dims], names.default, names.padding):
-            routes[name] = route
-        for name in _TRANSPOSED[num_dims]:
-            routes[name] = Route(transposed(deferral, num_dims), 1, 2)
+    for operator, packet in _PLAIN.items():
+        route = Route(convolution(deferral, operator), 1, 2)
+        routes |= dict.fromkeys((operator, packet.default, packet.padding), route)
+    for operator, overload in _TRANSPOSED.items():
+        route = Route(transposed(deferral, operator), 1, 2)
+        routes |= dict.fromkeys((operator, overload), route)
     both = Route(bilinear(deferral), 2, 3)
+    matmul = Route(product(deferral), 1)
     row = embedding(deferral)
     return {
         **routes,
         F.linear: Route(linear(deferral), 1, 2),
-        torch.matmul: Route(product(deferral), 1),
-        torch.mm: Route(product(deferral), 1),
+        torch.matmul: matmul,
+        torch.mm: matmul,
         torch.addmm: Route(sum_and_product(deferral), 2, 0),
         torch.bilinear: both,
         aten.bilinear.default: both,
@@ -66,15 +70,8 @@ def _of_module(route: Routed) -> Routed:
         sparse: bool = False,
     ) -> Tensor:
         if max_norm is not None:  # changes the weight before it reads it
-            return F.embedding(
-                indices,
-                weight,
-                padding_idx,
-                max_norm,
-                norm_type,
-                scale_grad_by_freq,
-                sparse,
-            )
+            more = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+            return F.embedding(indices, weight, *more)
         row = -1 if padding_idx is None else padding_idx % weight.shape[0]
         return route(weight, indices, row, scale_grad_by_freq, sparse)
 

@@ -33,10 +33,10 @@ def bilinear(deferral: Deferral) -> Routed:
     ) -> Tensor:
         if not defers(weight):
             return torch.bilinear(a, b, weight, bias)
-        value, put_off = detached_weight(bias)
-        call = DeferredCall("bilinear", (a, b), weight, put_off, _gradients)
-        arguments = (a, b, weight.detach(), value)
-        return deferral.enter(call, torch.bilinear, arguments, value)
+        values, deferred = detached_weight(bias)
+        call = DeferredCall("bilinear", (a, b), weight, deferred, _gradients)
+        arguments = (a, b, weight.detach(), values)
+        return deferral.enter(call, torch.bilinear, arguments, values)
 
     return route
 

@@ -23,7 +23,7 @@ _version: Final = attrgetter("_version")
 
 
 class DeferredCall:
-    """What a call's weight gradient needs, and the hook that gets dy.
+    """The operands of a call's weight gradient, and the hook that receives dy.
 
     Args:
         name: the operator's name, for errors.
@@ -107,6 +107,34 @@ def detached_weight(parameter: Tensor | None) -> tuple[Tensor | None, Tensor | N
     if parameter is None or not defers(parameter):
         return parameter, None
     return parameter.detach(), parameter
+
+
+def operands(
+    x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return input, weight and bias as the operator reads them, and the deferred bias.
+
+    Under autocast the operator would cast them by itself, but W needs the tensor that
+    it read: the cast one, which is kept instead of the original, and not beside it.
+
+    Args:
+        x: the layer's input, of any shape.
+        weight: the weight, whose gradient is deferred.
+        bias: the bias, if the layer has one.
+    """
+    values, deferred = detached_weight(bias)
+    kind = "cpu" if x.is_cpu else x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, weight.detach(), values, deferred
+    dtype = torch.get_autocast_dtype(kind)
+    short_bias = None if values is None else _short(values, dtype)
+    return _short(x, dtype), _short(weight.detach(), dtype), short_bias, deferred
+
+
+def _short(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast a tensor as autocast does; float64 and integers stay as they are."""
+    is_cast = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(dtype) if is_cast else tensor
 
 
 def in_rows(x: Tensor) -> Tensor:

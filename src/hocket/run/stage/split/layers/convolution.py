@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -13,20 +13,11 @@ from hocket.run.stage.split.layers.call import (
     DeferredCall,
     Pair,
     defers,
-    detached_weight,
+    operands,
 )
-from hocket.run.stage.split.layers.cast import cast
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 Sizes: TypeAlias = int | Sequence[int]
-
-_PLAIN: Final = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
-_TRANSPOSED: Final = {
-    1: torch.conv_transpose1d,
-    2: torch.conv_transpose2d,
-    3: torch.conv_transpose3d,
-}
-
 
 _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 
@@ -36,11 +27,14 @@ _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 _Shape: TypeAlias = tuple[Sizes, Sizes, Sizes, bool, Sizes, int]
 
 
-def convolution(deferral: Deferral, num_dims: int) -> Routed:
-    """Return `torch.conv{num_dims}d` with a deferred weight gradient."""
-    operator: Callable[..., Tensor] = _PLAIN[num_dims]
+def convolution(deferral: Deferral, operator: Routed) -> Routed:
+    """Return a convolution with a deferred weight gradient.
+
+    Args:
+        deferral: collects the stage's calls.
+        operator: `torch.conv1d`, `conv2d` or `conv3d`.
+    """
     name = operator.__name__
-    batched = num_dims + 2
 
     def route(
         x: Tensor,
@@ -51,23 +45,27 @@ def convolution(deferral: Deferral, num_dims: int) -> Routed:
         dilation: Sizes = 1,
         groups: int = 1,
     ) -> Tensor:
-        if not defers(weight) or x.dim() != batched:
+        if not defers(weight) or x.dim() != weight.dim():
             return operator(x, weight, bias, stride, padding, dilation, groups)
         if isinstance(padding, str):
             x, padding = _padded(x, weight.shape[2:], dilation, padding)
         shape: _Shape = (stride, padding, dilation, False, 0, groups)
-        value, put_off = detached_weight(bias)
-        x, short, value = cast(x, weight.detach(), value)
-        call = DeferredCall(name, (x,), weight, put_off, _gradients, shape)
-        arguments = (x, short, value, stride, padding, dilation, groups)
-        return deferral.enter(call, operator, arguments, value)
+        x, values, bias, deferred = operands(x, weight, bias)
+        call = DeferredCall(name, (x,), weight, deferred, _gradients, shape)
+        arguments = (x, values, bias, stride, padding, dilation, groups)
+        return deferral.enter(call, operator, arguments, bias)
 
     return route
 
 
-def transposed(deferral: Deferral, num_dims: int) -> Routed:
-    """Return `torch.conv_transpose{num_dims}d` with a deferred weight gradient."""
-    operator: Callable[..., Tensor] = _TRANSPOSED[num_dims]
+def transposed(deferral: Deferral, operator: Routed) -> Routed:
+    """Return a transposed convolution with a deferred weight gradient.
+
+    Args:
+        deferral: collects the stage's calls.
+        operator: `torch.conv_transpose1d`, `conv_transpose2d` or `conv_transpose3d`.
+    """
+    name = operator.__name__
 
     def route(
         x: Tensor,
@@ -80,13 +78,12 @@ def transposed(deferral: Deferral, num_dims: int) -> Routed:
         dilation: Sizes = 1,
     ) -> Tensor:
         more = (stride, padding, output_padding, groups, dilation)
-        if not defers(weight) or x.dim() != num_dims + 2:
+        if not defers(weight) or x.dim() != weight.dim():
             return operator(x, weight, bias, *more)
         shape: _Shape = (stride, padding, dilation, True, output_padding, groups)
-        value, put_off = detached_weight(bias)
-        x, short, value = cast(x, weight.detach(), value)
-        call = DeferredCall(operator.__name__, (x,), weight, put_off, _gradients, shape)
-        return deferral.enter(call, operator, (x, short, value, *more), value)
+        x, values, bias, deferred = operands(x, weight, bias)
+        call = DeferredCall(name, (x,), weight, deferred, _gradients, shape)
+        return deferral.enter(call, operator, (x, values, bias, *more), bias)
 
     return route
 
