@@ -14,15 +14,23 @@ LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
 TOTAL = "loss"  # the name of what is trained
 
 
-def losses_of(loss: LossFunction, output: Any, targets: Any) -> dict[str, Tensor]:
+def losses_of(
+    loss: Callable[..., Any], output: Any, targets: Any, *others: Any
+) -> dict[str, Tensor]:
     """Call a loss function on the model's output (see `named_losses`).
+
+    Args:
+        loss: the loss function.
+        output: the model's output.
+        targets: the targets.
+        others: outputs of other nets, for losses that read some.
 
     Raises:
         ModelError: the model returned None, or the loss has an unknown form.
     """
     if output is None:
         raise ModelError("the model's forward returned None; it must return a value")
-    return named_losses(loss(output, targets))
+    return named_losses(loss(output, targets, *others))
 
 
 def named_losses(value: Any) -> dict[str, Tensor]:

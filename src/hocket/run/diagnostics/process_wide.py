@@ -18,10 +18,12 @@ from types import FrameType
 from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Handler: TypeAlias = Callable[[int, FrameType | None], object]
+Handler: TypeAlias = (
+    Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+)
 
-# What was there first, and what was set since.
-_handlers: Final[defaultdict[int, list[object]]] = defaultdict(list)
+# The first one in force, and those that were set since.
+_handlers: Final[defaultdict[int, list[Handler]]] = defaultdict(list)
 _wakeups: Final[list[int]] = []
 
 
@@ -29,9 +31,9 @@ _wakeups: Final[list[int]] = []
 def signal_handler(number: signal.Signals, handler: Handler) -> Iterator[None]:
     """Install a signal handler while the block runs; in the main thread only."""
 
-    def put(new: object) -> object:
+    def put(new: Handler) -> Handler:
         # Python returns None for a handler set in C, and cannot put it back.
-        before = signal.signal(number, new)  # type: ignore[arg-type]
+        before = signal.signal(number, new)
         return signal.SIG_DFL if before is None else before
 
     with _put(put, handler, _handlers[number]):

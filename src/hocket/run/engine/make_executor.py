@@ -31,7 +31,8 @@ from hocket.run.engine.refusals import refuse_hooks, refuse_shared
 from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
-from hocket.run.stage.runner import StageGradients, StageRunner
+from hocket.run.stage.runner import StageRunner
+from hocket.run.stage.saved_forward import StageGradients
 from hocket.run.weights.momentum import Follower, follow
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig

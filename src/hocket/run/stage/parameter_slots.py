@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ class ParameterSlots:
     def __init__(self, module: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
         names = {id(parameter): name for name, parameter in trained.items()}
         self._slots = [
-            (part._parameters, key, names[id(parameter)], parameter)
+            (_entries(part), key, names[id(parameter)], parameter)
             for part in module.modules()
             for key, parameter in part._parameters.items()
             if id(parameter) in names
@@ -31,7 +32,7 @@ class ParameterSlots:
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Let the module compute with these tensors, by name, until `empty`."""
         for slots, key, name, _ in self._slots:
-            slots[key] = tensors[name]  # type: ignore[assignment]  # one like it
+            slots[key] = tensors[name]
 
     def empty(self) -> None:
         """Put the parameters back."""
@@ -46,3 +47,8 @@ class ParameterSlots:
             yield
         finally:
             self.empty()
+
+
+def _entries(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return a module's own parameters, by name; any tensor may replace them."""
+    return cast("dict[str, Tensor | None]", module._parameters)

@@ -4,84 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
+from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.batch_loss_check import check_mean
-from hocket.run.stage.compiled.function import CompiledFunction
-from hocket.run.stage.compiled.splitter import ByCompiled
+from hocket.run.stage.compiled.function import uncompiled
+from hocket.run.stage.compiled.splitter import make_splitter
 from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
+from hocket.run.stage.saved_forward import SavedForward, StageGradients
 from hocket.run.stage.seed import layers_seeded
-from hocket.run.stage.split.make import NOTHING_LEFT, make_splitter
-from hocket.run.stage.split.splitter import Remainder, SplitBy, Splitter
+from hocket.run.stage.split.layers.pending import Pending
+from hocket.run.stage.split.splitter import SplitBy
 from hocket.run.stage.stale_weight_check import check_stale_weights
 from hocket.run.stage.versions import WeightVersions
 
-
-@dataclass(slots=True)
-class _SavedForward:
-    """What a microbatch's forward saves for its backward.
-
-    Args:
-        leaves: the received inputs that want a gradient.
-        starts: where the backward starts: the loss, or the outputs' places in the
-            graph, so that they themselves need not stay.
-        grads: the gradients to start with, if they are known (the loss's weight).
-        depends: for each gradient that is received, whether its output depends on any
-            weight or input, and so has a start.
-    """
-
-    leaves: tuple[Tensor, ...]
-    starts: tuple[Tensor] | tuple[GradientEdge, ...]
-    grads: tuple[Tensor] | None = None
-    depends: tuple[bool, ...] = ()
-
-    def given(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the gradients of the starts, of those that were received."""
-        return self.grads or tuple(compress(grads, self.depends))
-
-    def found(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """Return the gradients of the leaves; zeros for those without one."""
-        return tuple(
-            torch.zeros_like(leaf) if grad is None else grad
-            for leaf, grad in zip(self.leaves, grads, strict=True)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StageGradients:
-    """Which values of a stage want a gradient.
-
-    Args:
-        takes: for each input, whether its gradient is computed.
-        gives: for each output, whether its gradient is given.
-    """
-
-    takes: tuple[bool, ...]
-    gives: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, module: StageModule) -> StageGradients:
-        """Find out what a model wants that is trained as it is."""
-        return cls(
-            tuple(value.requires_grad for value in module.inputs),
-            tuple(value.requires_grad for value in module.outputs),
-        )
+_NOTHING_LEFT: Final[Remainder] = Pending(())
 
 
 class StageRunner:
@@ -99,20 +51,20 @@ class StageRunner:
         precision: the type that forwards and losses compute in.
         recomputes: keep nothing of a forward but its input, and run it once more in
             the backward; to the same result, bit for bit.
-        splits: how backwards are split into I and W, if they are.
+        splits: the way to split backwards into I and W, if they are split.
         checks_loss: whether the loss must be a mean over samples, for each microbatch
             is only a part of the batch.
         trainable: whether it has backwards.
         training: whether it runs in training mode, where nothing is evaluated.
-        gradients: which inputs and outputs want a gradient; found out from the module
+        gradients: the inputs and outputs that want a gradient; those of the module
             when not given.
-        others: what the loss reads of other nets, behind the targets; or, in a stage
-            without a loss, what comes before the batch's own tensors.
+        others: the outputs of other nets that the loss reads behind the targets; or,
+            in a stage without a loss, those before the batch's own tensors.
 
     Attributes:
         losses: the losses of the forwards since they were last read, on a net's last
             stage.
-        live: what forwards have saved for their backwards, by step and microbatch.
+        live: the state that forwards saved for their backwards, by step and microbatch.
         versions: the versions of the weights, if forwards read old ones.
         batch_loss: the loss over the whole batch, on a net's last stage.
     """
@@ -145,7 +97,7 @@ class StageRunner:
         self.first_microbatch = first_microbatch
         self._autocast = precision.autocast(device)
         self.losses = LossValues(number, at_once=device.type == "cpu")
-        self.live: dict[tuple[int, int], _SavedForward | Replay] = {}
+        self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
         self.batch_loss: LossFunction | None = None
         gradients = StageGradients.of(module) if gradients is None else gradients
@@ -154,17 +106,20 @@ class StageRunner:
         self._trains = trainable and any(p.requires_grad for p in module.parameters())
         self._has_backward = self._trains or (trainable and any(self._takes_grad))
         self._others = others
+        # Of the inputs, those of this net come first; without others, all are.
+        self._num_own = len(module.inputs) if others else len(self._takes_grad)
         self._ends_net = loss is None and module.index == module.num_stages - 1
         self._grad_mode: Callable[[], AbstractContextManager[object]] = (
             nullcontext if trainable else torch.no_grad
         )
         self.training = training
-        recomputes = recomputes and self._has_backward
-        self._replayer = Replayer(module, device) if recomputes else None
+        self._replayer = (
+            Replayer(module, device) if recomputes and self._has_backward else None
+        )
         self._splits = splits
         self._splitter: Splitter | None = None  # until a backward is split
         self._checks_loss = checks_loss  # until one was checked
-        self._is_tried = False
+        self._is_checked = False  # whether it may compute with old weights
         self._mode: bool | None = None  # the mode that its modules are in
         self._parts: list[tuple[nn.Module, bool]] = []
 
@@ -213,10 +168,20 @@ class StageRunner:
                 it is no mean over samples, or the stage cannot have old weights.
         """
         given = ForwardInputs(microbatch, tuple(received), weight)
-        if self.versions is not None and self._has_backward and not self._is_tried:
-            self._try(given, self.versions.delay)
+        now = step, index
+        if self.versions is not None and self._has_backward and not self._is_checked:
+            self._check_stale_weights(given, self.versions.delay)
+        saved: SavedForward | Replay
         with self._grad_mode(), self._weights_of(step), self._seeded(step, index):
-            return self._forward(given, (step, index), splits=splits)
+            if self._replayer is None:
+                saved, sent = self._run(given, now, splits=splits)
+            else:
+                saved = self._replayer.keep(given)
+                with discard_saved_tensors():
+                    _, sent = self._run(given, now)
+        if self._has_backward:
+            self.live[now] = saved
+        return sent
 
     def backward(
         self, step: int, index: int, grads: Sequence[Tensor]
@@ -253,7 +218,7 @@ class StageRunner:
             accumulates the gradients of the weights.
         """
         if not self._has_backward:
-            return (), NOTHING_LEFT
+            return (), _NOTHING_LEFT
         live = self._take(step, index, splits=True)
         splitter = self._made_splitter()
         found, left = splitter.input_gradients(
@@ -265,43 +230,34 @@ class StageRunner:
         self, microbatch: Microbatch, received: Sequence[Tensor]
     ) -> tuple[Tensor, ...] | Any:
         """Run the forward alone; the last stage returns the model's own output."""
-        return self._call(*self._parted(received), microbatch)
+        return self._call(received, microbatch)
 
-    def _forward(
-        self, given: ForwardInputs, now: tuple[int, int], *, splits: bool
-    ) -> tuple[Tensor, ...]:
-        """Run the forward with the weights that are in place."""
-        if self._replayer is None:
-            live, sent = self._run(given, now, splits=splits)
-            if self._has_backward:
-                self.live[now] = live
-            return sent
-        replay = self._replayer.keep(given)
-        with discard_saved_tensors():
-            _, sent = self._run(given, now)
-        self.live[now] = replay
-        return sent
+    def loss_of(self, output: Any, targets: Any, *others: Any) -> dict[str, Tensor]:
+        """Return the named losses of the model's output.
 
-    def _try(self, given: ForwardInputs, delay: int) -> None:
+        Args:
+            output: the model's output.
+            targets: the loss's targets.
+            others: outputs of other nets.
+        """
+        loss = self.loss or self.batch_loss
+        assert loss is not None
+        with self._autocast:
+            return losses_of(loss, output, targets, *others)
+
+    def _check_stale_weights(self, given: ForwardInputs, delay: int) -> None:
         """Check, once, that the stage may compute with old weights.
 
-        What is compiled may have no whole backward: the stage's own code is checked.
+        Compiled code may have no whole backward: the stage's own code is checked.
         """
-        code = self.module.training_code
-        if isinstance(code.function, CompiledFunction):
-            self.module.set_training_code(code.function.code)
-        try:
+        with uncompiled(self.module):
             check_stale_weights(
                 self.module,
-                lambda: self._call(
-                    *self._parted(self._inputs(given)), given.microbatch
-                ),
+                lambda: self._call(self._inputs(given), given.microbatch),
                 device=self.device,
                 delay=delay,
             )
-        finally:
-            self.module.set_training_code(code)
-        self._is_tried = True
+        self._is_checked = True
 
     def _inputs(self, given: ForwardInputs) -> list[Tensor]:
         """Return the received values as leaves of a new graph."""
@@ -310,10 +266,10 @@ class StageRunner:
             for value, takes in zip(given.received, self._takes_grad, strict=True)
         ]
 
-    def _take(self, step: int, index: int, *, splits: bool) -> _SavedForward:
+    def _take(self, step: int, index: int, *, splits: bool) -> SavedForward:
         """Return what a forward saved; run it again if it recomputes."""
         live = self.live.pop((step, index))
-        if isinstance(live, _SavedForward):
+        if isinstance(live, SavedForward):
             return live
         assert self._replayer is not None
         replayed = self._replayer.restored(live)
@@ -336,13 +292,7 @@ class StageRunner:
     def _made_splitter(self) -> Splitter:
         """Return the splitter, made when it is first needed."""
         if self._splitter is None:
-            is_compiled = isinstance(
-                self.module.training_code.function, CompiledFunction
-            )
-            if is_compiled and self._splits is SplitBy.LAYERS:
-                self._splitter = ByCompiled(self.module)
-            else:
-                self._splitter = make_splitter(self._splits, self.module)
+            self._splitter = make_splitter(self._splits, self.module)
         return self._splitter
 
     def _run(
@@ -351,28 +301,21 @@ class StageRunner:
         now: tuple[int, int] | None = None,
         *,
         splits: bool = False,
-    ) -> tuple[_SavedForward, tuple[Tensor, ...]]:
-        """Run the forward; return what its backward needs, and its outputs.
+    ) -> tuple[SavedForward, tuple[Tensor, ...]]:
+        """Run the forward; return the state for its backward, and its outputs.
 
         The losses are recorded for a step and a microbatch, but not when recomputing.
         """
         inputs = self._inputs(given)
         splitter = self._made_splitter() if splits else None
-        own, others = self._parted(inputs)
-        out = self._call(own, others, given.microbatch, splitter)
+        out = self._call(inputs, given.microbatch, splitter)
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss is None:
-            sent = tuple(pytree.tree_leaves(out)) if self._ends_net else out
-            giving = tuple(compress(sent, self._gives_grad))
-            depends = tuple(value.requires_grad for value in giving)
-            edges = tuple(map(get_gradient_edge, compress(giving, depends)))
-            sent = tuple(value.detach() for value in sent)
-            return _SavedForward(leaves, edges, depends=depends), sent
-        named = self.loss_of(
-            out, given.microbatch.targets, *rebuilt(others, self._others)
-        )
+            return self._saved_outputs(leaves, out)
+        others = rebuilt(inputs[self._num_own :], self._others)
+        named = self.loss_of(out, given.microbatch.targets, *others)
         if self._checks_loss:
-            self._check_loss(out, given.microbatch, rebuilt(others, self._others))
+            self._check_loss(out, given.microbatch, others)
         if now is not None:
             self.losses.take(*now, named)
         total = named[TOTAL]
@@ -381,14 +324,24 @@ class StageRunner:
                 "the loss does not depend on any weight: it was detached, or made "
                 "from numbers (.item()), so nothing would be trained"
             )
-        return _SavedForward(
-            leaves, (total,), (torch.full_like(total, given.weight),)
-        ), ()
+        weight = torch.full_like(total, given.weight)
+        return SavedForward(leaves, (total,), (weight,)), ()
+
+    def _saved_outputs(
+        self, leaves: tuple[Tensor, ...], out: Any
+    ) -> tuple[SavedForward, tuple[Tensor, ...]]:
+        """Return the outputs, detached, and their places in the graph."""
+        sent = tuple(pytree.tree_leaves(out)) if self._ends_net else out
+        giving = tuple(compress(sent, self._gives_grad))
+        depends = tuple(value.requires_grad for value in giving)
+        edges = tuple(map(get_gradient_edge, compress(giving, depends)))
+        sent = tuple(value.detach() for value in sent)
+        return SavedForward(leaves, edges, depends=depends), sent
 
     def _check_loss(
         self, output: Any, microbatch: Microbatch, others: Sequence[Any]
     ) -> None:
-        """See that microbatches' losses add up to the batch's, once."""
+        """Check, once, that microbatches' losses add up to the batch's."""
         assert self.loss is not None
         check_mean(
             self.loss,
@@ -400,40 +353,17 @@ class StageRunner:
         )
         self._checks_loss = False
 
-    def loss_of(self, output: Any, targets: Any, *others: Any) -> dict[str, Tensor]:
-        """Return the named losses of what the model returned.
-
-        Args:
-            output: what the model returned.
-            targets: as the loss takes them.
-            others: outputs of other nets.
-        """
-        loss = self.loss or self.batch_loss
-        assert loss is not None
-        with self._autocast:
-            return losses_of(
-                lambda out, aims: loss(out, aims, *others), output, targets
-            )
-
-    def _parted(
-        self, inputs: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Part what came from stages of this net and what came from others."""
-        if not self._others:
-            return inputs, ()
-        num_own = len(self.module.inputs)
-        return inputs[:num_own], inputs[num_own:]
-
     def _call(
         self,
-        received: Sequence[Tensor],
-        others: Sequence[Tensor],
+        inputs: Sequence[Tensor],
         microbatch: Microbatch,
         splitter: Splitter | None = None,
     ) -> Any:
+        """Call the module with the values from its own net, and with the batch's."""
         leaves: Sequence[Any] = microbatch.leaves
-        if others and self.loss is None:
-            leaves = (*others, *leaves)
+        if self._others and self.loss is None:
+            leaves = (*inputs[self._num_own :], *leaves)
+        received = inputs[: self._num_own]
         own = [leaves[i] for i in self.module.batch_inputs]
         with self._autocast:
             if splitter is None:

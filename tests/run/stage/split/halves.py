@@ -12,10 +12,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
+from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.split.by_graph import ByGraph
 from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.stage.split.splitter import Remainder, Splitter
 
 Gradients: TypeAlias = dict[str, Tensor | None]
 How: TypeAlias = Literal["export", "sequential"]

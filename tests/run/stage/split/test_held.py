@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from hocket.model.profile.allocations import allocations
+from hocket.model.stages.splitter import Remainder
 from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.stage.split.splitter import Remainder
 from tests.run.stage.split.halves import How, halves, stage_of
 from tests.run.stage.split.layers import LAYERS
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
+from hocket.model.stages.splitter import Remainder
 from hocket.model.stages.stage import StageModule
-from hocket.run.stage.split.splitter import Remainder
 from tests.run.stage.split.halves import How, assert_same, halves, whole
 from tests.run.stage.split.layers import AT_ONCE, LAYERS
 

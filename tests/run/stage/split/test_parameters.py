@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hocket.model.stages.splitter import Remainder
 from hocket.model.stages.stage import StageModule
-from hocket.run.stage.split.splitter import Remainder
 from tests.run.stage.split.halves import How, assert_same, halves, whole
 
 HOWS: tuple[How, How] = ("export", "sequential")

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from hocket.core.program import Program
+from hocket.model.stages.splitter import Remainder
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.device.device import Device, DeviceLane
 from hocket.run.engine.lanes.ports import Input, InputMaker, NearInput, Values
@@ -19,7 +20,6 @@ from hocket.run.engine.lanes.record import OpTimer
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.split.splitter import Remainder
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from hocket.model.stages.emit import layer_seeds_of
-from hocket.run.stage.compiled.draws import Draws, LayerWatch, draw_before
+from hocket.run.stage.compiled.draws import Draws, draw_before, recorded_layers
 from hocket.run.stage.compiled.graph.graphs import (
     extracted,
     inputs_of_graph,
@@ -145,10 +145,8 @@ def capture_stage(
     if backward is not None:
         _check_kept(joint, forward)
         if needs.split:
-            split_graphs = split_graph(backward, [i in likes for i in joint.wanted])
-            split = (
-                None if split_graphs is None else _lowered(split_graphs, joint, likes)
-            )
+            graphs = split_graph(backward, [i in likes for i in joint.wanted])
+            split = None if graphs is None else _lowered(graphs, joint, likes)
         if needs.whole or (needs.split and split is None):
             whole = lowered_backward(backward, joint.mode, joint.wanted, likes)
     return CompiledCapture(
@@ -177,9 +175,8 @@ def _draws(fake_run: FakeRun, joint: JointGraph) -> Draws:
     seeds = layer_seeds_of(fake_run.call.code)
     layers: list[int] = []
     if seeds is not None:
-        with on_fakes(fake_run.mode), LayerWatch(seeds) as watch:
+        with on_fakes(fake_run.mode), recorded_layers(seeds) as layers:
             fake_run.call.run(fake_run.fakes)
-        layers = watch.layers
     found = draw_before(joint.module, layers, len(fake_run.fakes))
     if isinstance(found, str):
         raise CannotCompileError(found)

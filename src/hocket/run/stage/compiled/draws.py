@@ -11,7 +11,8 @@ and each run draws these inputs first, in order, each layer from its own seed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,32 +93,33 @@ class Draws:
         return found
 
 
-class LayerWatch(TorchDispatchMode):
-    """Records the layer of each draw of a stage's code.
+@contextmanager
+def recorded_layers(seeds: LayerSeeds) -> Iterator[list[int]]:
+    """Record the layer of each draw of a stage's code, in order.
 
     Args:
         seeds: the seeding that the code calls before each layer that draws.
-
-    Attributes:
-        layers: the layer of each draw, in order.
     """
+    mode = _DrawMode()
+    seeds.seed = mode.begin
+    try:
+        with mode:
+            yield mode.layers
+    finally:
+        seeds.seed = None
 
-    def __init__(self, seeds: LayerSeeds) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+
+class _DrawMode(TorchDispatchMode):
+    """Records the layer of each operator that draws."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch declares no types
         self.layers: list[int] = []
-        self._seeds = seeds
         self._layer = -1
 
-    def __enter__(self) -> LayerWatch:
-        """Start to record."""
-        self._seeds.seed = self._begin
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop; the code seeds nothing then."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._seeds.seed = None
+    def begin(self, layer: int) -> None:
+        """Record that a layer begins."""
+        self._layer = layer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -126,9 +128,6 @@ class LayerWatch(TorchDispatchMode):
         if is_random(func, args, kwargs or {}):
             self.layers.append(self._layer)
         return func(*args, **(kwargs or {}))
-
-    def _begin(self, layer: int) -> None:
-        self._layer = layer
 
 
 def draw_before(

@@ -9,8 +9,9 @@ To autograd a compiled stage is one node, whose backward is B, or I:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
+from hocket.model.stages.stage import StageModule
 from hocket.run.stage.compiled.capture import CompiledCapture, Strides
 from hocket.run.stage.compiled.remainder import CompiledRemainder, add_up
-
-# Takes objects, device, state, constants and values, like a stage's own code.
-StageFunction: TypeAlias = Callable[..., Any]
 
 
 class CompiledFunction:
@@ -93,6 +92,18 @@ def _plain(value: Any) -> Hashable:
     """Return a number or the like; anything else becomes an object that equals none."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return (type(value), value) if is_plain else object()
+
+
+@contextmanager
+def uncompiled(stage: StageModule) -> Iterator[None]:
+    """Let a stage run its own code while the block runs, if it is compiled."""
+    code = stage.training_code
+    if isinstance(code.function, CompiledFunction):
+        stage.set_training_code(code.function.code)
+    try:
+        yield
+    finally:
+        stage.set_training_code(code)
 
 
 class _Node(torch.autograd.Function):

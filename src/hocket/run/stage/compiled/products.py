@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
 from hocket.run.stage.compiled.lower import Lowered, lowered
+from hocket.run.stage.memory import memory_of
 from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
 
 _LIBRARY: Final = torch.library.Library("hocket", "DEF")
@@ -93,18 +94,14 @@ class Backward:
         """
         own = [place for place, i in enumerate(self.returned) if i in weights]
         others = [x for place, x in enumerate(results) if place not in own]
-        taken = {_memory(x) for x in (*given, *others)}
+        taken = {memory_of(x) for x in (*given, *others)}
         found = []
         for place in own:
-            memory = _memory(results[place])
+            memory = memory_of(results[place])
             if memory in taken:
                 found.append(place)
             taken.add(memory)
         return tuple(found)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _total(parameter: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.memory import memory_of, num_bytes_held
 from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
 
 
@@ -16,7 +17,7 @@ class CompiledRemainder:
 
     Args:
         backward: W.
-        inputs: what I and the forward hold for it.
+        inputs: the tensors that I and the forward hold for it.
         weights: the parameters whose gradients it makes, by number.
     """
 
@@ -35,14 +36,13 @@ class CompiledRemainder:
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it holds the memory of any of these tensors."""
-        own = {x.untyped_storage().data_ptr() for x in self._held()}
-        return any(x.untyped_storage().data_ptr() in own for x in tensors)
+        own = set(map(memory_of, self._held()))
+        return any(memory_of(x) in own for x in tensors)
 
     @property
     def num_bytes(self) -> int:
         """The bytes that it holds, each block of memory once."""
-        storages = [x.untyped_storage() for x in self._held()]
-        return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+        return num_bytes_held(self._held())
 
     def _held(self) -> list[Tensor]:
         """Return the held tensors, without the weights."""

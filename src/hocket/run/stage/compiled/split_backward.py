@@ -33,34 +33,17 @@ from hocket.run.stage.compiled.graph.graphs import (
 )
 
 _LARGE: Final = frozenset(
-    {
-        "_unsafe_masked_index_put_accumulate",
-        "addmm",
-        "baddbmm",
-        "bmm",
-        "convolution",
-        "convolution_backward",
-        "embedding_dense_backward",
-        "index_add",
-        "index_put",
-        "mm",
-        "scatter_add",
-        "scatter_reduce",
-    }
+    (
+        *("_unsafe_masked_index_put_accumulate", "addmm", "baddbmm", "bmm", "mm"),
+        *("convolution", "convolution_backward", "embedding_dense_backward"),
+        *("index_add", "index_put", "scatter_add", "scatter_reduce"),
+    )
 )
 _VIEWS: Final = frozenset(
-    {
-        "expand",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "squeeze",
-        "t",
-        "transpose",
-        "unsqueeze",
-        "view",
-    }
+    (
+        *("expand", "permute", "reshape", "select", "slice", "squeeze", "t"),
+        *("transpose", "unsqueeze", "view"),
+    )
 )
 
 

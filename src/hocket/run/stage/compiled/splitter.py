@@ -1,20 +1,42 @@
-"""Splits the backwards of a compiled stage into I and W."""
+"""Splits the backwards of a compiled stage into I and W, and chooses a splitter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
 
-from hocket.model.stages.splitter import Remainder, SplitGradients, Starts
+from hocket.model.stages.splitter import SplitGradients, Splitter, Starts
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.remainder import CompiledRemainder
+from hocket.run.stage.split.by_graph import ByGraph
 from hocket.run.stage.split.by_layers import ByLayers
+from hocket.run.stage.split.splitter import SplitBy
+
+
+def make_splitter(by: SplitBy, stage: StageModule) -> Splitter:
+    """Make a stage's splitter.
+
+    Args:
+        by: the way to split.
+        stage: the stage's module.
+    """
+    match by:
+        case SplitBy.LAYERS if isinstance(
+            stage.training_code.function, CompiledFunction
+        ):
+            return ByCompiled(stage)
+        case SplitBy.LAYERS:
+            return ByLayers(stage)
+        case SplitBy.GRAPH:
+            return ByGraph(stage)
+        case _:
+            assert_never(by)
 
 
 class ByCompiled:
@@ -47,11 +69,7 @@ class ByCompiled:
     ) -> SplitGradients:
         """See `Splitter.input_gradients`."""
         found, left = self._layers.input_gradients(starts, grads, leaves)
-        return found, self._taken() or left
-
-    def _taken(self) -> Remainder | None:
-        """W of the compiled forward whose I has run; None if it was not compiled."""
-        return self._pending.pop() if self._pending else None
+        return found, self._pending.pop() if self._pending else left
 
     def _run(self, objects: Any, device: torch.device, *args: Any) -> Any:
         capture = self._function.found(args)

@@ -19,8 +19,7 @@ own formula. All other parameters get their gradients in I, from autograd.
     layers/          such layers: calls, formulas, what waits for W
     routes.py        which operators they replace
     module_routes.py the same for modules that are run as they are
-    splitter.py      what a stage needs of a splitter:
-    by_layers.py     all of the above
-    by_graph.py      or, for any stage and slowly, autograd's own graph split
-    make.py          makes one of them
+    by_layers.py     the splitter of a stage, from all of the above
+    by_graph.py      another, for any stage and slowly: it splits autograd's own graph
+    splitter.py      the names of both
 """

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from hocket.model.stages.splitter import SplitGradients, Starts
 from hocket.model.stages.stage import StageModule
+from hocket.run.stage.memory import memory_of, num_bytes_held
 from hocket.run.stage.split.layers.accumulate import accumulate
-from hocket.run.stage.split.splitter import SplitGradients, Starts
 
 Grads: TypeAlias = tuple[Tensor | None, ...]
 
@@ -84,7 +85,7 @@ class _Tree:
     Args:
         leaves: the nodes where the trunk ends.
         trunk: for each node, whether it leads to one of the leaves.
-        parameters: for each node off the trunk, where its branch ends.
+        parameters: for each node off the trunk, the ends of its branch.
     """
 
     leaves: set[Node]
@@ -160,23 +161,25 @@ class GraphRemainder:
 
     def _add_up(self) -> None:
         """Accumulate the gradients; copy those that are not this object's alone."""
-        given = [x for _, grads in self._recorded for x in grads if x is not None]
-        taken = {_memory(x) for x in (*given, *(grad for _, grad in self._off_trunk))}
+        given = [*self._grads(), *(grad for _, grad in self._off_trunk)]
+        taken = set(map(memory_of, given))
         for node, total in self._sums.items():
-            own = total.clone() if _memory(total) in taken else total
-            taken.add(_memory(own))
+            own = total.clone() if memory_of(total) in taken else total
+            taken.add(memory_of(own))
             accumulate(_parameter(node), own)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True: the graph does not say what it holds."""
+        """Return True: what the graph holds is unknown."""
         return True
 
     @property
     def num_bytes(self) -> int:
         """The bytes of the trunk's gradients; the graph's own are unknown."""
-        recorded = [x for _, grads in self._recorded for x in grads if x is not None]
-        storages = [x.untyped_storage() for x in recorded]
-        return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+        return num_bytes_held(self._grads())
+
+    def _grads(self) -> list[Tensor]:
+        """Return the gradients of the trunk's nodes."""
+        return [x for _, grads in self._recorded for x in grads if x is not None]
 
     def _ends_of(self, node: Node) -> frozenset[Node]:
         ends = [self._tree.ends(edge.node) for _, edge in self._tree.branches(node)]
@@ -191,7 +194,8 @@ class GraphRemainder:
             self._run(edges, [grad for _, grad in given], ends)
             return
         # The trunk leads to other uses of the same parameter. Autograd would follow it.
-        computed: Any = node(*grads)  # type: ignore[operator]
+        function: Any = node
+        computed = function(*grads)
         for i, edge in self._tree.branches(node):
             if computed[i] is not None:
                 grad = _as_expected(computed[i], edge)
@@ -234,12 +238,9 @@ def _as_expected(grad: Tensor, edge: GradientEdge) -> Tensor:
     return grad.sum_to_size(expected.shape).to(expected.dtype)
 
 
-def _memory(tensor: Tensor) -> int:
-    return id(tensor) if tensor.is_sparse else tensor.untyped_storage().data_ptr()
-
-
-def _parameter(end: Node) -> Tensor:
-    parameter: Tensor = end.variable  # type: ignore[attr-defined]
+def _parameter(end: Any) -> Tensor:
+    """Return the parameter at the end of a branch."""
+    parameter: Tensor = end.variable
     return parameter
 
 

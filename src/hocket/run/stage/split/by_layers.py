@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 
 from hocket.model.stages.reroute import rerouted, runs_modules
+from hocket.model.stages.splitter import SplitGradients, Starts
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.split.layers.deferral import Deferral
 from hocket.run.stage.split.module_routes import ModuleRoutes
 from hocket.run.stage.split.routes import make_routes
-from hocket.run.stage.split.splitter import SplitGradients, Starts
 
 
 class ByLayers:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from hocket.run.stage.memory import num_bytes_held
 from hocket.run.stage.split.layers.accumulate import accumulate
 from hocket.run.stage.split.layers.call import DeferredCall
 
@@ -56,8 +57,7 @@ class Pending:
     @property
     def num_bytes(self) -> int:
         """The bytes that it holds, each block of memory once."""
-        storages = [x.untyped_storage() for x in self._held()]
-        return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+        return num_bytes_held(self._held())
 
     def _held(self) -> Iterable[Tensor]:
         for call, dy in self._calls:
