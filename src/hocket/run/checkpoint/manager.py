@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from hocket.run.checkpoint.format.read import check_tensors, read_tensors
 from hocket.run.checkpoint.restore import Key, RestorePlan, make_restore_plan, restore
 from hocket.run.checkpoint.snapshot import HostCopies
 from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.poll import poll
 from hocket.run.cluster.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -343,15 +343,12 @@ def _raise(error: CheckpointError) -> WorkerShare:
 
 def _check_shared_folder(folder: Path, token: str, rank: int) -> str:
     """Check that this worker sees the folder that rank 0 has locked."""
-    deadline_s = time.monotonic() + _VISIBLE_S
-    while token_in(folder) != token:
-        if time.monotonic() > deadline_s:
-            raise CheckpointError(
-                f"rank {rank} does not see the folder of rank 0 at "
-                f"{folder.absolute()}: checkpoints go to one folder that all hosts "
-                "share, given as the same absolute path"
-            )
-        time.sleep(0.05)
+    if not poll(lambda: token_in(folder) == token, _VISIBLE_S):
+        raise CheckpointError(
+            f"rank {rank} does not see the folder of rank 0 at {folder.absolute()}: "
+            "checkpoints go to one folder that all hosts share, given as the same "
+            "absolute path"
+        )
     return ""
 
 

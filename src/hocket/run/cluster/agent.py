@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
@@ -131,14 +131,11 @@ def restored_launcher_globals() -> Iterator[None]:
             yield
         finally:
             env.ELASTIC_SIGNALS.restore(variable)
-            with contextlib.suppress(ValueError):  # not in the main thread: not changed
+            # Outside of the main thread nothing has changed. None is a handler set in
+            # C, which Python cannot set.
+            with contextlib.suppress(ValueError):
                 for number, handler in handlers.items():
-                    signal.signal(number, _python_handler(handler))
-
-
-def _python_handler(handler: Any) -> Any:
-    """Return a handler that Python can set; None means one that was set from C."""
-    return signal.SIG_DFL if handler is None else handler
+                    signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

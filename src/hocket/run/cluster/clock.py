@@ -9,8 +9,9 @@ its time.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -48,24 +49,17 @@ def ping(rank: int, peer: int, clock: Clock = time.perf_counter) -> float:
         peer: the other rank: 0, or on rank 0 the worker that measures.
         clock: returns seconds.
     """
-    best_s = float("inf")
-    offset_s = 0.0
-    for clock_s, sent_s, back_s in _rounds(rank, peer, clock):
-        if back_s - sent_s < best_s:
-            best_s = back_s - sent_s
-            offset_s = clock_s - (sent_s + back_s) / 2
-    return offset_s
-
-
-def _rounds(rank: int, peer: int, clock: Clock) -> Iterator[tuple[float, float, float]]:
     message = torch.zeros(1, dtype=torch.float64)
+    rounds = [(math.inf, 0.0)]  # how long each took, and the offset that it found
     for _ in range(NUM_PINGS):
-        sent_s = clock()
         if rank == 0:
             dist.recv(message, peer)
             message[0] = clock()
             dist.send(message, peer)
-        else:
-            dist.send(message, peer)
-            dist.recv(message, peer)
-            yield message.item(), sent_s, clock()
+            continue
+        sent_s = clock()
+        dist.send(message, peer)
+        dist.recv(message, peer)
+        back_s = clock()
+        rounds.append((back_s - sent_s, message.item() - (sent_s + back_s) / 2))
+    return min(rounds)[1]

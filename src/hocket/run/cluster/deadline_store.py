@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
@@ -24,21 +24,9 @@ from hocket.errors import WaitError
 ANSWER_S: Final = 10.0  # a store answers within a millisecond; lost packets take longer
 
 
-@dataclass(slots=True)
-class _Request:
-    """One request to the store that is under way.
-
-    Args:
-        ask: calls the store.
-        done: set when there is an answer or an error.
-        answer: what the store returned.
-        error: what it raised instead.
-    """
-
-    ask: Callable[[], Any]
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: Any = None
-    error: Exception | None = None
+# A call of the store, and the future of its answer.
+_Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]
+R = TypeVar("R")
 
 
 class DeadlineStore(dist.Store):
@@ -61,7 +49,7 @@ class DeadlineStore(dist.Store):
         self._address = address
         self._answer_s = answer_s
         self._is_lost = False
-        self._calls: SimpleQueue[_Request] = SimpleQueue()
+        self._calls: SimpleQueue[_Call] = SimpleQueue()
         threading.Thread(
             target=_answer, args=(self._calls,), name="hocket-store", daemon=True
         ).start()
@@ -72,41 +60,35 @@ class DeadlineStore(dist.Store):
 
     def get(self, key: str) -> bytes:
         """See `torch.distributed.Store.get`; the key must be there."""
-        answer: bytes = self._ask(self._store.get, key)
-        return answer
+        return self._ask(self._store.get, key)
 
     def add(self, key: str, value: int) -> int:
         """See `torch.distributed.Store.add`."""
-        answer: int = self._ask(self._store.add, key, value)
-        return answer
+        return self._ask(self._store.add, key, value)
 
     def check(self, keys: list[str]) -> bool:
         """See `torch.distributed.Store.check`."""
-        answer: bool = self._ask(self._store.check, keys)
-        return answer
+        return self._ask(self._store.check, keys)
 
-    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        call = _Request(partial(function, *args))
+    def _ask(self, function: Callable[..., R], *args: Any) -> R:
+        answer: Future[R] = Future()
         if not self._is_lost:
-            self._calls.put(call)
-            self._is_lost = not call.done.wait(self._answer_s)
+            self._calls.put((partial(function, *args), answer))
+            self._is_lost = not wait([answer], self._answer_s).done
         if self._is_lost:
             raise WaitError(
                 f"the store at {self._address} did not answer for {self._answer_s:g} "
                 "s: its host (where rank 0's launcher runs) is down, or the network "
                 "between the hosts is"
             )
-        if call.error is not None:
-            raise call.error
-        return call.answer
+        return answer.result()
 
 
-def _answer(calls: SimpleQueue[_Request]) -> None:
-    """Serve one request after the other, as long as the process lives."""
+def _answer(calls: SimpleQueue[_Call]) -> None:
+    """Serve one call after the other, as long as the process lives."""
     while True:
-        call = calls.get()
+        ask, answer = calls.get()
         try:
-            call.answer = call.ask()
+            answer.set_result(ask())
         except Exception as error:  # the caller raises it
-            call.error = error
-        call.done.set()
+            answer.set_exception(error)

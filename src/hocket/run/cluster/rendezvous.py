@@ -16,16 +16,13 @@ attempt's `go`, and it waits until rank 0 names the next one.
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from dataclasses import dataclass
-from typing import Any, Final
 
 import torch.distributed as dist
 
 from hocket.errors import WaitError
-
-_POLL_S: Final = 0.02
+from hocket.run.cluster.poll import poll
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +54,25 @@ def join_rendezvous(
     Raises:
         WaitError: ranks that the message names did not come.
     """
-    deadline_s = time.monotonic() + timeout_s
     if rank == 0:
-        return _lead(store, world_size, restarts, deadline_s)
-    return _follow(store, rank, restarts, deadline_s)
+        return _lead(store, world_size, restarts, timeout_s)
+    return _follow(store, rank, restarts, timeout_s)
 
 
 def _lead(
-    store: dist.Store, world_size: int, restarts: int, deadline_s: float
+    store: dist.Store, world_size: int, restarts: int, timeout_s: float
 ) -> Rendezvous:
     """Name the attempt and wait for the others; rank 0 calls this."""
     name = uuid.uuid4().hex
     store.set("current", name)
-    missing = set(range(1, world_size))
-    while missing := {r for r in missing if not store.check([_here(name, r)])}:
-        if time.monotonic() > deadline_s:
-            late = ", ".join(map(str, sorted(missing)))
-            raise WaitError(
-                f"rank{'s' if len(missing) > 1 else ''} {late} of {world_size} did not "
-                "come: not started, still starting, or unable to reach the store"
-            )
-        time.sleep(_POLL_S)
-    others = [json.loads(store.get(_here(name, r))) for r in range(1, world_size)]
+    keys = {rank: _here(name, rank) for rank in range(1, world_size)}
+    if not poll(lambda: all(store.check([key]) for key in keys.values()), timeout_s):
+        late = [str(rank) for rank, key in keys.items() if not store.check([key])]
+        raise WaitError(
+            f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} of {world_size} did "
+            "not come: not started, still starting, or unable to reach the store"
+        )
+    others = [json.loads(store.get(key)) for key in keys.values()]
     before = int(_read(store, "attempt") or -1)
     attempt = max([before + 1, restarts, *(one["restarts"] for one in others)])
     store.set("attempt", str(attempt))
@@ -88,20 +82,23 @@ def _lead(
 
 
 def _follow(
-    store: dist.Store, rank: int, restarts: int, deadline_s: float
+    store: dist.Store, rank: int, restarts: int, timeout_s: float
 ) -> Rendezvous:
     """Register with rank 0 and wait for its answer; every other rank calls this."""
     own = {"name": uuid.uuid4().hex, "restarts": restarts}
-    current = ""
-    while time.monotonic() < deadline_s:
+    current, go = "", {}
+
+    def is_accepted() -> bool:
+        nonlocal current, go
         newest = _read(store, "current")
         if newest and newest != current:
             current = newest
             store.set(_here(current, rank), json.dumps(own))
-        go: Any = json.loads(_read(store, _go(current)) or "{}")
-        if own["name"] in go.get("names", ()):
-            return Rendezvous(current, go["attempt"])
-        time.sleep(_POLL_S)
+        go = json.loads(_read(store, _go(current)) or "{}")
+        return own["name"] in go.get("names", ())
+
+    if poll(is_accepted, timeout_s):
+        return Rendezvous(current, go["attempt"])
     awaited = "all workers" if current else "rank 0"
     raise WaitError(
         f"rank {rank} reached the store, but {awaited} did not come to it in time: not "

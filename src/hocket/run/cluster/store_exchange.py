@@ -7,7 +7,6 @@ Every worker must make the same exchanges in the same order; each has its own ke
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,11 +15,10 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from hocket.errors import SchemaError, WaitError
+from hocket.run.cluster.poll import poll
 from hocket.run.diagnostics.job_folder import Json
 
 MAX_BYTES: Final = 16 * 2**20  # of one worker's JSON
-_FIRST_POLL_S: Final = 0.0005
-_LAST_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +122,25 @@ class StoreExchange:
         timeout_s: float,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """Poll the store, so that signals are handled and missing ranks are named."""
-        deadline_s = time.monotonic() + timeout_s
-        pause_s = _FIRST_POLL_S
+        """Poll the store; name the ranks that do not come."""
         ranks = range(self.world_size) if ranks is None else ranks
         missing = dict(zip(ranks, keys, strict=True))
-        while missing := self._missing_ranks(missing, name):
-            if time.monotonic() > deadline_s:
-                names = ", ".join(str(rank) for rank in missing)
-                raise WaitError(
-                    f"rank {self.rank} waited {timeout_s:g} s at {name!r} for "
-                    f"rank{'s' if len(missing) > 1 else ''} {names}"
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
 
-    def _missing_ranks(self, keys: dict[int, str], name: str) -> dict[int, str]:
+        def have_come() -> bool:
+            for rank in [r for r, key in missing.items() if self.store.check([key])]:
+                del missing[rank]
+            return not missing
+
         try:
-            return {r: key for r, key in keys.items() if not self.store.check([key])}
+            if poll(have_come, timeout_s):
+                return
         except dist.DistError as error:
             raise WaitError(
                 f"rank {self.rank} lost the store at {name!r}; its holder (the "
                 f"launcher of the first host) is gone: {error}"
             ) from error
+        names = ", ".join(map(str, missing))
+        raise WaitError(
+            f"rank {self.rank} waited {timeout_s:g} s at {name!r} for "
+            f"rank{'s' if len(missing) > 1 else ''} {names}"
+        )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from hocket.run.cluster.poll import poll
 from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from hocket.run.diagnostics.job_folder import WorkerFiles
 
@@ -67,11 +68,8 @@ class WorkerWatch:
             if snapshot is not None:
                 self._pids[rank] = snapshot.pid
                 _kill(snapshot.pid)
-        deadline_s = time.monotonic() + GRACE_S
-        while any(_is_alive(pid) for pid in self._pids.values()):
-            if time.monotonic() > deadline_s:
-                return  # in the kernel, which will end it when it can
-            time.sleep(_POLL_S)
+        # One that stays is in the kernel, which will end it when it can.
+        poll(lambda: not any(map(_is_alive, self._pids.values())), GRACE_S)
 
     def _run(self) -> None:
         failed_s = float("inf")

@@ -5,18 +5,15 @@ Each value is exchanged once: an address, or the schema for one shape signature.
 
 from __future__ import annotations
 
-import time
 from enum import Enum
-from typing import Final, assert_never
+from typing import assert_never
 
 from torch.distributed.distributed_c10d import Store
 
 from hocket.errors import SchemaError, WaitError
+from hocket.run.cluster.poll import poll
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.transport import Channel
-
-_FIRST_PAUSE_S: Final = 0.0005
-_LAST_PAUSE_S: Final = 0.02
 
 
 class ChannelEnd(Enum):
@@ -95,20 +92,15 @@ def wait_for_value(
     Raises:
         WaitError: it did not come in time.
     """
-    until_s = time.monotonic() + timeout_s
-    pause_s = _FIRST_PAUSE_S
     try:
         # Not `store.wait`, which lets no signal through: Ctrl-C would take a minute.
-        while not store.check([key]):
-            if time.monotonic() >= until_s:
-                raise WaitError(
-                    f"{channel}: waited {timeout_s:.1f} s for {what}; the other end "
-                    "may have ended, be stuck, or be slower than the timeout allows"
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-        return store.get(key).decode()
+        if poll(lambda: store.check([key]), timeout_s):
+            return store.get(key).decode()
     except RuntimeError as error:  # of whatever kind a store's errors are
         raise WaitError(
             f"{channel}: lost the job's store while waiting for {what}: {error}"
         ) from error
+    raise WaitError(
+        f"{channel}: waited {timeout_s:.1f} s for {what}; the other end may have "
+        "ended, be stuck, or be slower than the timeout allows"
+    )

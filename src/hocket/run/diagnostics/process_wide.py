@@ -33,8 +33,7 @@ def signal_handler(number: signal.Signals, handler: Handler) -> Iterator[None]:
 
     def put(new: Handler) -> Handler:
         # Python returns None for a handler set in C, and cannot put it back.
-        before = signal.signal(number, new)
-        return signal.SIG_DFL if before is None else before
+        return signal.signal(number, new) or signal.SIG_DFL
 
     with _put(put, handler, _handlers[number]):
         yield

@@ -55,44 +55,42 @@ class TorchSender(Sender):
     """Packs messages and hands them to the backend; see `Sender`."""
 
     def __init__(
-        self, channel: Channel, number: int, wire: Wire, pool: Pool, *, num_buffers: int
+        self, number: int, wire: Wire, pool: Pool, *, num_buffers: int
     ) -> None:
-        self._channel = channel
         self._number = number
         self._wire = wire
+        self._pool = pool
         self._num_buffers = num_buffers
         self._num_sent = 0
-        self._on_their_way: deque[_InFlight] = deque()
-        self._pool = pool
+        self._in_flight: deque[_InFlight] = deque()
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
         """See `Sender.send`."""
-        check_tensors(self._channel, tag, tensors, schema)
-        while len(self._on_their_way) >= self._num_buffers:
+        check_tensors(self._wire.channel, tag, tensors, schema)
+        while len(self._in_flight) >= self._num_buffers:
             self._finish_oldest(self._wire.timeout_s)
         buffer = self._pool.take(schema)
         for place, tensor in zip(buffer.views, tensors, strict=True):
             place.copy_(tensor.detach())
         number = wire_number(self._number, self._num_sent, tag)
-        work = self._wire.send(buffer.flat, number, self._channel, tag)
+        work = self._wire.start(dist.isend, buffer.flat, number, tag)
         self._num_sent += 1
-        self._on_their_way.append(_InFlight(tag, buffer, work))
+        self._in_flight.append(_InFlight(tag, buffer, work))
 
     def flush(self, timeout_s: float) -> None:
         """See `Sender.flush`."""
         until_s = time.monotonic() + timeout_s
-        while self._on_their_way:
+        while self._in_flight:
             self._finish_oldest(max(0.001, until_s - time.monotonic()))
 
     def close(self) -> None:
         """See `Sender.close`."""
-        self._on_their_way.clear()
+        self._in_flight.clear()
 
     def _finish_oldest(self, timeout_s: float) -> None:
-        oldest = self._on_their_way[0]
-        to_rank = self._channel.to_rank
-        self._wire.wait(oldest.work, self._channel, oldest.tag, to_rank, timeout_s)
-        self._on_their_way.popleft()
+        oldest = self._in_flight[0]
+        self._wire.wait(oldest.work, oldest.tag, timeout_s)
+        self._in_flight.popleft()
         self._pool.release(oldest.buffer)
 
 
@@ -100,24 +98,17 @@ class TorchReceiver(Receiver):
     """Posts receives before their messages are sent; see `Receiver`."""
 
     def __init__(
-        self,
-        channel: Channel,
-        store: Store,
-        wire: Wire,
-        pool: Pool,
-        *,
-        num_buffers: int,
+        self, store: Store, wire: Wire, pool: Pool, *, num_buffers: int
     ) -> None:
-        self._channel = channel
         self._store = store
         self._wire = wire
+        self._pool = pool
         self._num_buffers = num_buffers
         self._number: int | None = None  # the sender's end has it, once that is made
         self._num_posted = 0
         self._expected: deque[tuple[int, Schema]] = deque()
         self._posted: dict[int, _InFlight] = {}
         self._held: dict[int, Buffer] = {}
-        self._pool = pool
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
         """See `Receiver.expect`."""
@@ -133,11 +124,11 @@ class TorchReceiver(Receiver):
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """See `Receiver.receive`."""
         while tag not in self._posted:
-            assert self._expected, f"{self._channel.message(tag)} was never expected"
+            channel = self._wire.channel
+            assert self._expected, f"{channel.message(tag)} was never expected"
             self._post_next()
         posted = self._posted[tag]
-        wire, from_rank = self._wire, self._channel.from_rank
-        wire.wait(posted.work, self._channel, tag, from_rank, wire.timeout_s)
+        self._wire.wait(posted.work, tag, self._wire.timeout_s)
         del self._posted[tag]
         self._post_early()
         self._held[tag] = posted.buffer
@@ -162,15 +153,17 @@ class TorchReceiver(Receiver):
             self._number = self._next_number()
         buffer = self._pool.take(schema)
         number = wire_number(self._number, self._num_posted, tag)
-        work = self._wire.receive(buffer.flat, number, self._channel, tag)
+        work = self._wire.start(dist.irecv, buffer.flat, number, tag)
         self._num_posted += 1
         self._posted[tag] = _InFlight(tag, buffer, work)
 
     def _next_number(self) -> int:
-        what = f"rank {self._channel.from_rank} to make its end of the channel"
-        timeout_s = self._wire.timeout_s
-        key = _number_key(self._channel)
-        return int(wait_for_value(self._store, self._channel, key, what, timeout_s))
+        wire = self._wire
+        what = f"rank {wire.peer} to make its end of the channel"
+        key = _number_key(wire.channel)
+        return int(
+            wait_for_value(self._store, wire.channel, key, what, wire.timeout_s)
+        )
 
 
 class TorchTransport(Transport):
@@ -201,7 +194,10 @@ class TorchTransport(Transport):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._store = store
-        self._wire = Wire(group, device, timeout_s, on_wait)
+        self._group = group
+        self._device = device
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
         self._own_groups: list[dist.ProcessGroup] = [] if group is None else [group]
         self._num_buffers = num_buffers
         self._ends: list[Sender | Receiver] = []
@@ -215,18 +211,16 @@ class TorchTransport(Transport):
                 f"{channel}: a job can have {MAX_CHANNELS} channels, no more"
             )
         self._store.set(_number_key(channel), str(number))
-        wire = self._wire_of(channel)
-        sender = TorchSender(
-            channel, number, wire, self._sent, num_buffers=self._num_buffers
-        )
+        wire = self._wire(channel, channel.to_rank)
+        sender = TorchSender(number, wire, self._sent, num_buffers=self._num_buffers)
         self._ends.append(sender)
         return sender
 
     def receiver(self, channel: Channel) -> Receiver:
         """See `Transport.receiver`."""
-        wire = self._wire_of(channel)
+        wire = self._wire(channel, channel.from_rank)
         receiver = TorchReceiver(
-            channel, self._store, wire, self._received, num_buffers=self._num_buffers
+            self._store, wire, self._received, num_buffers=self._num_buffers
         )
         self._ends.append(receiver)
         return receiver
@@ -244,13 +238,17 @@ class TorchTransport(Transport):
             with contextlib.suppress(ValueError):  # a process that left the job has left it, too
                 dist.destroy_process_group(self._own_groups.pop())
 
-    def _wire_of(self, channel: Channel) -> Wire:
-        wire = self._wire
-        if wire.device.type == "cpu":
-            return wire
-        group = dist.new_group(
+    def _wire(self, channel: Channel, peer: int) -> Wire:
+        is_cpu = self._device.type == "cpu"
+        group = self._group if is_cpu else self._nccl_group(channel)
+        device, timeout_s, on_wait = self._device, self._timeout_s, self._on_wait
+        return Wire(group, device, timeout_s, on_wait, channel, peer)
+
+    def _nccl_group(self, channel: Channel) -> dist.ProcessGroup:
+        """Make the group of a channel's two ranks."""
+        group: dist.ProcessGroup = dist.new_group(
             [channel.from_rank, channel.to_rank],
-            timeout=timedelta(seconds=wire.timeout_s),
+            timeout=timedelta(seconds=self._timeout_s),
             backend="nccl",
             use_local_synchronization=True,  # of these two ranks, not of all
             group_desc=str(channel),
@@ -258,12 +256,12 @@ class TorchTransport(Transport):
         self._own_groups.append(group)
         # NCCL connects at the first message, and the ranks wait for each other then.
         # Here all ranks reach each channel in one order; in the first step they may not.
-        hello = torch.zeros(1, device=wire.device)
+        hello = torch.zeros(1, device=self._device)
         if dist.get_rank() == channel.from_rank:
             dist.send(hello, channel.to_rank, group=group)
         else:
             dist.recv(hello, channel.from_rank, group=group)
-        return Wire(group, wire.device, wire.timeout_s, wire.on_wait)
+        return group
 
 
 def _number_key(channel: Channel) -> str:

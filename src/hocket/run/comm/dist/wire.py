@@ -12,6 +12,7 @@ microbatch or schema a wait that ends, not a wrong message.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -43,54 +44,54 @@ def wire_number(channel: int, message: int, tag: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The process group and device of one channel end.
+    """One end of a channel in a process group.
 
     Args:
         group: the group of both ends; None for the job's.
         device: the tensors' device.
         timeout_s: how long a wait may take.
         on_wait: called before each wait.
+        channel: the channel.
+        peer: the rank at the other end.
     """
 
     group: dist.ProcessGroup | None
     device: torch.device
     timeout_s: float
     on_wait: OnWait
+    channel: Channel
+    peer: int
 
-    def send(self, flat: Tensor, number: int, channel: Channel, tag: int) -> dist.Work:
-        """Start to send a message."""
-        to_rank = channel.to_rank
-        try:
-            work = dist.isend(flat, to_rank, group=self.group, tag=number)
-        except RuntimeError as error:
-            raise _lost(channel, tag, to_rank, 0.0, error) from error
-        assert work is not None, "this rank is a member of the group"
-        return work
-
-    def receive(
-        self, flat: Tensor, number: int, channel: Channel, tag: int
+    def start(
+        self,
+        transfer: Callable[..., dist.Work | None],
+        flat: Tensor,
+        number: int,
+        tag: int,
     ) -> dist.Work:
-        """Start to receive a message."""
-        from_rank = channel.from_rank
+        """Start to send or receive a message.
+
+        Args:
+            transfer: `dist.isend` or `dist.irecv`.
+            flat: the message's bytes.
+            number: the number under which both ends pair it.
+            tag: the message's tag.
+        """
         try:
-            work = dist.irecv(flat, from_rank, group=self.group, tag=number)
+            work = transfer(flat, self.peer, group=self.group, tag=number)
         except RuntimeError as error:
-            raise _lost(channel, tag, from_rank, 0.0, error) from error
+            raise self._lost(tag, 0.0, error) from error
         assert work is not None, "this rank is a member of the group"
         return work
 
-    def wait(
-        self, work: dist.Work, channel: Channel, tag: int, other: int, timeout_s: float
-    ) -> None:
+    def wait(self, work: dist.Work, tag: int, timeout_s: float) -> None:
         """Wait until a message has left or arrived.
 
         With NCCL only the device waits; there NCCL's watchdog keeps the deadline.
 
         Args:
             work: the operation to wait for.
-            channel: the message's channel.
             tag: the message's tag.
-            other: the rank at the other end.
             timeout_s: how long to wait.
 
         Raises:
@@ -99,27 +100,25 @@ class Wire:
         if self.device.type != "cpu":
             work.wait()
             return
-        self.on_wait(channel.name, other)
+        self.on_wait(self.channel.name, self.peer)
         begin_s = time.monotonic()
         try:
             work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             waited_s = time.monotonic() - begin_s
-            raise _lost(channel, tag, other, waited_s, error) from error
+            raise self._lost(tag, waited_s, error) from error
 
-
-def _lost(
-    channel: Channel, tag: int, other: int, waited_s: float, error: RuntimeError
-) -> WaitError:
-    """Translate an error of the backend."""
-    message = channel.message(tag)
-    reason = str(error).strip().split("\n", 1)[0]
-    if "imed out" in reason:
+    def _lost(self, tag: int, waited_s: float, error: RuntimeError) -> WaitError:
+        """Translate an error of the backend."""
+        message = self.channel.message(tag)
+        reason = str(error).strip().split("\n", 1)[0]
+        if "imed out" in reason:
+            return WaitError(
+                f"{message}: waited {waited_s:.1f} s for rank {self.peer}: it is "
+                "stopped, stuck, slower than the timeout allows, or its messages are "
+                f"others than those expected here ({reason})"
+            )
         return WaitError(
-            f"{message}: waited {waited_s:.1f} s for rank {other}: it is stopped, "
-            "stuck, slower than the timeout allows, or its messages are others than "
-            f"those expected here ({reason})"
+            f"{message}: rank {self.peer} is gone after a wait of {waited_s:.1f} s "
+            f"({reason})"
         )
-    return WaitError(
-        f"{message}: rank {other} is gone after a wait of {waited_s:.1f} s ({reason})"
-    )
