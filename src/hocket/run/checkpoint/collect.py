@@ -57,10 +57,6 @@ class WorkerShare:
     updates: tuple[UpdateRecord, ...]
     random: dict[str, Any]
 
-    def with_tensors(self, tensors: Tensors) -> WorkerShare:
-        """Return a copy with other tensors in place of the live ones."""
-        return replace(self, tensors=tensors)
-
 
 def collect(
     executor: Executor, plan: Plan, layout: Layout, world: World

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
+from torch import Tensor
 
 from hocket.errors import CheckpointError, DamagedError, DataError
 from hocket.model.stages.outline import Outline
@@ -21,8 +22,12 @@ from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.format.folder import find, previous
 from hocket.run.checkpoint.format.lock import FolderLock, token_in
 from hocket.run.checkpoint.format.manifest import RunRecord
-from hocket.run.checkpoint.format.opened import check_pointer, open_checkpoint
-from hocket.run.checkpoint.format.read import check_tensors, read_tensors
+from hocket.run.checkpoint.format.opened import (
+    check_pointer,
+    check_tensors,
+    open_checkpoint,
+)
+from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.restore import Key, RestorePlan, make_restore_plan, restore
 from hocket.run.checkpoint.snapshot import HostCopies
 from hocket.run.cluster.layout import Layout
@@ -110,22 +115,16 @@ class CheckpointManager:
             raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
         data = _as_json(data)
         with self._noted("save", step):
-            self._save(folder, step, data, background=background, keep=keep)
-
-    def _save(
-        self, folder: Path, step: int, data: Any, *, background: bool, keep: int | None
-    ) -> None:
-        self._writer.wait()
-        self._enter(folder)
-        run = replace(self._run(), step=step, data=data)
-        collected = _attempted(self._collected)
-        exchange = self._exchange()
-        if not background:
-            commit(SaveJob(folder, run, keep), collected, exchange)
-            return
-        copied = _attempted(lambda: self._copied(collected()))
-        order = SaveJob(folder, run, keep, self._writer.wants_more)
-        self._writer.start(partial(commit, order, copied, exchange))
+            self._writer.wait()
+            self._enter(folder)
+            run = replace(self._run(), step=step, data=data)
+            share = _attempted(self._collected if not background else self._copied)
+            exchange = self._exchange()
+            if background:
+                job = SaveJob(folder, run, keep, self._writer.wants_more)
+                self._writer.start(partial(commit, job, share, exchange))
+            else:
+                commit(SaveJob(folder, run, keep), share, exchange)
 
     def load(self, folder: Path, step: int | str, *, allow_previous: bool) -> Loaded:
         """Load a checkpoint's state; every worker must call this.
@@ -140,25 +139,20 @@ class CheckpointManager:
 
     def _load(self, folder: Path, step: int | str, *, allow_previous: bool) -> Loaded:
         exchange = self._exchange()
-        candidates = _agreed(
-            exchange,
-            "candidates",
-            lambda: (
-                _candidates(folder, step, allow_previous=allow_previous)
-                if exchange.rank == 0
-                else []
-            ),
-        )[0]
+        find_all = partial(_candidates, folder, step, allow_previous=allow_previous)
+        find_here = find_all if exchange.rank == 0 else list
+        [candidates, *_] = _agreed(exchange, "candidates", find_here)
         faults: list[str] = []
         for name in candidates:
             path = folder / str(name)
-            needs, tensors, fault = self._read(path, exchange)
-            if needs is not None and tensors is not None:
+            found = self._read(path, exchange)
+            if not isinstance(found, str):
+                needs, tensors = found
                 restore(needs, tensors, self._executor, self._layout, self._world)
                 run = needs.opened.manifest.run
                 return Loaded(path, run.step, run.data)
-            faults.append(fault)
-            log.warning("%s", fault)
+            faults.append(found)
+            log.warning("%s", found)
         hint = "" if allow_previous else _HINT
         raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
 
@@ -186,15 +180,10 @@ class CheckpointManager:
         if folder.absolute() == self._folder:
             return
         exchange = self._exchange()
-        is_main = exchange.rank == 0
-        [token, *_] = _agreed(
-            exchange, "lock", lambda: self._take(folder) if is_main else ""
-        )
-        _agreed(
-            exchange,
-            "folder",
-            lambda: _check_shared_folder(folder, str(token), exchange.rank),
-        )
+        take = partial(self._take, folder) if exchange.rank == 0 else str
+        [token, *_] = _agreed(exchange, "lock", take)
+        check = partial(_check_shared_folder, folder, str(token), exchange.rank)
+        _agreed(exchange, "folder", check)
         self._folder = folder.absolute()
 
     def _take(self, folder: Path) -> str:
@@ -216,54 +205,45 @@ class CheckpointManager:
             self._base = describe(self._outline, self._executor, self._layout)
         scaler = self._executor.scaler
         state = None if scaler is None else scaler.state_dict()
-        return replace(self._base, seed=self._seed, scaler=state)
-
-    @property
-    def _seed(self) -> int:
-        return next(iter(self._executor.runners.values())).seed
+        runner = next(iter(self._executor.runners.values()))
+        return replace(self._base, seed=runner.seed, scaler=state)
 
     def _collected(self) -> WorkerShare:
         return collect(self._executor, self._plan, self._layout, self._world)
 
-    def _copied(self, share: WorkerShare) -> WorkerShare:
-        return share.with_tensors(self._copies.copy(share.tensors))
+    def _copied(self) -> WorkerShare:
+        share = self._collected()
+        return replace(share, tensors=self._copies.copy(share.tensors))
 
     def _read(
         self, path: Path, exchange: StoreExchange
-    ) -> tuple[RestorePlan | None, dict[Key, Any] | None, str]:
-        """Read what this worker needs, once every worker has found all files complete.
+    ) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
+        """Read what this worker needs; return the damage if any worker finds some.
 
         Raises:
             CheckpointError: it does not fit, on some worker.
         """
-        needs: RestorePlan | None = None
-        tensors: dict[Key, Any] | None = None
+        found: list[tuple[RestorePlan, dict[Key, Tensor]]] = []
 
         def read() -> str:
-            nonlocal needs, tensors
-            opened = open_checkpoint(path)
-            needs = make_restore_plan(
-                opened,
-                self._outline,
-                self._executor,
-                self._plan,
-                self._layout,
-                self._run(),
-            )
-            if exchange.rank == 0:
-                check_tensors(needs.spare)
-            tensors = read_tensors(needs.locations)
-            return ""
-
-        def read_or_fail() -> str:
             try:
-                return read()
+                needs = make_restore_plan(
+                    open_checkpoint(path),
+                    self._outline,
+                    self._executor,
+                    self._plan,
+                    self._layout,
+                    self._run(),
+                )
+                if exchange.rank == 0:
+                    check_tensors(needs.spare)
+                found.append((needs, read_tensors(needs.locations)))
             except DamagedError as error:
                 return str(error)
+            return ""
 
-        results = _agreed(exchange, f"read {path.name}", read_or_fail)
-        damage = next((str(x) for x in results if x), "")
-        return (None, None, damage) if damage else (needs, tensors, "")
+        damages = _agreed(exchange, f"read {path.name}", read)
+        return next((str(x) for x in damages if x), None) or found[0]
 
     @contextmanager
     def _noted(self, what: str, step: int) -> Iterator[None]:

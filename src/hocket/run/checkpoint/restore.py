@@ -211,10 +211,10 @@ def _replica_places(
     if opened.manifest.run.num_replicas != layout.num_replicas:
         return {}
     return {
-        (Section.REPLICA, name): TensorLocation(opened.path / file.name, begin, record)
+        (Section.REPLICA, name): location
         for part, file in opened.files(Section.REPLICA)
         if part.replica == layout.replica
-        for name, record, begin in file.locations()
+        for name, location in opened.locations_in(file).items()
     }
 
 
@@ -265,9 +265,9 @@ def _spare(
                 for name in trained & updates.states.keys():
                     taken.update(tensor_names(updates.states[name]))
     left = {
-        f"{file.name}: {name}": TensorLocation(opened.path / file.name, begin, record)
+        f"{file.name}: {name}": location
         for _, file in opened.files(Section.REPLICA)
-        for name, record, begin in file.locations()
+        for name, location in opened.locations_in(file).items()
     }
     used = {Section.OPTIMIZER: taken, Section.AVERAGED: trained, **used}
     for section, names_used in used.items():

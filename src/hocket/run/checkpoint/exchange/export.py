@@ -12,9 +12,9 @@ or not at all, and nothing is written over.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,11 @@ import torch
 from torch import Tensor
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.format.durable import remove_folder, sync_folder, write_file
+from hocket.run.checkpoint.format.durable import (
+    renamed_when_complete,
+    sync_folder,
+    write_file,
+)
 from hocket.run.checkpoint.format.folder import find
 from hocket.run.checkpoint.format.manifest import MANIFEST, Section
 from hocket.run.checkpoint.format.opened import (
@@ -154,23 +158,17 @@ def _safetensors(
         names = [target.name]
     else:
         stem, count = target.name.removesuffix(".safetensors"), len(groups)
-        names = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in _from_1(count)]
+        numbers = range(1, count + 1)
+        names = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in numbers]
     ties = opened.manifest.run.ties.items()
     metadata = {other: first for first, others in ties for other in others}
     files = []
     for name, group in zip(names, groups, strict=True):
         sources = {key: _source(key, place) for key, place in group.items()}
         own = {other: first for other, first in metadata.items() if first in group}
-        path = target.with_name(name)
-        temporary = path.with_name(f".{name}.new")
-        temporary.unlink(missing_ok=True)
-        try:
+        files.append(target.with_name(name))
+        with renamed_when_complete(files[-1]) as temporary:
             write_tensors(temporary, Section.WEIGHTS, sources, own)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        files.append(path)
     if len(groups) > 1:
         index = target.with_name(f"{stem}.safetensors.index.json")
         write_file(index, _index(names, groups))
@@ -201,25 +199,20 @@ def _hugging_face(
             "of that library become such a folder; take safetensors"
         )
 
-    def write(folder: Path) -> None:
+    with _new_folder(target) as folder:
         _safetensors(locations, opened, folder / "model.safetensors", max_file_bytes)
         write_file(folder / "config.json", json.dumps(config, indent=2).encode())
-
-    return _as_folder(target, write)
+    return [target]
 
 
 def _torch(
     locations: Mapping[str, TensorLocation], opened: OpenedCheckpoint, target: Path
 ) -> list[Path]:
-    temporary = target.with_name(f".{target.name}.new")
     try:
-        torch.save(_state_dict(locations, opened), temporary)
-        os.replace(temporary, target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError):  # torch's own for a full disk
-            raise CheckpointError(f"cannot write {target}: {error}") from error
-        raise
+        with renamed_when_complete(target) as temporary:
+            torch.save(_state_dict(locations, opened), temporary)
+    except RuntimeError as error:  # torch's own for a full disk
+        raise CheckpointError(f"cannot write {target}: {error}") from error
     return [target]
 
 
@@ -229,29 +222,20 @@ def _distributed(
     import torch.distributed.checkpoint as dcp
 
     state: dict[str, Any] = dict(_state_dict(locations, opened))
-
-    def write(folder: Path) -> None:
-        with warnings.catch_warnings():  # it warns that one process is all there is
-            warnings.simplefilter("ignore", UserWarning)
-            dcp.save(state, checkpoint_id=folder, no_dist=True)
-
-    return _as_folder(target, write)
-
-
-def _as_folder(target: Path, write: Any) -> list[Path]:
-    """Write into a temporary folder, and rename it when it is complete."""
-    temporary = target.with_name(f".{target.name}.new")
-    remove_folder(temporary)
-    try:
-        temporary.mkdir(parents=True)
-        write(temporary)
-        sync_folder(temporary)
-        os.rename(temporary, target)
-    except BaseException:
-        remove_folder(temporary)
-        raise
-    sync_folder(target.absolute().parent)
+    with _new_folder(target) as folder, warnings.catch_warnings():
+        # It warns that one process is all there is.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
     return [target]
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Make a folder under another name; it is renamed when it is complete."""
+    with renamed_when_complete(target) as temporary:
+        temporary.mkdir(parents=True)
+        yield temporary
+        sync_folder(temporary)
 
 
 def _split(
@@ -267,10 +251,6 @@ def _split(
         group[name] = place
         size += place.record.num_bytes
     yield group
-
-
-def _from_1(count: int) -> range:
-    return range(1, count + 1)
 
 
 def _source(name: str, place: TensorLocation) -> TensorSource:

@@ -43,15 +43,26 @@ def write_file(path: Path, content: bytes) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: readers see the old or the new one."""
-    written = path.with_name(f".{path.name}.new")
-    written.unlink(missing_ok=True)
+    with renamed_when_complete(path) as temporary:
+        write_file(temporary, content)
+
+
+@contextmanager
+def renamed_when_complete(path: Path) -> Iterator[Path]:
+    """Write a file or folder under another name; it is renamed when the block ends.
+
+    Yields:
+        The path to write to; nothing is left there if the block raises.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    remove_folder(temporary)
     try:
-        write_file(written, content)
-        os.replace(written, path)
-    except OSError:
-        written.unlink(missing_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        remove_folder(temporary)
         raise
-    sync_folder(path.parent)
+    sync_folder(path.absolute().parent)
 
 
 def sync_folder(path: Path) -> None:

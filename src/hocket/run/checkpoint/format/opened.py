@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.format.folder import pointer, step_of
@@ -23,6 +23,8 @@ from hocket.run.checkpoint.format.manifest import (
     WorkerPart,
     from_json,
 )
+
+K = TypeVar("K", bound=Hashable)
 
 SLICE_BYTES: Final = 4 * 2**20  # read and hashed at once: fits a cache
 _MAX_JSON_BYTES: Final = 512 * 2**20
@@ -68,9 +70,15 @@ class OpenedCheckpoint:
 
     def locations(self, section: Section) -> dict[str, TensorLocation]:
         """Return the location of every tensor of a section, by name."""
+        found: dict[str, TensorLocation] = {}
+        for _, file in self.files(section):
+            found |= self.locations_in(file)
+        return found
+
+    def locations_in(self, file: TensorFile) -> dict[str, TensorLocation]:
+        """Return the location of every tensor of a file, by name."""
         return {
             name: TensorLocation(self.path / file.name, begin, record)
-            for _, file in self.files(section)
             for name, record, begin in file.locations()
         }
 
@@ -165,13 +173,50 @@ def hash_range(
     return digest.hexdigest()
 
 
-def damaged_tensor(location: TensorLocation, name: str) -> DamagedError:
-    """Return the error for a tensor whose bytes do not match its hash."""
-    last = location.begin + location.record.num_bytes
-    return DamagedError(
-        f"{location.path} is damaged: the bytes {location.begin:,} to {last:,} "
-        f"({name}) are not those that were saved (SHA-256)"
-    )
+def opened_files(
+    locations: Mapping[K, TensorLocation],
+) -> Iterator[tuple[int, K, TensorLocation]]:
+    """Yield tensors in the order of their bytes, each with its open file and key."""
+    by_file: dict[Path, list[tuple[K, TensorLocation]]] = {}
+    for key, location in locations.items():
+        by_file.setdefault(location.path, []).append((key, location))
+    for path, wanted in by_file.items():
+        with open_file(path) as handle:
+            for key, location in sorted(wanted, key=lambda pair: pair[1].begin):
+                yield handle, key, location
+
+
+def check_tensors(locations: Mapping[str, TensorLocation]) -> None:
+    """Read tensors only to check that they are what was saved.
+
+    Raises:
+        DamagedError: a byte differs; names the file.
+    """
+    for handle, name, location in opened_files(locations):
+        check_tensor(handle, location, name)
+
+
+def check_tensor(
+    handle: int, location: TensorLocation, name: str, into: memoryview | None = None
+) -> None:
+    """Read a tensor and compare it with its hash.
+
+    Args:
+        handle: the open file.
+        location: the tensor's location.
+        name: the tensor's name, for errors.
+        into: a buffer to keep the bytes in; without it, nothing is kept.
+
+    Raises:
+        DamagedError: a byte differs; names the file.
+    """
+    begin, num_bytes = location.begin, location.record.num_bytes
+    found = hash_range(handle, begin, num_bytes, location.path, into)
+    if found != location.record.sha256:
+        raise DamagedError(
+            f"{location.path} is damaged: the bytes {begin:,} to "
+            f"{begin + num_bytes:,} ({name}) are not those that were saved (SHA-256)"
+        )
 
 
 def _expected(path: Path) -> str:

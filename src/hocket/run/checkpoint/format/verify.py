@@ -7,12 +7,9 @@ from pathlib import Path
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.format.opened import (
     OpenedCheckpoint,
-    TensorLocation,
     check_pointer,
-    damaged_tensor,
-    hash_range,
+    check_tensors,
     open_checkpoint,
-    open_file,
 )
 
 
@@ -31,14 +28,7 @@ def verify(path: str | Path) -> OpenedCheckpoint:
     opened = open_checkpoint(path)
     for part in opened.parts:
         for file in part.files:
-            file_path = path / file.name
-            with open_file(file_path) as handle:
-                for name, record, begin in file.locations():
-                    found = hash_range(handle, begin, record.num_bytes, file_path)
-                    if found != record.sha256:
-                        raise damaged_tensor(
-                            TensorLocation(file_path, begin, record), name
-                        )
+            check_tensors(opened.locations_in(file))
     return opened
 
 
