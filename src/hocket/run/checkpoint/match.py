@@ -81,18 +81,17 @@ def check_setup(path: Path, there: RunRecord, here: RunRecord) -> None:
         CheckpointError: the runs differ; names what differs.
     """
     kinds = [
-        ("gradient scaler (precision)", there.scaler, here.scaler),
         (
-            "averaged weights (ema_decay)",
-            there.has_averages or None,
-            here.has_averages or None,
+            "gradient scaler (precision)",
+            there.scaler is not None,
+            here.scaler is not None,
         ),
+        ("averaged weights (ema_decay)", there.has_averages, here.has_averages),
     ]
     differing = [
-        f"{what} {'there' if own is None else 'here'}, but none "
-        f"{'here' if own is None else 'there'}"
+        f"{what} {'here' if own else 'there'}, but none {'there' if own else 'here'}"
         for what, saved, own in kinds
-        if (saved is None) != (own is None)
+        if saved != own
     ]
     if differing:
         raise CheckpointError(

@@ -76,31 +76,28 @@ class MessageAllSum:
         what: str = _WHAT,
         devices: Sequence[int] | None = None,
     ) -> None:
-        own, is_first = layout.rank, layout.replica == 0
+        own = layout.rank
         ranks = [layout.ranks[d] for d in devices or range(layout.num_devices)]
-        peers = [rank for rank in ranks if rank != own] if is_first else []
-        copies = layout.replicas_of(layout.device)
+        first, *copies = layout.replicas_of(layout.device)
         self._peers_in: list[Receiver] = []
         self._peers_out: list[Sender] = []
-        for peer in peers:
-            # Both ends of a channel are made in one order on all workers.
-            for source, target in sorted([(own, peer), (peer, own)]):
-                if source == own:
-                    self._peers_out.append(transport.sender(Channel(what, own, target)))
-                else:
-                    self._peers_in.append(
-                        transport.receiver(Channel(what, source, own))
-                    )
         self._copies_out: list[Sender] = []
         self._original_in: list[Receiver] = []  # of another replica: from the first one
-        if is_first:
-            self._copies_out = [
-                transport.sender(Channel(what, own, copy)) for copy in copies[1:]
-            ]
-        else:
-            self._original_in = [transport.receiver(Channel(what, copies[0], own))]
         self._schema: Schema | None = None
         self._posted: tuple[Tensor, int] | None = None
+        if own != first:
+            self._original_in.append(transport.receiver(Channel(what, first, own)))
+            return
+        for peer in ranks:
+            # Both ends of a channel are made in one order on all workers.
+            for source, target in sorted({(own, peer), (peer, own)} - {(own, own)}):
+                channel = Channel(what, source, target)
+                if source == own:
+                    self._peers_out.append(transport.sender(channel))
+                else:
+                    self._peers_in.append(transport.receiver(channel))
+        for copy in copies:
+            self._copies_out.append(transport.sender(Channel(what, own, copy)))
 
     def post(self, own: Tensor, step: int) -> None:
         """See `AllSum.post`."""

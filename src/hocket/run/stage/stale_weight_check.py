@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hocket.errors import ModelError
 from hocket.model.capture.are_close import are_close
@@ -36,6 +37,7 @@ from hocket.run.stage.seed import preserve_generators, random_state, set_random_
 Leaves = Mapping[str, Tensor]
 
 _NUM_SAMPLED: Final = 4096  # elements of a gradient that are compared
+_NUM_SHOWN: Final = 3  # names in an error
 
 
 def check_stale_weights(
@@ -61,17 +63,12 @@ def check_stale_weights(
         ModelError: one of its modules keeps state between forwards, runs again in the
             backward, or finds weights otherwise than in their places.
     """
-    if delay == 0 or not _runs_modules(module):
+    objects = vars(module.training_code.objects).values()  # inner graphs, too
+    if delay == 0 or not any(isinstance(x, nn.Module) for x in objects):
         return
     trial = _StaleWeightTrial(module, forward, device, delay)
     with preserve_attributes(module), preserve_generators(device):
         trial.run()
-
-
-def _runs_modules(module: StageModule) -> bool:
-    """Return whether any part of it is the user's code, and not a captured operator."""
-    objects = vars(module.training_code.objects).values()
-    return any(isinstance(x, nn.Module) for x in objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,8 @@ class _StaleWeightTrial:
         """
         notes = AttributeSnapshot(self._module)
         with self._untouched():
-            first = self._once(self._copies())
+            leaves = self._copies()
+            first = self._backward(self._outputs(leaves), leaves, leaves)
             changed = notes.changed()
             leaves = self._copies()
             outputs = self._outputs(leaves)
@@ -140,9 +138,6 @@ class _StaleWeightTrial:
         ]
         if wrong:
             raise ModelError(self._wrong(changed, second.again, wrong))
-
-    def _once(self, leaves: Leaves) -> _TrialResult:
-        return self._backward(self._outputs(leaves), leaves, leaves)
 
     def _outputs(self, leaves: Leaves) -> list[Tensor]:
         """Run a forward with these weights; restore buffers and random state first."""
@@ -161,14 +156,20 @@ class _StaleWeightTrial:
         set_random_state(self._device, self._random)
         starts = [x for x in outputs if x.requires_grad]
         again: list[str] = []
-        with self._places.filled(placed), self._calls_noted(again):
-            try:
-                if starts:
+        names = {part: name for name, part in self._module.named_modules() if name}
+        calls = register_module_forward_pre_hook(
+            lambda part, _: again.append(names[part]) if part in names else None
+        )
+        try:
+            if starts:
+                with self._places.filled(placed):
                     torch.autograd.backward(starts, list(map(torch.randn_like, starts)))
-            except Exception as error:
-                if placed is leaves:
-                    raise
-                raise ModelError(self._wrong(changed, again)) from error
+        except Exception as error:
+            if placed is leaves:
+                raise
+            raise ModelError(self._wrong(changed, again)) from error
+        finally:
+            calls.remove()
         self._restore()
         grads = {name: _sample(leaf.grad) for name, leaf in leaves.items()}
         return _TrialResult([x.detach() for x in outputs], grads, again)
@@ -216,20 +217,6 @@ class _StaleWeightTrial:
             buffer.detach().copy_(value)
         set_random_state(self._device, self._random)
 
-    @contextmanager
-    def _calls_noted(self, names: list[str]) -> Iterator[None]:
-        """Record which modules are called."""
-
-        def noting(name: str) -> Callable[..., None]:
-            return lambda *_: names.append(name)
-
-        with ExitStack() as stack:
-            for name, part in self._module.named_modules():
-                if name:
-                    hook = part.register_forward_pre_hook(noting(name))
-                    stack.callback(hook.remove)
-            yield
-
     def _wrong(
         self, changed: Sequence[str], again: Sequence[str], wrong: Sequence[str] = ()
     ) -> str:
@@ -251,14 +238,11 @@ class _StaleWeightTrial:
 
     def _reads_again(self, again: Sequence[str], wrong: Sequence[str]) -> str:
         what = "something in it reads its weights again"
-        if again:
-            what = f"{again[0]} runs again"
-        gradients = (
-            f", so that the gradient of {_some(wrong)} is wrong" if wrong else ""
-        )
+        what = f"{again[0]} runs again" if again else what
+        result = f", so that the gradient of {_some(wrong)} is wrong" if wrong else ""
         return (
             f"{self._where}, but in the backward {what}, where the newest weights "
-            f"stand{gradients}. If that is activation checkpointing: {CHECKPOINTING}. "
+            f"stand{result}. If that is activation checkpointing: {CHECKPOINTING}. "
             f"{_FLUSHES}"
         )
 
@@ -266,9 +250,9 @@ class _StaleWeightTrial:
 _FLUSHES: Final = 'Or take a schedule that flushes, such as "1f1b"'
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
+    return ", ".join(names[:_NUM_SHOWN]) + more
 
 
 def _sample(grad: Tensor | None) -> list[Tensor]:

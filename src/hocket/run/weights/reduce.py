@@ -35,10 +35,7 @@ class Reducer:
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: WorkerGroup,
-        what: str,
+        self, parameters: Sequence[nn.Parameter], group: WorkerGroup, what: str
     ) -> None:
         self._group = group
         self._what = what
@@ -77,22 +74,15 @@ class Reducer:
 
 
 def _flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
-    parts = []
-    for parameter in parameters:
-        grad = parameter.grad
-        parts.append(
-            (torch.zeros_like(parameter) if grad is None else grad).reshape(-1)
-        )
-    present = [float(parameter.grad is not None) for parameter in parameters]
-    parts.append(torch.tensor(present, dtype=parts[0].dtype, device=parts[0].device))
-    return torch.cat(parts)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    present = grads[0].new_tensor([float(p.grad is not None) for p in parameters])
+    return torch.cat([*(grad.reshape(-1) for grad in grads), present])
 
 
 def _put_back(bucket: _Bucket) -> None:
     """Make gradients views of the flat sum, without copies."""
     sizes = [parameter.numel() for parameter in bucket.parameters]
     *sums, present = bucket.flat.split([*sizes, len(sizes)])
-    for parameter, total, count in zip(
-        bucket.parameters, sums, present.tolist(), strict=True
-    ):
+    found = zip(bucket.parameters, sums, present.tolist(), strict=True)
+    for parameter, total, count in found:
         parameter.grad = total.view_as(parameter) if count else None

@@ -48,14 +48,8 @@ def _lines(settings: TrainingConfig, small: dict[str, nn.Parameter]) -> Iterator
     names = {id(x): name for name, x in small.items()}
     for group in optimizer.param_groups:
         members = " ".join(names.get(id(x), "?") for x in group["params"])
-        yield (
-            " ".join(
-                f"{key}={_text(value)}"
-                for key, value in sorted(group.items())
-                if key != "params"
-            )
-            + f"  {members}"
-        )
+        options = sorted((key, x) for key, x in group.items() if key != "params")
+        yield " ".join(f"{key}={_text(x)}" for key, x in options) + f"  {members}"
 
 
 def _text(value: Any) -> str:

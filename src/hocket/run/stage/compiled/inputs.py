@@ -73,7 +73,8 @@ class Inputs:
 def inputs_of(code: Code, args: Sequence[Any]) -> Inputs:
     """Find all tensors that a call of the code computes with."""
     places = tuple(i for i, x in enumerate(args) if isinstance(x, Tensor))
-    names = tuple(name for name, x in vars(code.objects).items() if _is_tensor(x))
+    objects = vars(code.objects).items()
+    names = tuple(name for name, x in objects if isinstance(x, Tensor))
     seen = {id(args[i]) for i in places}
     homes: list[Home] = []
     for module in modules_of(code):
@@ -91,14 +92,9 @@ def modules_of(code: Code) -> list[nn.Module]:
     return list(dict.fromkeys(inner for x in found for inner in x.modules()))
 
 
-def _homes(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return cast("dict[str, Any]", module._parameters), cast(
-        "dict[str, Any]", module._buffers
-    )
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
+def _homes(module: nn.Module) -> list[dict[str, Any]]:
+    homes = module._parameters, module._buffers
+    return [cast("dict[str, Any]", home) for home in homes]
 
 
 @contextmanager

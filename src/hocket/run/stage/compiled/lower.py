@@ -7,8 +7,8 @@ would stay, and hold memory, while the pipeline trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -24,15 +24,14 @@ from hocket.run.stage.compiled.graph.graphs import (
 Lowered: TypeAlias = Callable[[list[Tensor]], Sequence[Any]]
 
 
-@contextmanager
-def settings() -> Iterator[None]:
+def settings() -> AbstractContextManager[None]:
     """Set Inductor's options, for tracing too: they decide what is decomposed."""
     from torch._inductor import config
 
-    with config.patch(
+    patch: AbstractContextManager[None] = config.patch(
         fallback_random=True, compile_threads=1, reorder_for_peak_memory=False
-    ):
-        yield
+    )
+    return patch
 
 
 def lowered(module: fx.GraphModule, mode: Any, *, is_backward: bool) -> Lowered:

@@ -73,21 +73,15 @@ def _attributes_of(module: nn.Module) -> dict[str, Any]:
 def _check(
     before: Sequence[tuple[nn.Module, dict[str, Any], Sequence[Collection]]],
 ) -> None:
-    for module, notes, collections in before:
-        _check_one(module, notes, collections)
-
-
-def _check_one(
-    module: nn.Module, before: dict[str, Any], collections: Sequence[Collection]
-) -> None:
-    after = _attributes_of(module)
-    names = before.keys() | after.keys()
-    changed = {x for x in names if not _is_same(before.get(x), after.get(x))}
-    changed |= {x.name for x in collections if x.is_changed}
-    if changed:
-        raise CannotCompileError(
-            f"its {_kind(module)} changes its own attribute {min(changed)!r}"
-        )
+    for module, old, collections in before:
+        new = _attributes_of(module)
+        names = old.keys() | new.keys()
+        changed = {x for x in names if not _is_same(old.get(x), new.get(x))}
+        changed |= {x.name for x in collections if x.is_changed}
+        if changed:
+            raise CannotCompileError(
+                f"its {_kind(module)} changes its own attribute {min(changed)!r}"
+            )
 
 
 def _is_same(a: Any, b: Any) -> bool:
