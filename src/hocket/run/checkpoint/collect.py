@@ -69,10 +69,8 @@ def collect(
     random = random_state(world.device)
     held = _held(plan, layout.device)
     if layout.replica:
-        buffers = _named(executor, held, parameters=False)
-        return WorkerShare(
-            layout.rank, layout.replica, {Section.REPLICA: buffers}, (), random
-        )
+        buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
+        return WorkerShare(layout.rank, layout.replica, buffers, (), random)
     kept: dict[str, Tensor] = {}
     updates = tuple(
         _updates(stage, updater, held, kept)

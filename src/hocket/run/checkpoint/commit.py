@@ -137,16 +137,13 @@ def _write_part(job: SaveJob, share: WorkerShare) -> str:
         temporary.mkdir(exist_ok=True)
         files = []
         for section, tensors in share.tensors.items():
-            if not tensors:
-                continue
             path = temporary / f"{section.value}-{share.rank}.safetensors"
             sources = {name: TensorSource.of(name, x) for name, x in tensors.items()}
-            files.append(
-                write_tensors(path, section, sources, wants_more=job.wants_more)
-            )
-        part = WorkerPart(
-            share.rank, share.replica, tuple(files), share.updates, share.random
-        )
+            if sources:
+                more = job.wants_more
+                files.append(write_tensors(path, section, sources, wants_more=more))
+        updates, random = share.updates, share.random
+        part = WorkerPart(share.rank, share.replica, tuple(files), updates, random)
         content = to_json(part)
         write_file(temporary / part.name, content)
     except OSError as error:
@@ -211,9 +208,7 @@ def _write_manifest(job: SaveJob, hashes: list[str]) -> str:
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
         hocket=__version__,
         run=job.run,
-        parts=tuple(
-            PartRecord(f"part-{rank}.json", x) for rank, x in enumerate(hashes)
-        ),
+        parts=tuple(PartRecord(f"part-{i}.json", x) for i, x in enumerate(hashes)),
     )
     content = to_json(manifest)
     sha256 = hashlib.sha256(content).hexdigest()

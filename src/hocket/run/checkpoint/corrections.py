@@ -81,9 +81,8 @@ def resumed_correction(
         for name in group.parameters
     }
     own = {name: names[name] for name in updater.parameters if names[name] in seen}
-    return ResumedCorrection(
-        max((seen[stored] for stored in own.values()), default=0), own
-    )
+    num_updates = max((seen[stored] for stored in own.values()), default=0)
+    return ResumedCorrection(num_updates, own)
 
 
 def kept_places(
@@ -94,10 +93,8 @@ def kept_places(
     Raises:
         DamagedError: a tensor has another form than its weight.
     """
-    weights, kept = (
-        opened.locations(Section.WEIGHTS),
-        opened.locations(Section.CORRECTION),
-    )
+    weights = opened.locations(Section.WEIGHTS)
+    kept = opened.locations(Section.CORRECTION)
     found: dict[str, TensorLocation] = {}
     for stored in resumed.names.values():
         found |= form_checked(kept, names_by_age(kept, stored), weights[stored])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from hocket.run.checkpoint.corrections import (
     load_kept,
     resumed_correction,
 )
-from hocket.run.checkpoint.format.manifest import RunRecord, Section, WorkerPart
+from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
 from hocket.run.checkpoint.format.values import decode, tensor_names
 from hocket.run.checkpoint.match import check_setup, match_names
@@ -119,7 +120,7 @@ def restore(
         return
     for stage, updater in executor.updaters.items():
         for name, average in (updater.ema or {}).items():
-            _put(average, tensors[Section.AVERAGED, plan_to_restore.names[name]])
+            average.copy_(tensors[Section.AVERAGED, plan_to_restore.names[name]])
         if stage in plan_to_restore.updates:
             _put_updates(updater, plan_to_restore.updates[stage], tensors)
         load_kept(
@@ -129,9 +130,9 @@ def restore(
         runner.seed = run.seed
     if executor.scaler is not None:
         executor.scaler.load_state_dict(run.scaler)
-    set_random_state(
-        _own_part(plan_to_restore.opened, layout, world).random, world.device
-    )
+    parts = plan_to_restore.opened.parts
+    own = parts[layout.rank if len(parts) == world.world_size else 0]
+    set_random_state(own.random, world.device)
 
 
 def _put_weights(
@@ -141,7 +142,7 @@ def _put_weights(
     for name, target in _stage_tensors(executor):
         stored = plan_to_restore.names[name]
         own = tensors.get((Section.REPLICA, stored))
-        _put(target, tensors[Section.WEIGHTS, stored] if own is None else own)
+        target.detach().copy_(tensors[Section.WEIGHTS, stored] if own is None else own)
     old = _of(Section.OLD, tensors)
     for runner in executor.runners.values():
         put_old(runner, plan_to_restore.names, plan_to_restore.num_old, old)
@@ -226,12 +227,9 @@ def _delay_places(
     executor: Executor,
 ) -> dict[Key, TensorLocation]:
     """Return the locations of old weights, and of the corrections' tensors."""
-    own = {
-        name: num_old[name]
-        for runner in executor.runners.values()
-        for name in trained_in(runner.module)
-        if name in num_old
-    }
+    modules = [runner.module for runner in executor.runners.values()]
+    trained = {name for module in modules for name in trained_in(module)}
+    own = {name: num for name, num in num_old.items() if name in trained}
     old = old_places(opened, names, own)
     found = {(Section.OLD, name): place for name, place in old.items()}
     for each in resumed.values():
@@ -270,29 +268,16 @@ def _spare(
         for name, location in opened.locations_in(file).items()
     }
     used = {Section.OPTIMIZER: taken, Section.AVERAGED: trained, **used}
-    for section, names_used in used.items():
-        locations = opened.locations(section)
-        left |= {
-            f"{section.value} {name}": place
-            for name, place in locations.items()
-            if name not in names_used
-        }
-    return left
-
-
-def _own_part(opened: OpenedCheckpoint, layout: Layout, world: World) -> WorkerPart:
-    """Return the part with this worker's generators: its own, or the first one."""
-    same = len(opened.parts) == world.world_size
-    return opened.parts[layout.rank if same else 0]
+    return left | {
+        f"{section.value} {name}": place
+        for section, names_used in used.items()
+        for name, place in opened.locations(section).items()
+        if name not in names_used
+    }
 
 
 def _of(section: Section, values: Mapping[Key, T]) -> dict[str, T]:
     return {name: value for (at, name), value in values.items() if at is section}
-
-
-def _put(target: Tensor, value: Tensor) -> None:
-    with torch.no_grad():
-        target.copy_(value)
 
 
 def _put_updates(
@@ -300,28 +285,31 @@ def _put_updates(
 ) -> None:
     assert updater.optimizer is not None
     for group, options in zip(updater.optimizer.param_groups, new.options, strict=True):
-        group.update(decode(dict(options), _placer(tensors, None)))
+        group.update(decode(dict(options), partial(_placed, tensors, None)))
     updater.optimizer.state.clear()
     for name, state in new.states.items():
         parameter = updater.parameters[name]
-        placer = _placer(tensors, parameter)
-        updater.optimizer.state[parameter] = decode(state, placer)
+        place = partial(_placed, tensors, parameter)
+        updater.optimizer.state[parameter] = decode(state, place)
     if updater.scheduler is not None and new.scheduler is not None:
-        state = decode(new.scheduler, _placer(tensors, None))
+        state = decode(new.scheduler, partial(_placed, tensors, None))
         updater.scheduler.load_state_dict(state)
 
 
-def _placer(
-    tensors: Mapping[Key, Tensor], like: Tensor | None
-) -> Callable[[str, bool], Tensor]:
-    """Return a function that moves a tensor to a parameter's device and strides."""
+def _placed(
+    tensors: Mapping[Key, Tensor], like: Tensor | None, name: str, on_host: bool
+) -> Tensor:
+    """Return a tensor of the optimizer's state, on a parameter's device if given.
 
-    def place(name: str, on_host: bool) -> Tensor:
-        value = tensors[Section.OPTIMIZER, name]
-        if like is None or (on_host and like.device.type != "cpu"):
-            return value
-        if value.shape != like.shape:
-            return value.to(like.device)
-        return torch.empty_like(like, dtype=value.dtype).copy_(value).detach()
-
-    return place
+    Args:
+        tensors: the tensors that were read.
+        like: the parameter; a tensor of its shape gets its strides.
+        name: the tensor's name in the checkpoint.
+        on_host: whether the tensor was on the host beside a parameter on a GPU.
+    """
+    value = tensors[Section.OPTIMIZER, name]
+    if like is None or (on_host and like.device.type != "cpu"):
+        return value
+    if value.shape != like.shape:
+        return value.to(like.device)
+    return torch.empty_like(like, dtype=value.dtype).copy_(value).detach()

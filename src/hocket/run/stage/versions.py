@@ -187,10 +187,7 @@ class WeightVersions:
 
         Only between steps. Not copies: they change with later updates.
         """
-        return [
-            {name: leaf.detach() for name, leaf in leaves.items()}
-            for leaves in self._old
-        ]
+        return [{n: leaf.detach() for n, leaf in old.items()} for old in self._old]
 
     def set_old(self, old: Sequence[Mapping[str, Tensor]]) -> None:
         """Load old versions; the parameters are the newest.
@@ -204,10 +201,7 @@ class WeightVersions:
         self._newest = None
         self._of_step.clear()
         self._old = deque(
-            {
-                name: values[name].detach().clone().requires_grad_()
-                for name in self._trained
-            }
+            {n: values[n].detach().clone().requires_grad_() for n in self._trained}
             for values in own
         )
 

@@ -81,12 +81,11 @@ def _mend_open_files(most: int) -> str:
 
 def judge_locked_memory(limits: Limits) -> Finding:
     """Check that NCCL can register memory with the network adapter."""
-    if limits.locked_bytes == _UNLIMITED:
-        found = "any amount may be locked"
-        return Finding("locked memory", Verdict.OK, found, numbers=asdict(limits))
-    found = f"{byte_size(limits.locked_bytes)} may be locked"
-    if not limits.has_infiniband:
-        found += ", and no InfiniBand adapter needs more"
+    is_limited = limits.locked_bytes != _UNLIMITED
+    amount = byte_size(limits.locked_bytes) if is_limited else "any amount"
+    found = f"{amount} may be locked"
+    if not is_limited or not limits.has_infiniband:
+        found += ", and no InfiniBand adapter needs more" if is_limited else ""
         return Finding("locked memory", Verdict.OK, found, numbers=asdict(limits))
     return Finding(
         "locked memory",
