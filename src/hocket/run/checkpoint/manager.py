@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -310,15 +311,12 @@ def _agreed(exchange: StoreExchange, name: str, act: Callable[[], Any]) -> list[
 
 def _attempted(make: Callable[[], WorkerShare]) -> Callable[[], WorkerShare]:
     """Call a function now; the result raises its error later, on all workers."""
+    attempt: Future[WorkerShare] = Future()
     try:
-        share = make()
+        attempt.set_result(make())
     except CheckpointError as error:
-        return partial(_raise, error)
-    return lambda: share
-
-
-def _raise(error: CheckpointError) -> WorkerShare:
-    raise error
+        attempt.set_exception(error)
+    return attempt.result
 
 
 def _check_shared_folder(folder: Path, token: str, rank: int) -> str:

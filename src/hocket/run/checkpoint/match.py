@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from torch import Tensor
-
 from hocket.errors import CheckpointError
 from hocket.model.trace.state import State
 from hocket.run.checkpoint.format.dtypes import name_of
@@ -49,12 +47,13 @@ def match_names(
                 twice.append(f"{name} and {found[first]}")
         else:
             found[first] = name
-    forms = [
-        f"{first}: {form_there} there, {form_here} here"
-        for first, name in found.items()
-        if (form_there := _form(locations[name]))
-        != (form_here := _form_of(expected[first], first))
-    ]
+    forms = []
+    for first, name in found.items():
+        record, tensor = locations[name].record, expected[first]
+        there = _form(record.dtype, record.shape)
+        here = _form(name_of(tensor.dtype, first), tensor.shape)
+        if there != here:
+            forms.append(f"{first}: {there} there, {here} here")
     faults = [
         _several("name", "only in the checkpoint", unknown),
         _several("name", "only in the model", [x for x in expected if x not in found]),
@@ -102,15 +101,7 @@ def check_setup(path: Path, there: RunRecord, here: RunRecord) -> None:
         )
 
 
-def _form(place: TensorLocation) -> str:
-    return _written(place.record.dtype, place.record.shape)
-
-
-def _form_of(tensor: Tensor, name: str) -> str:
-    return _written(name_of(tensor.dtype, name), tuple(tensor.shape))
-
-
-def _written(dtype: str, shape: tuple[int, ...]) -> str:
+def _form(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 

@@ -23,7 +23,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
@@ -69,11 +68,9 @@ class _SingleAgentRendezvous(RendezvousHandler):
         return True
 
 
-def _single_agent_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
-    return _SingleAgentRendezvous(parameters.run_id)
-
-
-rendezvous_handler_registry.register(_BACKEND, _single_agent_rendezvous)
+rendezvous_handler_registry.register(
+    _BACKEND, lambda parameters: _SingleAgentRendezvous(parameters.run_id)
+)
 
 
 class _AttemptHook(DefaultLogsSpecs):

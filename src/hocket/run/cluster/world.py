@@ -133,9 +133,9 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     rendezvous = _rendezvous(shared, rank, world_size)
     own = dist.PrefixStore(f"{_job_prefix()}/{rendezvous.name}", shared)
     store = _with_deadline(own)
-    exchange = StoreExchange(
-        store, rank, world_size, timeout_s, rank_0_holds_store=_rank_0_holds_store()
-    )
+    # With torchrun's launchers, the first of them may host the store.
+    holds_store = bool(_store_address()) and env.AGENT_STORE.text() != "True"
+    exchange = StoreExchange(store, rank, world_size, timeout_s, holds_store)
     hosts, address = _hosts_and_address(exchange)
     if world_size > 1:
         _choose_interface(hosts, address)
@@ -260,11 +260,6 @@ def _store_address() -> str:
     if env.JOB_DIR.is_set or not env.MASTER_ADDR.is_set:
         return ""
     return f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
-
-
-def _rank_0_holds_store() -> bool:
-    """Return whether rank 0's process, not its launcher, hosts the store."""
-    return bool(_store_address()) and env.AGENT_STORE.text() != "True"
 
 
 def _job_prefix() -> str:

@@ -73,10 +73,14 @@ class Updater:
 
     def update(self) -> None:
         """Step the optimizer, and clear the gradients."""
-        self._step()
+        if self.optimizer is not None:
+            step = self.optimizer.step
+            step() if self.correction is None else self.correction.step(step)
         if self.scheduler is not None:
             self.scheduler.step()
-        self._average()
+        if self.ema and self._decay is not None:
+            new = [p.detach() for p in self._trained.values()]
+            torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)
         self.forget()
 
     def predicted(self) -> dict[str, Tensor] | None:
@@ -102,15 +106,3 @@ class Updater:
         for name, average in self.ema.items():
             parameter = self._trained[name]
             self.ema[name], parameter.data = parameter.data, average
-
-    def _step(self) -> None:
-        if self.correction is not None:
-            assert self.optimizer is not None
-            self.correction.step(self.optimizer.step)
-        elif self.optimizer is not None:
-            self.optimizer.step()
-
-    def _average(self) -> None:
-        if self.ema and self._decay is not None:
-            new = [p.detach() for p in self._trained.values()]
-            torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)

@@ -164,7 +164,8 @@ def _may_be_in(node: fx.Node, others: Nodes) -> bool:
     if node.op == "placeholder":
         return False
     if node not in others:
-        return not (_is_item(node) and node.args[0] in others)
+        is_item = node.target is operator.getitem
+        return not (is_item and node.args[0] in others)
     return _name(node) in _VIEWS or not node.all_input_nodes
 
 
@@ -175,10 +176,6 @@ def _read(nodes: Nodes) -> Nodes:
 
 def _is_large(node: fx.Node) -> bool:
     return _name(node) in _LARGE
-
-
-def _is_item(node: fx.Node) -> bool:
-    return node.target is operator.getitem
 
 
 def _name(node: fx.Node) -> str:
