@@ -26,7 +26,7 @@ def decide_on_rank_0(world: World, decide: Callable[[], Any], name: str) -> Any:
         name: the decision's name, for errors.
 
     Raises:
-        FitError: what `decide` raised, on every worker.
+        FitError: `decide` raised it; raised on every worker.
         PlanError: `decide` raised it; also raised on the other ranks if `decide` raised
             any other exception.
         WaitError: rank 0 did not answer for ten minutes, or for the job's timeout if

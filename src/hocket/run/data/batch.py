@@ -32,7 +32,7 @@ class Microbatch:
 
     Args:
         leaves: the model's arguments, flattened as `(args, kwargs)`.
-        targets: what the loss is called with.
+        targets: the arguments of the loss beside the outputs.
         num_samples: the number of samples in this part.
     """
 

@@ -35,7 +35,8 @@ def fetch(
     Args:
         samples: the data set.
         tasks: the rows of each batch, and the random numbers of its epoch.
-        reads: what this worker needs; None yields whole batches `(inputs, targets)`.
+        reads: the part that this worker needs; None yields whole batches `(inputs,
+            targets)`.
         num_workers: processes that read ahead; with 0, batches are read when asked for.
 
     Raises:

@@ -49,7 +49,8 @@ class PartLoader(ABC):
         """Yield the part of each batch that one worker needs.
 
         Args:
-            reads: what the worker needs; None yields whole batches `(inputs, targets)`.
+            reads: the part that the worker needs; None yields whole batches `(inputs,
+                targets)`.
         """
 
     @abstractmethod

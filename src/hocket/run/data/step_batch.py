@@ -30,7 +30,7 @@ class StepBatch:
             numbered from `step.first` on, in each replica.
         microbatches: this replica's microbatches.
         closes: whether the step ends with it: gradients are reduced, weights updated.
-        loss_scale: what the loss is multiplied by before the backward.
+        loss_scale: the factor of the loss before the backward.
         everywhere: the net's microbatches in all replicas, one replica after the other.
     """
 

@@ -26,7 +26,7 @@ Ready: TypeAlias = Callable[[], bool]
 
 
 class LaneScheduler(ABC):
-    """How threads of one device wait for each other.
+    """Decides in which order the threads of one device run.
 
     Attributes:
         condition: guards the device's state, and is notified of each change.
@@ -77,7 +77,7 @@ class FreeRunning(LaneScheduler):
 
 
 class ScheduleChoice(Enum):
-    """How an `Interleaver` picks the next lane."""
+    """The rule by which an `Interleaver` picks the next lane."""
 
     UNIFORM = auto()  # any lane that can run, at each point
     PCT = auto()  # the one of highest priority; a few points lower one

@@ -48,7 +48,7 @@ class RecordedOp:
         state: its progress.
         begun_s: when it began, on its host's monotonic clock.
         changed_s: when it came to its present state.
-        waits_for: what it last waited for; empty if it never waited.
+        waits_for: the value that it last waited for; empty if it never waited.
         from_rank: the rank it waited for; `NO_RANK` if it never waited.
     """
 

@@ -1,6 +1,7 @@
 """One stage: forward and backward of single microbatches, and the state between.
 
-`runner.py` runs it; beside it are recomputation, precision, random numbers, versions of
-the weights; `split/` divides a backward into I and W, `compiled/` compiles a stage.
+`runner.py` runs it; beside it are the state between both, recomputation, precision,
+random numbers, versions of the weights; `split/` divides a backward into I and W,
+`compiled/` compiles a stage.
 Imports `run.data` and what is before it. Begin with `runner.py`.
 """

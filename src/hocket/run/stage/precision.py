@@ -3,7 +3,7 @@
 bfloat16 has float32's range, so gradients survive as they are. float16 has not: the
 loss is scaled up before the backward, and the gradients down again before the update.
 If the scale is too large, some gradient is infinite, the step is skipped, and the scale
-is halved; on all workers at once, since each knows the norms of all gradients
+is halved; on all workers at once, since each has the norms of all gradients
 (`hocket.run.weights.gradients`).
 """
 

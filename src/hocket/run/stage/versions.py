@@ -193,7 +193,7 @@ class WeightVersions:
         """Load old versions; the parameters are the newest.
 
         Args:
-            old: what `old` returned; fewer if there were fewer updates. Copied.
+            old: the result of `old`; fewer if there were fewer updates. Copied.
         """
         for name, source in self._tied.items():
             source.set_old([values[name] for values in list(old)[-source.delay :]])

@@ -63,7 +63,7 @@ class Follower:
     """Weights that follow others.
 
     Args:
-        momentum: how they follow.
+        momentum: the momentum of their moves.
         own: the parameters that follow, by name.
         followed: the followed parameters, by the same names.
     """
@@ -86,7 +86,7 @@ def follow(
     """Let the parameters of one stage follow those of others.
 
     Args:
-        momentum: how they follow.
+        momentum: the momentum of their moves.
         own: the stage's parameters, by name.
         held: the parameters of the stages that it follows, by stage and name.
         where: names the stage in errors.

@@ -46,7 +46,7 @@ class HostMemory:
     """The memory of this host, or of the container that this process is in.
 
     Args:
-        available_bytes: what new processes may use without swapping.
+        available_bytes: the bytes that new processes may use without swapping.
     """
 
     available_bytes: int

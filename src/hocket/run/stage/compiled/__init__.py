@@ -13,20 +13,19 @@ Each graph is compiled by Inductor, for the sizes of the example's microbatches.
 Other sizes (a smaller last microbatch) run uncompiled.
 
     graphs.py       graphs of operators, and parts of them
-    inputs.py       what a stage is called with, as tensors
+    inputs.py       the tensors that a stage computes with
     trace.py        forward and backward in one graph
     functional.py   that graph without side effects
-    traceable.py    whether a module's own code may be fixed in a graph
-    containers.py   what modules keep in lists, dicts and sets
-    divide.py       operators that make both gradients at once, in two
-    split_backward.py  which nodes are I's and which W's, and what is held between
+    traceable.py    refuses modules whose own code may not be fixed in a graph
+    containers.py   changes in the lists, dicts and sets that modules keep
+    divide.py       divides operators that make both gradients at once
+    split_backward.py  the nodes of I and of W, and the values held between
     lower.py        Inductor
     products.py     gradients that are products, added up by these
     capture.py      all graphs of a stage for one size
     trial.py        run them once and compare
-    function.py     what a stage calls in place of its own code, and its place in
-                    autograd's graph
-    remainder.py    what I leaves for W
-    splitter.py     how the runtime asks for I and W
+    function.py     replaces a stage's code, as one node of autograd's graph
+    remainder.py    W, with the values that I holds for it
+    splitter.py     splits a compiled stage's backwards, and chooses a stage's splitter
     (run/tune/compile_stages.py compiles all of a worker's stages)
 """

@@ -27,7 +27,7 @@ def without_side_effects(
     Args:
         module: a graph of tensors without memory.
         num_tensors: its first inputs; those behind them are gradients.
-        mode: what the tensors belong to.
+        mode: the fake-tensor mode of its tensors.
     """
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
