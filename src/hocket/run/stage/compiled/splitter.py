@@ -62,10 +62,7 @@ class ByCompiled:
         return self._layers.on()
 
     def input_gradients(
-        self,
-        starts: Starts,
-        grads: Sequence[Tensor],
-        leaves: Sequence[Tensor],
+        self, starts: Starts, grads: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> SplitGradients:
         """See `Splitter.input_gradients`."""
         found, left = self._layers.input_gradients(starts, grads, leaves)

@@ -47,10 +47,7 @@ class ByGraph:
         return nullcontext()
 
     def input_gradients(
-        self,
-        starts: Starts,
-        grads: Sequence[Tensor],
-        leaves: Sequence[Tensor],
+        self, starts: Starts, grads: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> SplitGradients:
         """See `Splitter.input_gradients`."""
         tree = _Tree({get_gradient_edge(leaf).node for leaf in leaves})

@@ -38,10 +38,7 @@ class ByLayers:
         return nullcontext() if self._watch is None else self._watch.on()
 
     def input_gradients(
-        self,
-        starts: Starts,
-        grads: Sequence[Tensor],
-        leaves: Sequence[Tensor],
+        self, starts: Starts, grads: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> SplitGradients:
         """See `Splitter.input_gradients`.
 
