@@ -91,7 +91,7 @@ def borrow(worker: Worker, *, delay: int) -> list[Any]:
         if step != 2:
             leaf.grad = torch.full((2, 3), step + 1.0)
         borrowed.send_gradient(step)
-    borrowed.settle()
+    borrowed.receive_pending()
     return [found, parameter.unique().tolist(), borrowed.num_bytes]
 
 
