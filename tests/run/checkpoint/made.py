@@ -20,7 +20,7 @@ from hocket.run.checkpoint.format.manifest import (
     UpdateRecord,
 )
 from hocket.run.checkpoint.format.read import read_tensors
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.store_exchange import StoreExchange
 
 TIMEOUT_S: Final = 20.0
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hocket.errors import PlanError
 from hocket.run.cluster.broadcast import decide_on_rank_0
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World, single_process_world
 
 TIMEOUT_S: Final = 0.05

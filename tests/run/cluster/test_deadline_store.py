@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from hocket.errors import WaitError
-from hocket.run.cluster.deadline_store import DeadlineStore
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.deadline_store import DeadlineStore
+from hocket.run.cluster.store.store_exchange import StoreExchange
 
 SILENT_S = 0.3
 

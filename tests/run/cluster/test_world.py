@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hocket.errors import RunError, SchemaError, WaitError
 from hocket.run.cluster.reporting import report_failures
-from hocket.run.cluster.store_exchange import MAX_BYTES, StoreExchange
+from hocket.run.cluster.store.store_exchange import MAX_BYTES, StoreExchange
 from hocket.run.cluster.world import join_world
 
 

@@ -50,7 +50,7 @@ from hocket.run.checkpoint.format.manifest import (
 from hocket.run.checkpoint.format.opened import read_checkpoint
 from hocket.run.checkpoint.format.retention import prune
 from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.store_exchange import StoreExchange
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.restore import Key, RestorePlan, make_restore_plan, restore
 from hocket.run.checkpoint.snapshot import HostCopies
 from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.poll import poll
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.poll import poll
+from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor

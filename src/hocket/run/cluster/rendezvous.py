@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from hocket.errors import WaitError
-from hocket.run.cluster.poll import poll
+from hocket.run.cluster.store.poll import poll
 
 
 @dataclass(frozen=True, slots=True)

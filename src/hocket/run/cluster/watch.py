@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from hocket.run.cluster.poll import poll
+from hocket.run.cluster.store.poll import poll
 from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from hocket.run.diagnostics.job_folder import WorkerFiles
 

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from hocket import env
 from hocket.errors import RunError, WaitError
 from hocket.run.cluster.clock import clock_offset_s
-from hocket.run.cluster.deadline_store import DeadlineStore
 from hocket.run.cluster.freed_memory import keep_freed_memory
 from hocket.run.cluster.host import (
     address_towards,
@@ -36,7 +35,8 @@ from hocket.run.cluster.host import (
     reachable_address,
 )
 from hocket.run.cluster.rendezvous import Rendezvous, join_rendezvous
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.deadline_store import DeadlineStore
+from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
 
 JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks

@@ -11,7 +11,7 @@ from typing import assert_never
 from torch.distributed.distributed_c10d import Store
 
 from hocket.errors import SchemaError, WaitError
-from hocket.run.cluster.poll import poll
+from hocket.run.cluster.store.poll import poll
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.transport import Channel
 

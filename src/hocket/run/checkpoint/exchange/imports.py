@@ -25,7 +25,7 @@ from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.exchange.dcp import METADATA, read_dcp
 from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
-from hocket.run.cluster.store_exchange import StoreExchange
+from hocket.run.cluster.store.store_exchange import StoreExchange
 
 _TIMEOUT_S: Final = 60.0  # no other worker is waited for
 _NUM_SHOWN: Final = 5

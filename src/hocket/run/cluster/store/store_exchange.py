@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from hocket.errors import SchemaError, WaitError
-from hocket.run.cluster.poll import poll
+from hocket.run.cluster.store.poll import poll
 from hocket.run.diagnostics.job_folder import Json
 
 MAX_BYTES: Final = 16 * 2**20  # of one worker's JSON
