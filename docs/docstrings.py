@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, Final
 
@@ -39,6 +40,10 @@ def headline_of(name: str, value: object) -> str:
 def text_of(name: str, value: object) -> str:
     """The headline, and below it the docstring where the value has one of its own."""
     doc = inspect.getdoc(value) if callable(value) else None
+    if isinstance(value, type) and is_dataclass(value):
+        # A dataclass documents its own fields, and its base classes document theirs.
+        bases = [base for base in value.__mro__[1:] if is_dataclass(base)]
+        doc = "\n\n".join([doc or "", *(inspect.getdoc(base) or "" for base in bases)])
     headline = textwrap.fill(headline_of(name, value), 80, subsequent_indent="    ")
     return headline + (f"\n\n{doc}" if doc else "")
 

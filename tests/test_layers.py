@@ -18,7 +18,7 @@ LAYERS: Final = (
     ("errors", "env", "nearest", "restricted_pickle"),
     ("core",),
     ("schedules", "passes"),
-    ("planner", "draw"),
+    ("planner", "draw", "options"),
     ("model", "run"),
     ("outoforder", "teacher", "freeze", "share", "checkpoint"),
     ("recipes",),

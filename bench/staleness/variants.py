@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.run.weights.correction.correction import CorrectionName
+from hocket.options import CorrectionName
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from hocket.run.fit import fit as fit
     from hocket.run.pipeline import Pipeline as Pipeline
     from hocket.run.stage.batch_loss_check import PerMicrobatch as PerMicrobatch
+    from hocket.run.tune.config import PipelineConfig as PipelineConfig
     from hocket.run.tune.planning import plan as plan
     from hocket.run.weights.momentum import Momentum as Momentum
     from hocket.schedules import SCHEDULES as SCHEDULES
@@ -105,6 +106,7 @@ _HOMES = {
     "PerMicrobatch": "hocket.run.stage.batch_loss_check",
     "PerSample": "hocket.model.trace.per_sample",
     "Pipeline": "hocket.run.pipeline",
+    "PipelineConfig": "hocket.run.tune.config",
     "Plan": "hocket.run.engine.plan",
     "PlanError": "hocket.errors",
     "Program": "hocket.core.program",

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.planner.recompute import RecomputeName
-from hocket.run.assembly import PipelineConfig, assemble
-from hocket.run.cluster.world import World
-from hocket.run.comm.transports import TransportName
+from hocket.model.stages.outline import Outline
+from hocket.run.assembly import assemble
+from hocket.run.checkpoint.manager import CheckpointManager
+from hocket.run.cluster.layout import make_layout
 from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
-from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.driver import Driver, drains_after
-from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.gather import gather_state, holders_of
-from hocket.run.engine.plan import Plan
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.stage.seed import preserve_generators
-from hocket.run.weights.correction.correction import CorrectionName
-from hocket.run.weights.settings import (
-    OptimizerFactory,
-    PrecisionName,
-    SchedulerFactory,
-    TrainingConfig,
-    precision_of,
-)
+from hocket.run.tune.config import PipelineConfig, takes_fields_of
 
 
 class Pipeline(WorkerRun):
@@ -47,63 +38,8 @@ class Pipeline(WorkerRun):
     or the workers that `hocket.launch` started; alone, it has one device.
 
     Args:
-        model: any module; each worker keeps its stages of it and trains them in place.
-            Nothing else of it is kept: if the user keeps no reference, the weights of
-            the other workers' stages are freed.
-        loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
-            scalar tensor or a dict of named ones (see `hocket.run.data.loss`). One that
-            compares samples is refused where batches are cut, unless it is given as
-            `hocket.PerMicrobatch(loss)`.
-        optimizer: called on each stage with its parameters, a list that also has
-            `named()`, for groups by name.
-        example: a batch `(inputs, targets)` as the loader will give them. The inputs
-            are a tensor, a tuple of positional or a dict of keyword arguments.
-        schedule: the name of a registered schedule; or a Schedule of one step (of
-            several with a body, where steps overlap), or the path of a file with one
-            (PyTorch's CSV, *.csv, or text, *.txt); or "auto",
-            the fastest that fits the memory, as a profile predicts it. "zb-auto" is
-            made for what is measured here.
-        max_delay: by how many updates the weights of stages may be stale if "auto"
-            chooses: 1 lets it choose flush-free orders.
-        num_microbatches: parts of the batch in each replica.
-        num_replicas: copies of the pipeline on other workers, each with its part of
-            every batch.
-        stages_per_device: stages on each device, if the schedule has a choice.
-        cut: the modules with which stages 1, 2, ... begin; balanced by a profile when
-            not given.
-        profile_dir: the folder in which profiles are kept and found again.
-        scheduler: makes each stage's learning-rate schedule; stepped at every update.
-        clip_norm: the largest total norm (2-norm) of all gradients; larger ones are
-            scaled down, as `torch.nn.utils.clip_grad_norm_` does it.
-        accumulate: batches per update. Each runs in the schedule's order; gradients add
-            up over them, weighted by samples.
-        precision: the type that forwards compute in: "bfloat16" and "float16" use
-            autocast, the latter with a loss scale. Weights keep their types.
-        ema_decay: keep averaged weights too, which each update moves by `1 - ema_decay`
-            of the way to the new ones.
-        correction: the correction for stale gradients, if the schedule has stages with
-            a delay: "none", "error-feedback", "weight-prediction" or "lr-discount".
-        num_discounted_updates: the updates over which "lr-discount" fades; 1000 when
-            not given. A quarter of the training is a good number, if its length is
-            known.
-        recompute: which stages keep only their input between forward and backward,
-            and run the forward once more in the backward: "none", "all", or "auto",
-            the fewest that let every device fit its memory. Results stay the same.
-        compile: compile each stage before the first step, for the sizes of the
-            example's microbatches; other sizes run uncompiled, and so does a stage that
-            cannot be compiled, with a warning that says why.
-        memory_bytes: the memory for tensors on each device, for "auto" and for orders
-            that are made for it ("zb-auto"); nine tenths of the smallest device's
-            memory when not given.
-        seed: the seed of random numbers in the forward (dropout).
-        timeout_s: how long to wait for another worker before an error; what
-            `hocket.launch` was given, or 60, when not given.
-        run_dir: the folder for reports of failures; `hocket.launch` sets it. Under
-            torchrun it is the current folder when not given.
-        transport: what carries messages between workers: "shared-memory" (on one host),
-            "torch" (torch.distributed: gloo or NCCL), or "auto", which uses the first
-            wherever it can.
-        world: the job, if it is joined already (several pipelines in one job).
+        config: not an argument of its own: the fields of `hocket.PipelineConfig` are
+            the arguments, `Pipeline(model, loss, optimizer=..., example=..., ...)`.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -120,79 +56,34 @@ class Pipeline(WorkerRun):
             measured times; warned on the main worker.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        *,
-        optimizer: OptimizerFactory,
-        example: Any,
-        schedule: str | Path | Schedule = "1f1b",
-        max_delay: int = 0,
-        num_microbatches: int = 8,
-        num_replicas: int = 1,
-        stages_per_device: int | None = None,
-        cut: Sequence[str] | None = None,
-        profile_dir: str | Path | None = None,
-        scheduler: SchedulerFactory | None = None,
-        clip_norm: float | None = None,
-        accumulate: int = 1,
-        precision: PrecisionName = "float32",
-        ema_decay: float | None = None,
-        correction: CorrectionName = "none",
-        num_discounted_updates: int | None = None,
-        recompute: RecomputeName = "none",
-        compile: bool = False,  # noqa: A002 (torch's name for it)
-        memory_bytes: int | None = None,
-        seed: int = 0,
-        timeout_s: float | None = None,
-        run_dir: str | Path | None = None,
-        transport: TransportName = "auto",
-        world: World | None = None,
-    ) -> None:
-        self._settings = TrainingConfig(
-            optimizer,
-            scheduler,
-            clip_norm,
-            accumulate,
-            precision_of(precision),
-            ema_decay,
-            correction,
-            num_discounted_updates,
-        )
-        super().__init__("pipeline", world, timeout_s, run_dir)
+    @takes_fields_of(PipelineConfig)
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__("pipeline", config.world, config.timeout_s, config.run_dir)
+        self._accumulate, self._num_parts = config.accumulate, config.num_parts
+        world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
-            config = PipelineConfig(
-                model=model,
-                loss=loss,
-                settings=self._settings,
-                example=example,
-                schedule=schedule,
-                max_delay=max_delay,
-                num_microbatches=num_microbatches,
-                num_replicas=num_replicas,
-                stages_per_device=stages_per_device,
-                cut=cut,
-                profile_dir=profile_dir,
-                recompute=recompute,
-                compiles=compile,
-                memory_bytes=memory_bytes,
-                seed=seed,
-                transport=transport,
+            layout = self._layout = make_layout(world, config.num_replicas)
+            self.plan, executor = assemble(
+                config, world, layout, self._recorder, self._stack, timeout_s
             )
-            parts = assemble(
-                config, self.world, self._recorder, self._stack, self._timeout_s
-            )
-        self.plan: Plan = parts.plan
-        self._num_parts = config.num_parts
-        nets = parts.plan.schedule.program.nets
+            self._outline = Outline.of(config.model)
+        plan, recorder = self.plan, self._recorder
+        nets = plan.schedule.program.nets
         self._counts = {net.name: net.num_microbatches for net in nets}
-        self._layout = parts.layout
-        self._outline = parts.outline
-        self._executor = parts.executor
-        self._driver = Driver(parts.executor, self._recorder, self._playing)
-        self._checkpoints = parts.checkpoints
-        self._evaluator = parts.evaluator
+        self._executor = executor
+        self._driver = Driver(executor, recorder, self._playing)
+        self._checkpoints = CheckpointManager(
+            self._outline, executor, plan, layout, world, recorder, timeout_s=timeout_s
+        )
+        self._stack.callback(self._checkpoints.release)
+        self._evaluator = Evaluator(
+            executor, world, layout, recorder, plan, timeout_s=timeout_s
+        )
+
+    @classmethod
+    def from_config(cls, config: PipelineConfig) -> Pipeline:
+        """Make a pipeline of a configuration, such as `dataclasses.replace` makes."""
+        return cls(**{x.name: getattr(config, x.name) for x in fields(config)})
 
     @property
     def is_main(self) -> bool:
@@ -240,7 +131,7 @@ class Pipeline(WorkerRun):
         drains = drains_after(drain_every)
         self._check_loader(loader)
         check_last_batch(loader, self._num_parts)
-        size = self._settings.accumulate
+        size = self._accumulate
         batches = recorded_batches(
             self._worker_loader(loader),
             self._recorder,

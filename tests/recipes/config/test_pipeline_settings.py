@@ -99,6 +99,21 @@ def test_what_has_no_effect_is_refused(settings: tuple[str, ...], words: str) ->
     assert words in fault(*settings)
 
 
+def test_an_invalid_option_is_reported_with_its_line() -> None:
+    """By its own key, although the check is the Pipeline's."""
+    told = fault("pipeline.num_microbatches=0", "training.accumulate=0")
+    assert "pipeline.num_microbatches: num_microbatches is 0: it must be" in told
+    assert "training.accumulate: accumulate is 0: each update takes 1 batch" in told
+    assert told.count("(--set)") == 2
+
+
+def test_memory_has_an_effect_on_orders_that_are_made_for_it() -> None:
+    """zb-auto fits the memory, as "auto" does; other orders do not look at it."""
+    memory = "pipeline.memory_bytes=1000000"
+    assert pipeline("pipeline.schedule=zb-auto", memory).memory_bytes == 1000000
+    assert "memory_bytes 1000000 has no effect" in fault(memory)
+
+
 def test_a_discount_fades_over_a_quarter_of_the_training() -> None:
     """Or as many updates as the recipe says; other corrections know no such number."""
     wpipe = "pipeline.schedule=wpipe"

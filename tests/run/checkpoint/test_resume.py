@@ -16,8 +16,8 @@ from torch import nn
 
 import hocket
 from hocket.errors import CheckpointError, DamagedError, DataError
+from hocket.options import PrecisionName
 from hocket.run.checkpoint.format.folder import saved
-from hocket.run.weights.settings import PrecisionName
 from tests.run.checkpoint.jobs import make_optimizer, make_pipeline, make_scheduler
 from tests.run.support.small_models import ZOO, batches, make_model
 

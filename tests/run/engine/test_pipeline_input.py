@@ -55,7 +55,7 @@ SETTINGS: Final = {
     "too few cuts": ("ModelError", "1 cut points make 2 stages, the schedule has 4"),
     "too few layers": ("ModelError", "2 layers that it can be cut between, too few"),
     "replicas": ("ShapeError", "2 workers cannot form 3 equal replicas"),
-    "microbatches": ("ShapeError", "num_microbatches=0: each must be at least 1"),
+    "microbatches": ("ConfigError", "num_microbatches is 0: it must be at least 1"),
     "name of the schedule": ("PlanError", "did you mean '1f1b'?"),
     "schedule for others": ("ShapeError", "3 devices, not 2 (one worker for each)"),
     "delays": ("ScheduleError", "stage 0 has delay 1: such an order needs"),
@@ -63,7 +63,7 @@ SETTINGS: Final = {
     "accumulate and wpipe": ("ConfigError", "accumulate is 2: without flushes"),
     "float16 and wpipe": ("ConfigError", 'take "bfloat16"'),
     "correction and 1f1b": ("ConfigError", "correction 'error-feedback' has no effect"),
-    "max_delay and 1f1b": ("ConfigError", "max_delay=1 has no effect on a schedule"),
+    "max_delay and 1f1b": ("ConfigError", "max_delay 1 has no effect unless schedule"),
     "clip and an early update": (
         "ConfigError",
         "comes before gradients of",

@@ -34,7 +34,7 @@ def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 + t / 8)
 
 
-SETTINGS: Final = TrainingConfig(ADAMW, warm_up)
+SETTINGS: Final = TrainingConfig(optimizer=ADAMW, scheduler=warm_up)
 
 
 class Block(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ from torch import nn
 
 import hocket
 from hocket.errors import ConfigError, ModelError
+from hocket.options import PrecisionName
 from hocket.run.stage.precision import Precision
-from hocket.run.weights.settings import Parameters, TrainingConfig, precision_of
+from hocket.run.weights.settings import Parameters, TrainingConfig
 
 
 def sgd(parameters: Parameters) -> torch.optim.Optimizer:
@@ -30,7 +31,7 @@ def sgd(parameters: Parameters) -> torch.optim.Optimizer:
         ({"precision": "half"}, "'half': it may be float32, bfloat16, float16"),
         (
             {"num_discounted_updates": 5, "correction": "error-feedback"},
-            "num_discounted_updates 5 has no effect with correction 'error-feedback'",
+            "num_discounted_updates 5 has no effect unless correction is 'lr-discount'",
         ),
         (
             {"num_discounted_updates": 0, "correction": "lr-discount"},
@@ -52,12 +53,14 @@ def test_refuses_values_that_make_no_sense(settings: dict[str, Any], said: str) 
 
 def test_refuses_what_cannot_be_stepped() -> None:
     """A schedule that wants a metric; an optimizer that wants the loss again."""
-    plateau = TrainingConfig(sgd, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    plateau = TrainingConfig(
+        optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
+    )
     parameters = Parameters({"weight": nn.Parameter(torch.ones(2))})
     with pytest.raises(ConfigError, match="ReduceLROnPlateau steps with a metric"):
         plateau.make_scheduler(plateau.make_optimizer(parameters))
     with pytest.raises(ConfigError, match="LBFGS computes the loss several times"):
-        TrainingConfig(torch.optim.LBFGS).make_optimizer(parameters)
+        TrainingConfig(optimizer=torch.optim.LBFGS).make_optimizer(parameters)
 
 
 def test_parameters_know_their_names() -> None:
@@ -71,9 +74,9 @@ def test_parameters_know_their_names() -> None:
     assert named.param_groups[0]["param_names"] == ["0.weight", "1.weight", "1.bias"]
 
 
-def test_precision_is_found_by_name() -> None:
-    """Each under its own name."""
-    assert [precision_of(p.value) for p in Precision] == list(Precision)
+def test_options_name_every_precision() -> None:
+    """The names are written without torch, the enum beside its autocast."""
+    assert get_args(PrecisionName) == tuple(p.value for p in Precision)
 
 
 def small_pipeline(dtype: torch.dtype = torch.float32, **settings: Any) -> Any:

@@ -24,7 +24,7 @@ def test_averages_are_torchs() -> None:
     """From the first weights on, after every update."""
     torch.manual_seed(2)
     module = nn.Linear(3, 3)
-    updater = updater_of(module, TrainingConfig(descent, ema_decay=0.75))
+    updater = updater_of(module, TrainingConfig(optimizer=descent, ema_decay=0.75))
     theirs = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.75))
     theirs.update_parameters(module)  # the first time it copies
     for _ in range(5):
@@ -39,7 +39,7 @@ def test_averages_are_torchs() -> None:
 def test_swapping_twice_changes_nothing() -> None:
     """Not even where the weights lie, which an optimizer may have noted."""
     module = nn.Linear(3, 3)
-    updater = updater_of(module, TrainingConfig(descent, ema_decay=0.75))
+    updater = updater_of(module, TrainingConfig(optimizer=descent, ema_decay=0.75))
     module(torch.ones(1, 3)).sum().backward()
     updater.update()
     place, values = module.weight.data_ptr(), module.weight.detach().clone()
@@ -56,7 +56,7 @@ def test_swapping_twice_changes_nothing() -> None:
 def test_no_gradient_is_left_behind() -> None:
     """Nor of a parameter that the optimizer was not given."""
     module = nn.Linear(3, 3)
-    settings = TrainingConfig(lambda p: torch.optim.SGD(p[:1], lr=0.1))
+    settings = TrainingConfig(optimizer=lambda p: torch.optim.SGD(p[:1], lr=0.1))
     updater = updater_of(module, settings)
     module(torch.ones(1, 3)).sum().backward()
     updater.update()
@@ -66,7 +66,7 @@ def test_no_gradient_is_left_behind() -> None:
 def test_a_frozen_stage_has_nothing_to_update() -> None:
     """No optimizer, no schedule, and averages of nothing."""
     module = nn.Linear(3, 3).requires_grad_(requires_grad=False)
-    updater = updater_of(module, TrainingConfig(descent, ema_decay=0.9))
+    updater = updater_of(module, TrainingConfig(optimizer=descent, ema_decay=0.9))
     updater.update()
     updater.swap()
     assert (updater.optimizer, updater.scheduler, updater.ema) == (None, None, {})

@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from hocket.options import UpdateOptions
 from hocket.recipes.config.cross_section_checks import cross_section_faults
 from hocket.recipes.config.data_settings import DataSettings
 from hocket.recipes.config.model_settings import ModelSettings
@@ -29,7 +30,6 @@ from hocket.recipes.config.optimizer_settings import AnyOptimizer
 from hocket.recipes.config.pipeline_settings import PipelineSettings
 from hocket.recipes.config.settings import (
     Count,
-    Decay,
     FunctionName,
     NaturalNumber,
     Positive,
@@ -52,7 +52,7 @@ class TaskSettings(Settings):
     metrics: FunctionName | None = None
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(Settings, UpdateOptions):
     """How long to train, in which batches.
 
     Args:
@@ -60,12 +60,7 @@ class TrainingSettings(Settings):
         max_steps: an earlier end, where it comes first.
         batch_size: samples per batch, over all microbatches and replicas. What is left
             of an epoch after its last full batch is not trained on in that epoch.
-        accumulate: batches per step, whose gradients are added up.
         num_loaders: processes per worker that read batches ahead; 0 reads when asked.
-        precision: what the forward computes in. Weights stay as they are.
-        clip_norm: the most that all gradients together may measure.
-        ema_decay: trains an average of the weights along, which keeps so much of
-            itself at each step; evaluation then uses it.
         evaluate_every_epochs: also in parts: 0.25 is four times per epoch. Once per
             epoch where neither this nor the next is said. Training always ends with an
             evaluation.
@@ -80,11 +75,7 @@ class TrainingSettings(Settings):
     num_epochs: Count = 10
     max_steps: Count | None = None
     batch_size: Count = 64
-    accumulate: Count = 1
     num_loaders: NaturalNumber = 0
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    clip_norm: Positive | None = None
-    ema_decay: Decay | None = None
     evaluate_every_epochs: Positive | None = None
     evaluate_every_steps: Count | None = None
     stop_patience: Count | None = None

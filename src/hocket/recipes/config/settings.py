@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from hocket.options import faults_of
 
 Count = Annotated[int, Field(ge=1)]
 NaturalNumber = Annotated[int, Field(ge=0)]
@@ -45,6 +47,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="after")
+    def _options_are_valid(self) -> Self:
+        if faults := [*faults_of(self)]:
+            raise ValueError("\n".join(faults))
+        return self
 
 
 class FunctionSettings(Settings):

@@ -25,7 +25,7 @@ def faults_of(
     for details in error.errors():
         key = _key(details["loc"])
         for sentence in _sentences(details, key, sections):
-            yield _named(key, details["type"]), sentence
+            yield _named(key, details["type"], sentence), sentence
 
 
 def _key(loc: tuple[str | int, ...]) -> Key:
@@ -37,9 +37,18 @@ def _key(loc: tuple[str | int, ...]) -> Key:
     return parts
 
 
-def _named(key: Key, fault: str) -> Key:
-    """The key that the sentence is about: of a wrong kind, the kind."""
-    return (*key, "kind") if fault.startswith("union_tag") else key
+def _named(key: Key, fault: str, sentence: str) -> Key:
+    """The key that the sentence is about: of a wrong kind, the kind.
+
+    Of a section's options, the one that the sentence begins with.
+    """
+    if fault.startswith("union_tag"):
+        return (*key, "kind")
+    name = sentence.partition(" ")[0]
+    is_option = fault == "value_error" and len(key) == 1
+    if is_option and any(name in c.model_fields for c in _classes(key[0]).values()):
+        return (*key, name)
+    return key
 
 
 def _sentences(
@@ -59,7 +68,7 @@ def _sentences(
             yield f"no {value!r}; {nearest(str(value), names)}"
         case "value_error":
             yield from str(context["error"]).splitlines()
-        case "tuple_type":
+        case "tuple_type" | "sequence_str":
             yield f"{value!r} should be a list, such as [{value!r}]"
         case "model_type" | "model_attributes_type":
             yield f"{value!r} should be a section, [{dotted(key)}] and its keys"

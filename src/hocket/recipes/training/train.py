@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +21,12 @@ from rich.console import Console
 
 from hocket import errors
 from hocket.errors import CheckpointError, RecipeError
+from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.recipes.config.model_settings import GptSettings
 from hocket.recipes.config.pipeline_settings import discounted_updates
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.config.settings import Settings
 from hocket.recipes.models.gpt import Gpt, generate
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
@@ -231,35 +234,30 @@ def make_pipeline(
         profile_dir: the folder of saved profiles; None always measures.
         world: the job, where it is joined already.
     """
-    recipe, settings = layout.recipe, layout.recipe.pipeline
-    training = recipe.training
+    recipe = layout.recipe
+    pipeline, training = recipe.pipeline, recipe.training
+    options = {
+        **_values_of(ScheduleOptions, pipeline),
+        **_values_of(UpdateOptions, training),
+        "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
+    }
     return Pipeline(
         task.make_model(),  # the only reference: only our stages stay in memory
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
         example=layout.loader().example(),
-        schedule=settings.schedule,
-        max_delay=settings.max_delay,
-        num_microbatches=settings.num_microbatches,
-        num_replicas=settings.num_replicas,
-        stages_per_device=settings.stages_per_device,
-        cut=settings.cut,
         profile_dir=profile_dir,
         scheduler=make_scheduler(layout.learning_rate_share),
-        clip_norm=training.clip_norm,
-        accumulate=training.accumulate,
-        precision=training.precision,
-        ema_decay=training.ema_decay,
-        correction=settings.correction,
-        num_discounted_updates=discounted_updates(settings, layout.num_steps),
-        recompute=settings.recompute,
-        memory_bytes=settings.memory_bytes,
-        compile=settings.compile,
         seed=training.seed,
-        timeout_s=settings.timeout_s,
         run_dir=run_dir,
         world=world,
+        **options,
     )
+
+
+def _values_of(options: type[Any], settings: Settings) -> dict[str, Any]:
+    """The values that a recipe's section gives the options that it shares."""
+    return {option.name: getattr(settings, option.name) for option in fields(options)}
 
 
 def _write_sample(

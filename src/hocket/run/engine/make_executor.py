@@ -80,7 +80,7 @@ def make_executor(
     program = play_plan.program
     schedule, layout = play_plan.schedule, context.layout
     modules = modules_of(program, nets)
-    _check_types(modules, settings.precision)
+    _check_types(modules, settings.compute_precision)
     by_net = {net.name: net for net in nets}
     runners = {
         stage: _make_runner(
@@ -143,7 +143,7 @@ def make_executor(
             stage: tie_reducers(ties, groups, {stage: own})
             for stage, own in owned.items()
         },
-        _make_scale(settings.precision, context.world.device),
+        _make_scale(settings.compute_precision, context.world.device),
     )
     predicts = settings.correction == "weight-prediction"
     predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
@@ -235,7 +235,7 @@ def _make_runner(
         seed=seed,
         net=net.seed_name,
         first_microbatch=layout.replica * each + before,
-        precision=settings.precision,
+        precision=settings.compute_precision,
         recomputes=recomputes,
         checks_loss=num_parts > 1,
         trainable=program.stages[stage].trainable,

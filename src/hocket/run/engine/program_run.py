@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
+from hocket.options import CorrectionName
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -37,7 +38,6 @@ from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_context import open_context
 from hocket.run.engine.worker_run import WorkerRun
-from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory
 

@@ -10,30 +10,20 @@ from hocket.core.gates import describe, early_updates, gates_of
 from hocket.core.op import BACKWARDS
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
-from hocket.run.stage.precision import Precision
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
-def refuse_without_effect(
-    settings: TrainingConfig, schedule: Schedule, max_delay: int
-) -> None:
-    """See that what is said of old weights has an effect on an order.
+def refuse_without_effect(settings: TrainingConfig, schedule: Schedule) -> None:
+    """Refuse a correction for stale gradients if no gradient is stale.
 
     Args:
         settings: how to train.
         schedule: the order that was asked for, and not chosen.
-        max_delay: the largest delay that the choice allows.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the correction has no effect.
     """
-    if max_delay:
-        raise ConfigError(
-            f"max_delay={max_delay} has no effect on a schedule that is asked for by "
-            'name: it says how old weights may be where schedule="auto" chooses. '
-            "Leave it out, or let the schedule be chosen"
-        )
     if settings.correction == "none":
         return
     if any(stage.delay for stage in schedule.program.stages):
@@ -134,7 +124,7 @@ def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
             f"accumulate is {settings.accumulate}: without flushes each batch is a "
             "step; take larger batches, and as many more microbatches"
         )
-    if settings.precision is Precision.FLOAT16:
+    if settings.precision == "float16":
         yield (
             'precision is "float16": whether a step overflowed is known only when '
             'others have been begun with its weights; take "bfloat16"'

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Costs
@@ -27,10 +27,10 @@ from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stage
 from hocket.model.stages.stage import StageModule
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.balance import balance
-from hocket.planner.recompute import RecomputeName, recomputing
+from hocket.planner.recompute import recomputing
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch, digest
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.batch import Microbatch, call_arguments, digest
+from hocket.run.data.loss import TOTAL, losses_of
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -40,10 +40,10 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
+from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
-from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.update_text import update_text
 
 
@@ -78,91 +78,58 @@ class CutModel:
     costs: Costs
 
 
-@dataclass(frozen=True, slots=True)
-class PlanConfig:
-    """What a plan is made from: the user's model and choices.
-
-    Args:
-        model: the uncut model.
-        loss: as for the pipeline.
-        settings: the training settings.
-        example: one microbatch.
-        spec: puts the example's leaves back into `(args, kwargs)`.
-        cut_names: the modules with which stages 1, 2, ... begin.
-        profile_dir: the folder in which profiles are kept and found again.
-        recompute: which stages recompute.
-        memory_bytes: the memory for tensors on each device; None for most of what it
-            has.
-        seed: the seed of random numbers in the forward.
-        max_delay: by how many updates weights may be stale if the order is chosen here.
-        compiled_for: microbatches of the sizes that stages are compiled for; none if
-            they are not.
-        known: the profiled model, if it was profiled already.
-        cut_model: its stages, if they were cut already.
-    """
-
-    model: nn.Module
-    loss: LossFunction
-    settings: TrainingConfig
-    example: Microbatch
-    spec: pytree.TreeSpec
-    cut_names: Sequence[str] | None
-    profile_dir: Path | None
-    recompute: RecomputeName = "none"
-    memory_bytes: int | None = None
-    seed: int = 0
-    max_delay: int = 0
-    compiled_for: tuple[Microbatch, ...] = ()
-    known: ProfiledModel | None = None
-    cut_model: CutModel | None = None
-
-
-def profile_model(config: PlanConfig, world: World) -> ProfiledModel:
+def profile_model(config: PipelineConfig, world: World) -> ProfiledModel:
     """Capture the model and profile it. Every worker must call this.
 
     Raises:
         ModelError: the model cannot be captured.
         SchemaError: the workers have different models or settings.
     """
-    args, kwargs = pytree.tree_unflatten(config.example.leaves, config.spec)
-    captured = capture(config.model, args, kwargs, cut=config.cut_names or ())
+    microbatch = config.microbatches()[0]
+    spec = pytree.tree_structure(call_arguments(config.example[0]))
+    args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
+    captured = capture(config.model, args, kwargs, cut=config.cut or ())
     digests = {
-        "settings": short_hash(config.settings.text),
+        "settings": short_hash(config.text),
         "model": captured.digest,
         "weights": f"{digest(dict(captured.state.tensors)):08x}",
         "seed": str(config.seed),
         "updates": short_hash(_update_text(config, captured)),
-        "compile": str(bool(config.compiled_for)),
+        "compile": str(config.compile),
     }
     refuse_differences(world, digests)
-    return ProfiledModel(captured, _profile(captured, config, world))
+    return ProfiledModel(captured, _profile(captured, microbatch, config, world))
 
 
-def _update_text(config: PlanConfig, captured: Captured) -> str:
+def _update_text(config: PipelineConfig, captured: Captured) -> str:
     tensors = captured.state.tensors.items()
     trained = {name: x for name, x in tensors if x.requires_grad}
-    return update_text(config.settings, trained)
+    return update_text(config, trained)
 
 
 def cut_and_measure(
-    config: PlanConfig, program: Program, context: WorkerContext
+    config: PipelineConfig,
+    program: Program,
+    context: WorkerContext,
+    known: ProfiledModel | None,
 ) -> CutModel:
     """Cut the model and measure what its profile lacks. Every worker must call this.
 
     Args:
-        config: the user's choices.
+        config: the pipeline's.
         program: the number of stages, and their devices.
         context: this worker's context.
+        known: the profiled model, if it was profiled already.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
         SchemaError: the workers have different models or settings.
     """
     world = context.world
-    known = profile_model(config, world) if config.known is None else config.known
+    known = profile_model(config, world) if known is None else known
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
-    boundaries = _boundaries(known, program, config.cut_names)
+    boundaries = _boundaries(known, program, config.cut)
     modules = cut(known.captured, boundaries, program.flows)
     messages = measure_messages(world, context.transport)
     costs = stage_costs(
@@ -171,21 +138,27 @@ def cut_and_measure(
         modules,
         link=messages.link,
         handling=messages.handling,
-        updates=measure_updates(modules, program, config.settings, context),
+        updates=measure_updates(modules, program, config, context),
     )
-    costs = replace(costs, accumulates=config.settings.accumulate > 1)
+    costs = replace(costs, accumulates=config.accumulate > 1)
     return CutModel(known, boundaries, modules, costs)
 
 
 def build_plan(
-    config: PlanConfig,
-    schedule_name: str,
+    config: PipelineConfig,
     order: Schedule,
     context: WorkerContext,
+    known: ProfiledModel | CutModel | None,
 ) -> tuple[Plan, PlayPlan, tuple[StageModule, ...], PointToPoint]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
+
+    Args:
+        config: the pipeline's.
+        order: one step; or several that overlap, with a repeating body.
+        context: this worker's context.
+        known: what was measured already to choose or make the order.
 
     Returns:
         The plan, its schedule planned op by op, all stages, and this worker's messages.
@@ -196,16 +169,20 @@ def build_plan(
     """
     world = context.world
     refuse_differences(world, {"schedule": short_hash(str(order))})
-    found = config.cut_model or cut_and_measure(config, order.program, context)
+    if isinstance(known, CutModel):
+        found = known
+    else:
+        found = cut_and_measure(config, order.program, context, known)
+    microbatches = config.microbatches()
     captured, modules = found.known.captured, found.modules
     order = freeze_stages(order, num_frozen_stages(modules))
     costs = _recomputing(found.costs, order, config, world)
-    if config.compiled_for:
+    if config.compile:
         work = CompileConfig(
-            modules, config.loss, world.device, config.settings.precision
+            modules, config.loss, world.device, config.compute_precision
         )
-        compile_stages(work, order, config.compiled_for, context)
-    play_plan = plan_to_play(order, clips=config.settings.clip_norm is not None)
+        compile_stages(work, order, microbatches, context)
+    play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
     if world.device.type == "cpu":
         costs = dry_run(
@@ -214,17 +191,17 @@ def build_plan(
             order,
             modules,
             config.loss,
-            config.example,
+            microbatches[0],
             context,
             channels,
-            config.settings.precision,
+            config.compute_precision,
         )
     plan = Plan(
         found.boundaries,
         tuple(captured.layers[i].name for i in (0, *found.boundaries)),
         tuple(tuple(module.state_dict()) for module in modules),
         captured.example,
-        schedule_name,
+        "" if isinstance(config.schedule, Schedule) else str(config.schedule),
         order,
         found.known.profile,
         costs,
@@ -235,7 +212,7 @@ def build_plan(
 
 
 def _recomputing(
-    costs: Costs, order: Schedule, config: PlanConfig, world: World
+    costs: Costs, order: Schedule, config: PipelineConfig, world: World
 ) -> Costs:
     most = config.memory_bytes
     if config.recompute == "auto" and most is None:
@@ -243,11 +220,13 @@ def _recomputing(
     return recomputing(config.recompute, order, costs, most)
 
 
-def _profile(captured: Captured, config: PlanConfig, world: World) -> Profile:
+def _profile(
+    captured: Captured, microbatch: Microbatch, config: PipelineConfig, world: World
+) -> Profile:
     """Load the profile on rank 0, or measure it on all workers and take the mean."""
     conditions = conditions_of(captured, world.device)
-    precision = config.settings.precision
-    folder = config.profile_dir
+    precision = config.compute_precision
+    folder = None if config.profile_dir is None else Path(config.profile_dir)
     if folder is not None and precision is not Precision.FLOAT32:
         folder = folder / precision.value
     path = None if folder is None else path_of(folder, conditions)
@@ -259,17 +238,17 @@ def _profile(captured: Captured, config: PlanConfig, world: World) -> Profile:
         return Profile.from_json(found)
 
     def finish(output: object) -> Tensor:
-        return losses_of(config.loss, output, config.example.targets)[TOTAL]
+        return losses_of(config.loss, output, microbatch.targets)[TOTAL]
 
     world.barrier("profile")
     with precision.autocast(world.device):
         own = profile(
             captured,
-            config.example.leaves,
+            microbatch.leaves,
             device=world.device,
             make_splitter=ByLayers,
             finish=finish,
-            targets=config.example.targets,
+            targets=microbatch.targets,
         )
     parts = world.gather_json(own.to_json(), "profile measured")
     mean = mean_profile([Profile.from_json(part) for part in parts])

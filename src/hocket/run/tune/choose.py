@@ -24,7 +24,8 @@ from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import memory_bytes
-from hocket.run.tune.build import PlanConfig, ProfiledModel, profile_model
+from hocket.run.tune.build import ProfiledModel, profile_model
+from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
 from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters
@@ -40,56 +41,39 @@ _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
 
 def choose_order(
-    config: PlanConfig,
-    world: World,
-    layout: Layout,
-    num_microbatches: int,
-    stages_per_device: int | None,
-) -> tuple[PlanConfig, str, int]:
+    config: PipelineConfig, world: World, layout: Layout
+) -> tuple[PipelineConfig, ProfiledModel]:
     """Choose the schedule, the same on every worker. Every worker must call this.
 
     Args:
-        config: the user's choices.
+        config: the pipeline's.
         world: all workers.
         layout: the ranks by device and replica.
-        num_microbatches: microbatches of each replica.
-        stages_per_device: the user's choice, if there is one.
 
     Returns:
-        The configuration, with the profiled model; the schedule's name; and its stages
-        per device.
+        The configuration with the schedule's name and its stages per device; and the
+        profiled model.
 
     Raises:
         FitError: no order fits the memory.
         PlanError: no order takes the numbers.
         ModelError: the model cannot be captured.
     """
-    if config.max_delay < 0:
-        raise PlanError(f"max_delay is {config.max_delay}: weights are 0 or more old")
     known = profile_model(config, world)
     most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
 
     def decide() -> tuple[str, int]:
-        num_samples = config.example.num_samples * layout.num_replicas
-        return _best(
-            config,
-            known,
-            _cluster(world, layout, most),
-            num_samples * num_microbatches,
-            _search(config, layout, num_microbatches, stages_per_device),
-        )
+        cluster = _cluster(world, layout, most)
+        return _best(config, known, cluster, _search(config, layout))
 
     name, num_stages = decide_on_rank_0(world, decide, "choice of the schedule")
-    return replace(config, known=known), name, num_stages
+    chosen = replace(config, schedule=name, stages_per_device=num_stages, max_delay=0)
+    return chosen, known
 
 
 def _best(
-    config: PlanConfig,
-    known: ProfiledModel,
-    cluster: Cluster,
-    batch_size: int,
-    search: Search,
+    config: PipelineConfig, known: ProfiledModel, cluster: Cluster, search: Search
 ) -> tuple[str, int]:
     """Return the schedule's name, and its stages per device.
 
@@ -99,17 +83,18 @@ def _best(
     """
     tensors = known.captured.state.tensors.items()
     trained = {name: x for name, x in tensors if x.requires_grad}
-    make = config.settings.make_optimizer
+    make = config.make_optimizer
     states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
+    num_samples = config.microbatches()[0].num_samples
     work = measured_work(
         known.captured,
-        {config.example.num_samples: known.profile},
+        {num_samples: known.profile},
         states,
         update_s_per_byte=0.0,  # the same whatever the order
-        correction=correction_cost(config.settings, trained),
+        correction=correction_cost(config, trained),
     )
     try:
-        ranking = rank(work, cluster, batch_size, search)
+        ranking = rank(work, cluster, num_samples * config.num_parts, search)
     except PlanError as error:
         raise PlanError(f'schedule="auto": {error}') from None
     if ranking.best is None:
@@ -134,17 +119,13 @@ def _nothing_fits(least: Outcome) -> FitError:
     )
 
 
-def _search(
-    config: PlanConfig,
-    layout: Layout,
-    num_microbatches: int,
-    stages_per_device: int | None,
-) -> Search:
+def _search(config: PipelineConfig, layout: Layout) -> Search:
+    num_microbatches = config.num_microbatches
     choices: tuple[int, ...] = STAGES_PER_DEVICE
-    if stages_per_device is not None:
-        choices = (stages_per_device,)
-    elif config.cut_names is not None:
-        choices = ((len(config.cut_names) + 1) // layout.num_devices,)
+    if config.stages_per_device is not None:
+        choices = (config.stages_per_device,)
+    elif config.cut is not None:
+        choices = ((len(config.cut) + 1) // layout.num_devices,)
     return Search(
         schedules=tuple(playable(layout, num_microbatches, config.max_delay)),
         num_devices=(layout.num_devices,),
@@ -153,7 +134,7 @@ def _search(
         recompute=_RECOMPUTE[config.recompute],
         data_parallel=False,
         max_delay=config.max_delay,
-        clips=config.settings.clip_norm is not None,
+        clips=config.clip_norm is not None,
     )
 
 

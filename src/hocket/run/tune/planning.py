@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import counted_work
+from hocket.options import CorrectionName, PrecisionName
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking.ranking import Ranking
@@ -24,16 +25,9 @@ from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import host_bytes
-from hocket.run.stage.precision import Precision
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
-from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.correction.cost import correction_cost
-from hocket.run.weights.settings import (
-    OptimizerFactory,
-    Parameters,
-    TrainingConfig,
-    precision_of,
-)
+from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingConfig
 
 _SHARED_MEMORY: Final = "shared-memory"
 _NETWORK: Final = "100gb"
@@ -115,7 +109,7 @@ def plan(
     trained = _trained(captured)
     states = optimizer_bytes(trained, lambda named: optimizer(Parameters(named)))
     size = num_samples if batch_size is None else batch_size
-    settings = TrainingConfig(optimizer, correction=correction)
+    settings = TrainingConfig(optimizer=optimizer, correction=correction)
     corrected = correction_cost(settings, trained)
     if device is not None:
         finish = None if loss is None else _finish(loss, batch[1], num_samples)
@@ -145,13 +139,13 @@ def plan(
     return rank(found.work, cluster, size, search, found.trials)
 
 
-def _measurable(precision: str) -> Precision:
+def _measurable(precision: str) -> PrecisionName:
     if precision == "tf32":
         raise PlanError(
             "tf32 is how a GPU multiplies float32: name the hardware to plan for it, "
             "or measure with float32, bfloat16 or float16"
         )
-    return precision_of(precision)
+    return cast(PrecisionName, precision)  # TrainingConfig refuses others
 
 
 def _check_correction(correction: str, search: Search) -> None:

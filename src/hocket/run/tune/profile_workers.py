@@ -157,7 +157,7 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
         )
         cuts = run_trials(subject, world, config.stages_per_device)
         largest = config.microbatch(config.sizes[-1])
-        with config.settings.precision.autocast(device):
+        with config.settings.compute_precision.autocast(device):
             whole_s = ddp_seconds(captured, config.loss, largest, world)
         trials = MeasuredTrials(cuts, _added_by_ddp(whole_s, cuts, largest.num_samples))
     return WorkerProfiles(work, trials, measure_ring(world), _shares_cores(world))
@@ -178,7 +178,7 @@ def _added_by_ddp(
 def _profile(config: ProfileConfig, num_samples: int, world: World) -> Profile:
     microbatch = config.microbatch(num_samples)
     world.barrier("profile")
-    with config.settings.precision.autocast(world.device):
+    with config.settings.compute_precision.autocast(world.device):
         own = profile(
             config.captured,
             microbatch.leaves,

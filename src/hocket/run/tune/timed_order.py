@@ -13,7 +13,6 @@ final one needs is known when there is an order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 from hocket.core.costs import Costs
@@ -29,7 +28,13 @@ from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.build import CutModel, PlanConfig, cut_and_measure, profile_model
+from hocket.run.tune.build import (
+    CutModel,
+    ProfiledModel,
+    cut_and_measure,
+    profile_model,
+)
+from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.link_costs import MessageCosts, measure_messages
 from hocket.run.tune.order import make_order
 from hocket.schedules import SCHEDULES
@@ -38,40 +43,27 @@ _MODULO: Final = "ooo-modulo"
 _AS_FAST: Final = 1e-9  # of a step: smaller differences are ignored
 
 
-def is_timed(
-    schedule: object, config: PlanConfig, stages_per_device: int | None
-) -> bool:
-    """Return whether the order of this name depends on measured times.
-
-    Args:
-        schedule: the user's choice of schedule.
-        config: the user's other choices.
-        stages_per_device: the user's choice, if there is one.
-    """
+def is_timed(config: PipelineConfig) -> bool:
+    """Return whether the order depends on measured times."""
+    schedule = config.schedule
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
         return False
-    is_free = stages_per_device is None and config.cut_names is None
+    is_free = config.stages_per_device is None and config.cut is None
     return _takes_costs(schedule) or (schedule == _MODULO and is_free)
 
 
 def timed_order(
-    name: str,
-    config: PlanConfig,
-    context: WorkerContext,
-    num_microbatches: int,
-    stages_per_device: int | None,
-) -> tuple[PlanConfig, Schedule]:
+    config: PipelineConfig, context: WorkerContext, known: ProfiledModel | None
+) -> tuple[Schedule, ProfiledModel | CutModel]:
     """Measure and make the order. Every worker must call this, and gets the same.
 
     Args:
-        name: the name of a schedule for which `is_timed` holds.
-        config: the user's choices.
+        config: a configuration for which `is_timed` holds.
         context: this worker's context, with a transport that is used for nothing else.
-        num_microbatches: microbatches of each replica.
-        stages_per_device: the user's choice, if there is one.
+        known: the profiled model, if it was profiled already.
 
     Returns:
-        The configuration, with the cut model, and the order.
+        The order, and what was measured for it.
 
     Raises:
         FitError: no order of this name fits the memory; names the smallest memory that
@@ -79,10 +71,12 @@ def timed_order(
         PlanError: the schedule refuses the numbers.
         ModelError: the model cannot be captured or cut as asked.
     """
+    name = str(config.schedule)
     if _takes_costs(name):
-        return _for_costs(name, config, context, num_microbatches, stages_per_device)
-    v, config = _stages_per_device(config, context, num_microbatches)
-    return config, make_order(name, context.layout, num_microbatches, v)
+        return _for_costs(name, config, context, known)
+    known = profile_model(config, context.world) if known is None else known
+    v = _stages_per_device(config, known, context)
+    return make_order(name, context.layout, config.num_microbatches, v), known
 
 
 def _takes_costs(name: str) -> bool:
@@ -91,16 +85,15 @@ def _takes_costs(name: str) -> bool:
 
 def _for_costs(
     name: str,
-    config: PlanConfig,
+    config: PipelineConfig,
     context: WorkerContext,
-    num_microbatches: int,
-    stages_per_device: int | None,
-) -> tuple[PlanConfig, Schedule]:
+    known: ProfiledModel | None,
+) -> tuple[Schedule, CutModel]:
     """Make the order for measured costs."""
-    shape = context.layout, num_microbatches, stages_per_device
+    shape = context.layout, config.num_microbatches, config.stages_per_device
     world = context.world
     first = make_order(name, *shape)  # whatever its costs, it has these stages
-    found = cut_and_measure(config, first.program, context)
+    found = cut_and_measure(config, first.program, context, known)
     most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
 
@@ -117,11 +110,11 @@ def _for_costs(
         return str(make_order(name, *shape, costs=last, **options))
 
     text = decide_on_rank_0(world, decide, f"order of {name}")
-    return replace(config, cut_model=found), Schedule.parse(text)
+    return Schedule.parse(text), found
 
 
 def _recomputing(
-    config: PlanConfig, order: Schedule, found: CutModel
+    config: PipelineConfig, order: Schedule, found: CutModel
 ) -> Iterator[Costs]:
     """Yield costs to try in turn, with fewer and more stages that recompute."""
     order = freeze_stages(order, num_frozen_stages(found.modules))
@@ -132,41 +125,35 @@ def _recomputing(
 
 
 def _stages_per_device(
-    config: PlanConfig, context: WorkerContext, num_microbatches: int
-) -> tuple[int, PlanConfig]:
+    config: PipelineConfig, known: ProfiledModel, context: WorkerContext
+) -> int:
     """Choose how many groups of layers each device gets."""
-    known = (
-        profile_model(config, context.world) if config.known is None else config.known
-    )
-    config = replace(config, known=known)
     messages = measure_messages(context.world, context.transport)
 
     most = len(known.captured.layers) // context.layout.num_devices
     if most <= 1:
-        return 1, config
+        return 1
 
     def decide() -> int:
         steps_s = {
-            v: _step_s(config, context, messages, num_microbatches, v)
-            for v in range(1, most + 1)
+            v: _step_s(config, known, context, messages, v) for v in range(1, most + 1)
         }
         enough_s = min(steps_s.values()) * (1 + _AS_FAST)
         return min(v for v, step_s in steps_s.items() if step_s <= enough_s)
 
     name = f"stages per device of {_MODULO}"
-    return decide_on_rank_0(context.world, decide, name), config
+    return int(decide_on_rank_0(context.world, decide, name))
 
 
 def _step_s(
-    config: PlanConfig,
+    config: PipelineConfig,
+    known: ProfiledModel,
     context: WorkerContext,
     messages: MessageCosts,
-    num_microbatches: int,
     stages_per_device: int,
 ) -> float:
     """Predict one step with groups of layers of nearly equal time."""
-    known, num_samples = config.known, config.example.num_samples
-    assert known is not None
+    num_samples = config.microbatches()[0].num_samples
     profiles = {num_samples: known.profile}
     work = measured_work(known.captured, profiles, {}, update_s_per_byte=0.0)
     num_stages = context.layout.num_devices * stages_per_device
@@ -177,5 +164,7 @@ def _step_s(
         update_s_per_byte=0.0,  # the same whatever the groups
     )
     costs = Costs(stages, link=messages.link, handling=messages.handling)
-    order = make_order(_MODULO, context.layout, num_microbatches, stages_per_device)
+    order = make_order(
+        _MODULO, context.layout, config.num_microbatches, stages_per_device
+    )
     return simulate(order, costs).makespan_s

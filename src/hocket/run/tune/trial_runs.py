@@ -148,7 +148,7 @@ def _played(
             config.microbatches[num_samples],
             context,
             context.channels(plan_to_play(order)),
-            config.settings.precision,
+            config.settings.compute_precision,
         )
     return Trial(num_samples, p, boundaries, costs)
 

@@ -1,20 +1,18 @@
-"""The training settings of a pipeline's user, validated once."""
+"""How the parameters of a net are updated: optimizer, schedule, clipping, averages."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
 import torch
 from torch import nn
 
 from hocket.errors import ConfigError
+from hocket.options import StaleOptions, UpdateOptions, faults_of
 from hocket.run.stage.precision import Precision
-from hocket.run.weights.correction.correction import CorrectionName
-
-PrecisionName = Literal["float32", "bfloat16", "float16"]
 
 
 class Parameters(list[nn.Parameter]):
@@ -41,78 +39,38 @@ SchedulerFactory = Callable[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingConfig:
-    """Optimizer, schedule, clipping, precision and the other training settings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig(UpdateOptions, StaleOptions):
+    """How the parameters of a net are updated.
 
     Args:
-        optimizer: called once per stage with its parameters.
-        scheduler: called once with each optimizer; stepped after each update.
-        clip_norm: the largest total norm of all gradients.
-        accumulate: batches per update.
-        precision: the type that forwards compute in.
-        ema_decay: the decay of the averaged weights, if they are wanted.
-        correction: the correction of stale gradients, on stages with a delay.
-        num_discounted_updates: the updates over which a correction "lr-discount" fades;
-            1000 when not given.
+        optimizer: called on each stage with its parameters, a list that also has
+            `named()`, for groups by name.
+        scheduler: makes each stage's learning-rate schedule; stepped at every update.
 
     Raises:
-        ConfigError: a value is not valid; names all such values.
+        ConfigError: an option is not valid; names all such options.
     """
 
     optimizer: OptimizerFactory
     scheduler: SchedulerFactory | None = None
-    clip_norm: float | None = None
-    accumulate: int = 1
-    precision: Precision = Precision.FLOAT32
-    ema_decay: float | None = None
-    correction: CorrectionName = "none"
-    num_discounted_updates: int | None = None
 
     def __post_init__(self) -> None:
-        faults = "; ".join(self._faults())
+        faults = "; ".join(faults_of(self))
         if faults:
             raise ConfigError(faults)
 
-    def _faults(self) -> Iterator[str]:
-        if self.clip_norm is not None and not self.clip_norm > 0.0:
-            yield (
-                f"clip_norm is {self.clip_norm}: it must be above 0 (leave it out, and "
-                "no gradient is clipped)"
-            )
-        if self.accumulate < 1:
-            yield f"accumulate is {self.accumulate}: each update takes 1 batch or more"
-        if self.ema_decay is not None and not 0.0 <= self.ema_decay < 1.0:
-            yield (
-                f"ema_decay is {self.ema_decay}: it must be at least 0 and below 1, "
-                "such as 0.999"
-            )
-        if self.correction not in get_args(CorrectionName):
-            names = ", ".join(get_args(CorrectionName))
-            yield f"correction is {self.correction!r}: it may be {names}"
-        yield from self._discount_faults()
-
-    def _discount_faults(self) -> Iterator[str]:
-        number = self.num_discounted_updates
-        if number is None:
-            return
-        if self.correction != "lr-discount":
-            yield (
-                f"num_discounted_updates {number} has no effect with correction "
-                f"{self.correction!r}: it is for 'lr-discount'"
-            )
-        if number < 1:
-            yield (
-                f"num_discounted_updates is {number}: the discount fades over 1 update "
-                "or more"
-            )
+    @property
+    def compute_precision(self) -> Precision:
+        """The type that forwards compute in."""
+        return Precision(self.precision)
 
     @property
     def text(self) -> str:
         """Text of the settings, which all workers must have alike."""
         return (
             f"clip_norm {self.clip_norm}, accumulate {self.accumulate}, precision "
-            f"{self.precision.value}, ema_decay {self.ema_decay}, correction "
+            f"{self.precision}, ema_decay {self.ema_decay}, correction "
             f"{self.correction}, num_discounted_updates {self.num_discounted_updates}"
         )
 
@@ -167,16 +125,3 @@ def _needed_to_step(optimizer: torch.optim.Optimizer) -> str:
     if not needed and isinstance(optimizer, torch.optim.LBFGS):
         needed = ["closure"]  # its line search evaluates the loss
     return ", ".join(needed)
-
-
-def precision_of(name: str) -> Precision:
-    """Return the precision of a name.
-
-    Raises:
-        ConfigError: there is none; names those that there are.
-    """
-    try:
-        return Precision(name)
-    except ValueError:
-        names = ", ".join(precision.value for precision in Precision)
-        raise ConfigError(f"precision is {name!r}: it may be {names}") from None

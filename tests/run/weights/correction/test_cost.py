@@ -15,8 +15,8 @@ import hocket
 from hocket.core.costs import StageCost
 from hocket.errors import ConfigError, PlanError
 from hocket.model.profile.allocations import allocations
+from hocket.options import CorrectionName
 from hocket.planner.rank import Search
-from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters, TrainingConfig
 from hocket.run.weights.updater import Updater
@@ -68,7 +68,7 @@ def work_bytes(settings: TrainingConfig, delay: int) -> int:
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_planned_as_kept(name: CorrectionName, kind: str, delay: int) -> None:
     """To the byte; what is taken while an update runs, but for single tensors."""
-    settings = TrainingConfig(KINDS[kind], correction=name)
+    settings = TrainingConfig(optimizer=KINDS[kind], correction=name)
     parameters = dict(model().named_parameters())
     trained = {key: p for key, p in parameters.items() if p.requires_grad}
     stage = StageCost(gradient_bytes=bytes_of(list(trained.values())))
@@ -97,7 +97,7 @@ def test_whoever_refuses_small_weights_may_keep_a_copy() -> None:
 
     trained = {"w": torch.zeros(20, 20)}
     cost = correction_cost(
-        TrainingConfig(picky, correction="weight-prediction"), trained
+        TrainingConfig(optimizer=picky, correction="weight-prediction"), trained
     )
     assert (cost.kept, cost.predicts_weights) == (1, True)
 

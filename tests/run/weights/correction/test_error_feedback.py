@@ -20,7 +20,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 def test_a_few_updates_by_hand() -> None:
     """Half of the old weight off, and the error, `u(t) - u(t-1)`."""
-    settings = TrainingConfig(descent(0.5), correction="error-feedback")
+    settings = TrainingConfig(optimizer=descent(0.5), correction="error-feedback")
     course = train(settings, 1, 5)
     # u = -0.5 -0.5 0 0.25 0, so e = -0.5 0 0.5 0.25 -0.25
     assert course.weights == [1.0, 0.0, -0.5, 0.0, 0.5, 0.25]
@@ -30,7 +30,7 @@ def test_a_few_updates_by_hand() -> None:
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_each_error_is_added_a_delay_later(delay: int) -> None:
     """`W(t+1) = W(t) + u(t) + (u(t) - u(t-d))`, and nothing before the first."""
-    settings = TrainingConfig(descent(LR), correction="error-feedback")
+    settings = TrainingConfig(optimizer=descent(LR), correction="error-feedback")
     w, u = [1.0], list[float]()
     for t in range(20):
         u.append(-LR * w[max(0, t - delay)])
@@ -47,7 +47,12 @@ def test_nothing_piles_up(make: MakeOptimizer, delay: int) -> None:
     """
     slopes = iter([(-1.0) ** t / (1 + t) for t in range(100)] * 2)
     plain, fed = (
-        train(TrainingConfig(make, correction=name), delay, 100, lambda _: next(slopes))
+        train(
+            TrainingConfig(optimizer=make, correction=name),
+            delay,
+            100,
+            lambda _: next(slopes),
+        )
         for name in ("none", "error-feedback")
     )
     w = plain.weights
@@ -59,7 +64,9 @@ def test_nothing_piles_up(make: MakeOptimizer, delay: int) -> None:
 def test_its_weights_are_what_weight_prediction_reads(momentum: float) -> None:
     """With SGD and a delay of 1: one keeps the sum and reads ahead, one is ahead."""
     fed, foreseen = (
-        train(TrainingConfig(descent(LR / 2, momentum), correction=name), 1, 40)
+        train(
+            TrainingConfig(optimizer=descent(LR / 2, momentum), correction=name), 1, 40
+        )
         for name in ("error-feedback", "weight-prediction")
     )
     assert fed.reads == pytest.approx(foreseen.reads, rel=1e-9)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ConfigError
+from hocket.options import CorrectionName
 from hocket.run.checkpoint.format.values import decode, encode
-from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from tests.run.support.optimizers import OPTIMIZERS
@@ -150,7 +150,7 @@ def test_it_goes_on_from_a_saved_state(
     name: CorrectionName, optimizer: str, num_before: int
 ) -> None:
     """Bit for bit, by way of what a checkpoint can hold."""
-    settings = TrainingConfig(OPTIMIZERS[optimizer], correction=name)
+    settings = TrainingConfig(optimizer=OPTIMIZERS[optimizer], correction=name)
     model, other = small_model(), small_model()
     straight = Updater(dict(model.named_parameters()), settings, delay=2)
     updated(straight, range(num_before))
@@ -178,7 +178,7 @@ def test_an_unknown_word_is_refused() -> None:
     )
     unknown: Any = "magic"
     with pytest.raises(ConfigError, match=said):
-        TrainingConfig(descent(LR), correction=unknown)
+        TrainingConfig(optimizer=descent(LR), correction=unknown)
     with pytest.raises(ConfigError, match=said):
         hocket.emulate(
             hocket.Program.chain([0], 1, delays=[1]),
@@ -192,10 +192,12 @@ def test_an_unknown_word_is_refused() -> None:
 
 def test_workers_compare_the_word() -> None:
     """Each tells the others what it was told."""
-    texts = {TrainingConfig(descent(LR), correction=name).text for name in NAMES}
+    texts = {
+        TrainingConfig(optimizer=descent(LR), correction=name).text for name in NAMES
+    }
     discounts = {
         TrainingConfig(
-            descent(LR), correction="lr-discount", num_discounted_updates=n
+            optimizer=descent(LR), correction="lr-discount", num_discounted_updates=n
         ).text
         for n in (5, 6)
     }

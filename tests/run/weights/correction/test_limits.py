@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.run.weights.correction.correction import CorrectionName
+from hocket.options import CorrectionName
 from hocket.run.weights.settings import TrainingConfig
 from tests.run.weights.correction.one_weight import descent, train
 
@@ -36,7 +36,9 @@ def test_a_rate_is_stable_up_to_its_limit(
     """A little below it the weight goes to the minimum, a little above it away."""
     last = []
     for rate in ((1 - MARGIN) * limit, (1 + MARGIN) * limit):
-        settings = TrainingConfig(descent(rate, momentum), correction=correction)
+        settings = TrainingConfig(
+            optimizer=descent(rate, momentum), correction=correction
+        )
         weights = train(settings, delay, NUM_UPDATES).weights
         last.append(max(map(abs, weights[-30:])))
     assert last[0] < 0.5
@@ -51,15 +53,17 @@ def test_with_momentum_each_is_stable_where_a_delay_alone_is_not(
 ) -> None:
     """At one and a half times what a delay of 1 permits."""
     make = descent(0.15, 0.9)
-    plain = train(TrainingConfig(make), 1, 300).weights
-    helped = train(TrainingConfig(make, correction=correction), 1, 300).weights
+    plain = train(TrainingConfig(optimizer=make), 1, 300).weights
+    helped = train(
+        TrainingConfig(optimizer=make, correction=correction), 1, 300
+    ).weights
     assert max(map(abs, plain[-30:])) > 100.0
     assert max(map(abs, helped[-30:])) < 0.1
 
 
 def test_a_discount_does_not_last() -> None:
     """A rate that is too large without it is so again when it has faded."""
-    settings = TrainingConfig(descent(0.15, 0.9), correction="lr-discount")
+    settings = TrainingConfig(optimizer=descent(0.15, 0.9), correction="lr-discount")
     weights = train(settings, 1, 1600).weights
     assert max(map(abs, weights[300:330])) < 0.1
     assert max(map(abs, weights[-30:])) > max(map(abs, weights[1000:1030])) * 1e3

@@ -20,7 +20,7 @@ LR = 0.2
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_rates_grow_to_what_was_asked_for(delay: int) -> None:
     """`lr / (1 + d) ** (1 - t / 1000)` in update `t`."""
-    settings = TrainingConfig(descent(LR), correction="lr-discount")
+    settings = TrainingConfig(optimizer=descent(LR), correction="lr-discount")
     w = [1.0]
     for t in range(20):
         rate = LR / (1 + delay) ** (1 - t / 1000)
@@ -31,7 +31,7 @@ def test_rates_grow_to_what_was_asked_for(delay: int) -> None:
 def test_it_fades_over_as_many_updates_as_are_asked_for() -> None:
     """`lr / (1 + d) ** (1 - t / n)`, and `lr` from update `n` on."""
     settings = TrainingConfig(
-        descent(LR), correction="lr-discount", num_discounted_updates=4
+        optimizer=descent(LR), correction="lr-discount", num_discounted_updates=4
     )
     w = [1.0]
     for t in range(9):
@@ -47,7 +47,7 @@ def test_it_fades_to_nothing(lr: Any) -> None:
     for correction in ("lr-discount", "none"):
         weight = nn.Parameter(torch.ones(3))
         settings = TrainingConfig(
-            lambda p: torch.optim.Adam(p, lr=lr), correction=correction
+            optimizer=lambda p: torch.optim.Adam(p, lr=lr), correction=correction
         )
         updater = Updater({"w": weight}, settings, delay=2)
         if updater.correction is not None:
@@ -64,8 +64,8 @@ def test_schedules_see_the_rates_that_were_given() -> None:
     """One that builds on the last rate is not discounted twice."""
     weight = nn.Parameter(torch.ones(3))
     settings = TrainingConfig(
-        descent(LR),
-        lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+        optimizer=descent(LR),
+        scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
         correction="lr-discount",
     )
     updater = Updater({"w": weight}, settings, delay=1)
@@ -98,7 +98,7 @@ def test_an_optimizer_without_rates_is_refused() -> None:
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": None})
 
-    settings = TrainingConfig(Rateless, correction="lr-discount")
+    settings = TrainingConfig(optimizer=Rateless, correction="lr-discount")
     parameters = {"w": nn.Parameter(torch.ones(3))}
     with pytest.raises(ConfigError, match=r"Rateless has lr=None.*error-feedback"):
         Updater(parameters, settings, delay=1)

@@ -35,7 +35,7 @@ OPTIMIZERS = {
 
 def test_a_few_updates_by_hand() -> None:
     """Half of the read weight off; what is read goes on as the last update went."""
-    settings = TrainingConfig(descent(0.5), correction="weight-prediction")
+    settings = TrainingConfig(optimizer=descent(0.5), correction="weight-prediction")
     course = train(settings, 1, 4)
     # W1 = 1 - 1/2, read 0;  W2 = 1/2 - 1/2 (of W0 again), read -1/2;  W3 = W2 - 0 ...
     assert course.weights == [1.0, 0.5, 0.0, 0.0, 0.25]
@@ -48,7 +48,9 @@ def updates_of(
     """Weights before and after some updates, and what is predicted from there."""
     torch.manual_seed(3)
     weight = nn.Parameter(torch.randn(5, dtype=torch.float64))
-    settings = TrainingConfig(make, scheduler, correction="weight-prediction")
+    settings = TrainingConfig(
+        optimizer=make, scheduler=scheduler, correction="weight-prediction"
+    )
     updater = Updater({"w": weight}, settings, delay=delay)
     first = updater.predicted()
     assert first is not None
@@ -79,7 +81,7 @@ def test_nesterov_goes_on_along_its_momentum() -> None:
     torch.manual_seed(3)
     weight = nn.Parameter(torch.randn(5))
     make = of_torch("SGD", momentum=0.9, nesterov=True)
-    settings = TrainingConfig(make, correction="weight-prediction")
+    settings = TrainingConfig(optimizer=make, correction="weight-prediction")
     updater = Updater({"w": weight}, settings, delay=2)
     moved = torch.zeros(5)
     for _ in range(4):
@@ -99,7 +101,7 @@ def test_decoupled_decay_is_foreseen() -> None:
     found = {}
     for key, maker in (("decayed", make), ("straight", straight)):
         weight = nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
-        settings = TrainingConfig(maker, correction="weight-prediction")
+        settings = TrainingConfig(optimizer=maker, correction="weight-prediction")
         updater = Updater({"w": weight}, settings, delay=2)
         weight.grad = torch.ones_like(weight)
         updater.update()
@@ -127,7 +129,7 @@ def test_it_takes_the_next_rate(name: str) -> None:
 @pytest.mark.parametrize("make", [descent(LR), of_torch("Adam")])
 def test_steady_updates_are_foreseen_exactly(make: MakeOptimizer, delay: int) -> None:
     """What a step reads is then what its gradient is applied to."""
-    settings = TrainingConfig(make, correction="weight-prediction")
+    settings = TrainingConfig(optimizer=make, correction="weight-prediction")
     course = train(settings, delay, 30, slope=lambda _: 0.25)
     for t in range(1, 30 - delay):
         assert course.reads[t] == pytest.approx(course.weights[t + delay], rel=1e-6)
@@ -135,7 +137,9 @@ def test_steady_updates_are_foreseen_exactly(make: MakeOptimizer, delay: int) ->
 
 def of_first_two(make: MakeOptimizer) -> TrainingConfig:
     """With an optimizer that is given no more than these."""
-    return TrainingConfig(lambda p: make(p[:2]), correction="weight-prediction")
+    return TrainingConfig(
+        optimizer=lambda p: make(p[:2]), correction="weight-prediction"
+    )
 
 
 def test_what_is_not_updated_is_read_as_it_is() -> None:

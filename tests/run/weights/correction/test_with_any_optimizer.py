@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.run.weights.correction.correction import CorrectionName
+from hocket.options import CorrectionName
 from tests.run.support.optimizers import make_scheduler
 from tests.run.weights.correction.cases import CASES, CUT
 from tests.run.weights.correction.plain_torch import Wanted, trained

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError
+from hocket.options import CorrectionName
 from hocket.run.data.batch import Microbatch, call_arguments, split_batch
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
@@ -46,7 +47,6 @@ from hocket.run.engine.programs.by_net import (
 from hocket.run.engine.programs.copies import without_copies
 from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.stage.seed import preserve_generators
-from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
     OptimizerFactory,
@@ -131,9 +131,9 @@ def emulate(
     scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
     settings = {
         name: TrainingConfig(
-            optimizer,
-            scheduler_of.get(name),
-            clip_norm,
+            optimizer=optimizer,
+            scheduler=scheduler_of.get(name),
+            clip_norm=clip_norm,
             correction=correction,
             num_discounted_updates=num_discounted_updates,
         )

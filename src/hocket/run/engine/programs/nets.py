@@ -17,6 +17,7 @@ from hocket.model.profile.measure import restored_model
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
+from hocket.options import CorrectionName
 from hocket.run.data.batch import call_arguments, digest, split_batch
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.lanes.wiring import wire
@@ -37,7 +38,6 @@ from hocket.run.engine.programs.net_setup import (
     stages_of,
 )
 from hocket.run.stage.net_output import NetOutput
-from hocket.run.weights.correction.correction import CorrectionName
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
     OptimizerFactory,
@@ -110,9 +110,9 @@ class ProgramNets:
                 raise ConfigError(f"net {name} has no model: give models")
         settings = {
             name: TrainingConfig(
-                optimizer,
-                scheduler_of.get(name),
-                clip_norm,
+                optimizer=optimizer,
+                scheduler=scheduler_of.get(name),
+                clip_norm=clip_norm,
                 correction=correction,
                 num_discounted_updates=num_discounted_updates,
             )

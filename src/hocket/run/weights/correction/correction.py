@@ -1,4 +1,4 @@
-"""The interface of every correction for stale gradients, and their names.
+"""The interface of every correction for stale gradients, and its state.
 
 A stage of delay `d` computes the gradient of step `t` with the weights before the last
 `d` updates, and applies it to the newest:
@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from torch import Tensor
-
-CorrectionName = Literal["none", "error-feedback", "weight-prediction", "lr-discount"]
 
 
 class CorrectionState(TypedDict):

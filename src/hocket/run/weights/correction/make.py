@@ -8,7 +8,8 @@ from typing import assert_never
 import torch
 from torch import nn
 
-from hocket.run.weights.correction.correction import Correction, CorrectionName
+from hocket.options import CorrectionName
+from hocket.run.weights.correction.correction import Correction
 from hocket.run.weights.correction.error_feedback import ErrorFeedback
 from hocket.run.weights.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
 from hocket.run.weights.correction.weight_prediction import WeightPrediction

@@ -1,0 +1,196 @@
+"""Options of a training run that need no torch: names, defaults and checks, once.
+
+    UpdateOptions ────┬──────────▶ the section [training] of a recipe
+    StaleOptions ─────┼─┐
+    ScheduleOptions ──┼─┴────────▶ the section [pipeline] of a recipe
+                      └─▶ TrainingConfig ─▶ PipelineConfig ─▶ Pipeline(...), in `run`
+
+The classes here are abstract: they have no storage of their own, so that a slotted
+dataclass can inherit from all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from hocket.core.schedule import Schedule
+from hocket.planner.recompute import RecomputeName
+
+PrecisionName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+CorrectionName: TypeAlias = Literal[
+    "none", "error-feedback", "weight-prediction", "lr-discount"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """Options of updates under any schedule.
+
+    Args:
+        clip_norm: the largest total norm (2-norm) of all gradients; larger ones are
+            scaled down, as `torch.nn.utils.clip_grad_norm_` does it.
+        accumulate: batches per update. Each runs in the schedule's order; gradients add
+            up over them, weighted by samples.
+        precision: the type that forwards compute in: "bfloat16" and "float16" use
+            autocast, the latter with a loss scale. Weights keep their types.
+        ema_decay: keep averaged weights too, which each update moves by `1 - ema_decay`
+            of the way to the new ones.
+    """
+
+    __slots__ = ()
+
+    clip_norm: float | None = None
+    accumulate: int = 1
+    precision: PrecisionName = "float32"
+    ema_decay: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleOptions:
+    """Options of updates whose gradients come from stale weights.
+
+    Args:
+        correction: the correction for stale gradients, if the schedule has stages with
+            a delay: "none", "error-feedback", "weight-prediction" or "lr-discount".
+        num_discounted_updates: the updates over which "lr-discount" fades; 1000 when
+            not given. A quarter of the training is a good number, if its length is
+            known.
+    """
+
+    __slots__ = ()
+
+    correction: CorrectionName = "none"
+    num_discounted_updates: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(StaleOptions):
+    """Options of the schedule, and of the stages that it runs.
+
+    Args:
+        schedule: the name of a registered schedule; or a Schedule of one step (of
+            several with a body, where steps overlap), or the path of a file with one
+            (PyTorch's CSV, *.csv, or text, *.txt); or "auto",
+            the fastest that fits the memory, as a profile predicts it. "zb-auto" is
+            made for what is measured here.
+        max_delay: by how many updates the weights of stages may be stale if "auto"
+            chooses: 1 lets it choose flush-free orders.
+        num_microbatches: parts of the batch in each replica.
+        num_replicas: copies of the pipeline on other workers, each with its part of
+            every batch.
+        stages_per_device: stages on each device, if the schedule has a choice.
+        cut: the modules with which stages 1, 2, ... begin; balanced by a profile when
+            not given.
+        recompute: which stages keep only their input between forward and backward,
+            and run the forward once more in the backward: "none", "all", or "auto",
+            the fewest that let every device fit its memory. Results stay the same.
+        memory_bytes: the memory for tensors on each device, for "auto" and for orders
+            that are made for it ("zb-auto"); nine tenths of the smallest device's
+            memory when not given.
+        compile: compile each stage before the first step, for the sizes of the
+            example's microbatches; other sizes run uncompiled, and so does a stage that
+            cannot be compiled, with a warning that says why.
+        timeout_s: how long to wait for another worker before an error; what
+            `hocket.launch` was given, or 60, when not given.
+    """
+
+    __slots__ = ()
+
+    schedule: str | Path | Schedule = "1f1b"
+    max_delay: int = 0
+    num_microbatches: int = 8
+    num_replicas: int = 1
+    stages_per_device: int | None = None
+    cut: Sequence[str] | None = None
+    recompute: RecomputeName = "none"
+    memory_bytes: int | None = None
+    compile: bool = False
+    timeout_s: float | None = None
+
+
+def faults_of(options: object) -> Iterator[str]:
+    """Yield a sentence for each option that is not valid, or has no effect.
+
+    Each sentence begins with the option's name.
+
+    Args:
+        options: an instance of any of the classes above; other objects have no faults.
+    """
+    if isinstance(options, UpdateOptions):
+        yield from _update_faults(options)
+    if isinstance(options, StaleOptions):
+        yield from _stale_faults(options)
+    if isinstance(options, ScheduleOptions):
+        yield from _schedule_faults(options)
+
+
+def _update_faults(options: UpdateOptions) -> Iterator[str]:
+    if options.clip_norm is not None and not options.clip_norm > 0.0:
+        yield (
+            f"clip_norm is {options.clip_norm}: it must be above 0 (leave it out, and "
+            "no gradient is clipped)"
+        )
+    if options.accumulate < 1:
+        yield f"accumulate is {options.accumulate}: each update takes 1 batch or more"
+    if options.precision not in get_args(PrecisionName):
+        names = ", ".join(get_args(PrecisionName))
+        yield f"precision is {options.precision!r}: it may be {names}"
+    if options.ema_decay is not None and not 0.0 <= options.ema_decay < 1.0:
+        yield (
+            f"ema_decay is {options.ema_decay}: it must be at least 0 and below 1, "
+            "such as 0.999"
+        )
+
+
+def _stale_faults(options: StaleOptions) -> Iterator[str]:
+    if options.correction not in get_args(CorrectionName):
+        names = ", ".join(get_args(CorrectionName))
+        yield f"correction is {options.correction!r}: it may be {names}"
+    number = options.num_discounted_updates
+    if number is None:
+        return
+    if options.correction != "lr-discount":
+        yield (
+            f"num_discounted_updates {number} has no effect unless correction is "
+            f"'lr-discount'; it is {options.correction!r}"
+        )
+    if number < 1:
+        yield (
+            f"num_discounted_updates is {number}: the discount fades over 1 update "
+            "or more"
+        )
+
+
+_COUNTS = ("num_microbatches", "num_replicas", "stages_per_device", "memory_bytes")
+
+
+def _schedule_faults(options: ScheduleOptions) -> Iterator[str]:
+    for name in _COUNTS:
+        count = getattr(options, name)
+        if count is not None and count < 1:
+            yield f"{name} is {count}: it must be at least 1"
+    if options.timeout_s is not None and not options.timeout_s > 0.0:
+        yield f"timeout_s is {options.timeout_s}: it must be above 0"
+    if options.recompute not in get_args(RecomputeName):
+        names = ", ".join(get_args(RecomputeName))
+        yield f"recompute is {options.recompute!r}: it may be {names}"
+    yield from _delay_faults(options)
+
+
+def _delay_faults(options: ScheduleOptions) -> Iterator[str]:
+    if options.max_delay < 0:
+        yield f"max_delay is {options.max_delay}: weights are 0 or more updates old"
+    if options.max_delay and options.schedule != "auto":
+        yield (
+            f"max_delay {options.max_delay} has no effect unless schedule is 'auto': "
+            "any other schedule says itself how old its weights are"
+        )
+    is_flushed = options.schedule == "auto" and not options.max_delay
+    if is_flushed and options.correction != "none":
+        yield (
+            f"correction {options.correction!r} has no effect while max_delay is 0: "
+            "no order with old weights is chosen"
+        )

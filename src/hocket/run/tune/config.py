@@ -1,0 +1,126 @@
+"""The arguments of a pipeline, in one frozen object.
+
+    Pipeline(...) ──▶ PipelineConfig ──▶ Plan ──▶ Executor ──▶ Driver: step 0
+
+The options that recipes have too are in `hocket.options`; here are those that need
+torch, or belong to one job. `Pipeline` takes its signature from this class, so that
+each argument's name, type and default stand in one place that type checkers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, fields
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import nn
+
+from hocket.errors import ConfigError
+from hocket.nearest import nearest
+from hocket.options import ScheduleOptions
+from hocket.run.cluster.world import World
+from hocket.run.comm.transports import TransportName
+from hocket.run.data.batch import Microbatch, split_batch
+from hocket.run.data.loss import LossFunction
+from hocket.run.weights.settings import TrainingConfig
+
+_Arguments = ParamSpec("_Arguments")
+_Self = TypeVar("_Self")
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig(TrainingConfig, ScheduleOptions):
+    """The arguments of `hocket.Pipeline`, together with those of its base classes.
+
+    Args:
+        model: any module; each worker keeps its stages of it and trains them in place.
+            Nothing else of it is kept: if the user keeps no reference, the weights of
+            the other workers' stages are freed.
+        loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
+            scalar tensor or a dict of named ones (see `hocket.run.data.loss`). One that
+            compares samples is refused where batches are cut, unless it is given as
+            `hocket.PerMicrobatch(loss)`.
+        example: a batch `(inputs, targets)` as the loader will give them. The inputs
+            are a tensor, a tuple of positional or a dict of keyword arguments.
+        profile_dir: the folder in which profiles are kept and found again.
+        seed: the seed of random numbers in the forward (dropout).
+        run_dir: the folder for reports of failures; `hocket.launch` sets it. Under
+            torchrun it is the current folder when not given.
+        transport: what carries messages between workers: "shared-memory" (on one host),
+            "torch" (torch.distributed: gloo or NCCL), or "auto", which uses the first
+            wherever it can.
+        world: the job, if it is joined already (several pipelines in one job).
+
+    Raises:
+        ConfigError: an option is not valid, or has no effect; names all such options.
+    """
+
+    model: nn.Module = field(repr=False, compare=False)
+    loss: LossFunction
+    _: KW_ONLY
+    example: Any = field(repr=False, compare=False)
+    profile_dir: str | Path | None = None
+    seed: int = 0
+    run_dir: str | Path | None = None
+    transport: TransportName = "auto"
+    world: World | None = None
+
+    @property
+    def num_parts(self) -> int:
+        """The number of microbatches in a batch, over all replicas."""
+        return self.num_microbatches * self.num_replicas
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How parameters are updated; who keeps this keeps no model in memory."""
+        names = (option.name for option in fields(TrainingConfig))
+        return TrainingConfig(**{name: getattr(self, name) for name in names})
+
+    def microbatches(self) -> tuple[Microbatch, ...]:
+        """Return the microbatches of the example.
+
+        Raises:
+            DataError: the example is no batch, or has too few samples.
+        """
+        return split_batch(self.example, self.num_parts)
+
+
+def takes_fields_of(
+    make: Callable[_Arguments, _Made],
+) -> Callable[
+    [Callable[[_Self, _Made], None]], Callable[Concatenate[_Self, _Arguments], None]
+]:
+    """Give an `__init__` that takes one configuration the configuration's arguments.
+
+    A `**options: Unpack[TypedDict]` would need each name and type a second time.
+
+    Args:
+        make: the class of the configuration.
+
+    Returns:
+        A decorator. What it returns raises ConfigError for an unknown argument, and
+        names the nearest known one.
+    """
+    known = signature(make).parameters
+
+    def decorate(
+        init: Callable[[_Self, _Made], None],
+    ) -> Callable[Concatenate[_Self, _Arguments], None]:
+        def construct(
+            self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        ) -> None:
+            for name in kwargs.keys() - known.keys():
+                raise ConfigError(
+                    f"{type(self).__name__} takes no argument {name!r}; "
+                    f"{nearest(name, known)}"
+                )
+            init(self, make(*args, **kwargs))
+
+        own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+        construct.__signature__ = Signature([own, *known.values()])  # type: ignore[attr-defined]
+        return construct
+
+    return decorate

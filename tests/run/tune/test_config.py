@@ -1,0 +1,112 @@
+"""The arguments of a pipeline are the fields of its configuration, checked once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import fields, replace
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.errors import ConfigError
+from hocket.options import ScheduleOptions, UpdateOptions
+from hocket.recipes.config.pipeline_settings import PipelineSettings
+from hocket.recipes.config.recipe import TrainingSettings
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Any optimizer."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def small_model() -> nn.Sequential:
+    """The same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+BATCH = (torch.ones(8, 2), torch.zeros(8, 2))
+
+
+def small_config(**options: Any) -> hocket.PipelineConfig:
+    """A configuration of one device."""
+    return hocket.PipelineConfig(
+        small_model(),
+        nn.functional.mse_loss,
+        optimizer=sgd,
+        example=BATCH,
+        **{"num_microbatches": 2, **options},
+    )
+
+
+def test_pipeline_takes_the_fields_of_its_config() -> None:
+    """Editors and `help` show the arguments by name, with types and defaults."""
+    config = signature(hocket.PipelineConfig).parameters
+    assert signature(hocket.Pipeline).parameters == config
+    assert [*config][:2] == ["model", "loss"]
+    assert len(config) == len(fields(hocket.PipelineConfig)) == 26
+
+
+def test_names_the_nearest_argument_for_an_unknown_one() -> None:
+    """Before the job is joined."""
+    options: dict[str, Any] = {"num_microbatch": 4}
+    said = "takes no argument 'num_microbatch'; did you mean 'num_microbatches'?"
+    with pytest.raises(ConfigError, match=said):
+        hocket.Pipeline(
+            small_model(),
+            nn.functional.mse_loss,
+            optimizer=sgd,
+            example=BATCH,
+            **options,
+        )
+
+
+def test_refuses_all_invalid_options_at_once() -> None:
+    """Also those of different groups."""
+    said = "accumulate is 0.*; num_microbatches is 0.*; max_delay 1 has no effect"
+    with pytest.raises(ConfigError, match=said):
+        small_config(accumulate=0, num_microbatches=0, max_delay=1)
+    with pytest.raises(ConfigError, match="correction 'lr-discount' has no"):
+        small_config(schedule="auto", correction="lr-discount")
+
+
+@pytest.mark.parametrize(
+    ("options", "section"),
+    [(ScheduleOptions, PipelineSettings), (UpdateOptions, TrainingSettings)],
+)
+def test_recipes_have_the_same_keys(
+    options: type[Any], section: type[PipelineSettings | TrainingSettings]
+) -> None:
+    """With the same defaults; but recipes start workers, so they know a timeout."""
+    known, keys = signature(hocket.PipelineConfig).parameters, section.model_fields
+    for option in fields(options):
+        default = 60.0 if option.name == "timeout_s" else known[option.name].default
+        assert keys[option.name].default == default
+
+
+@pytest.mark.timeout(60)
+def test_a_pipeline_from_a_config_trains_alike() -> None:
+    """A configuration may be changed, and used for several pipelines."""
+    config = small_config()
+    other = replace(config, model=small_model(), schedule="gpipe")
+    losses = []
+    for made in (config, other):
+        with hocket.Pipeline.from_config(made) as pipeline:
+            assert pipeline.plan.schedule_name == made.schedule
+            losses.append([pipeline.step(BATCH).loss for _ in range(2)])
+    assert losses[0] == losses[1]
+
+
+def test_how_to_train_keeps_no_model() -> None:
+    """Workers keep it as long as they train; the uncut model is freed before."""
+    config = small_config(clip_norm=1.0)
+    model, training = weakref.ref(config.model), config.training
+    assert training.clip_norm == 1.0
+    del config
+    gc.collect()
+    assert model() is None
