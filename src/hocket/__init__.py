@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from hocket.model.trace.per_sample import PerSample as PerSample
     from hocket.planner.candidate import Candidate as Candidate
     from hocket.planner.candidate import Outcome as Outcome
+    from hocket.planner.rank import PlanConfig as PlanConfig
     from hocket.planner.rank import Search as Search
     from hocket.planner.ranking.ranking import Ranking as Ranking
     from hocket.planner.search.optimum import search as search
@@ -108,6 +109,7 @@ _HOMES = {
     "Pipeline": "hocket.run.pipeline",
     "PipelineConfig": "hocket.run.tune.config",
     "Plan": "hocket.run.engine.plan",
+    "PlanConfig": "hocket.planner.rank",
     "PlanError": "hocket.errors",
     "Program": "hocket.core.program",
     "Proof": "hocket.core.check",

@@ -14,8 +14,9 @@ from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
+    from hocket.planner.rank import PlanConfig
     from hocket.recipes.config.resolve import Resolved
-    from hocket.recipes.training.planning import Paper, PlanRequest, Shown
+    from hocket.recipes.training.planning import Paper, Shown
 
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
@@ -116,39 +117,44 @@ def plan_command(
     of stages and replicas, microbatch count, with and without recomputation; and of
     plain data parallelism.
     """
-    from hocket.planner.published.catalogue import NETWORKS
-    from hocket.recipes.training.planning import PlanRequest
+    from hocket.planner.published.catalogue import NETWORKS, plan_network
+    from hocket.planner.rank import PlanConfig, Search
+    from hocket.recipes.training.planning import Shown
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
-    request = PlanRequest(
-        num_devices,
-        hardware,
-        links,
-        nodes,
-        network,
-        memory_gib,
-        None if hardware_file is None else str(hardware_file.absolute()),
-        batch_size,
-        precision,
-        exhaustive,
-        max_delay,
-        devices_per_pipeline,
+    config = PlanConfig(
+        num_devices=num_devices,
+        hardware=hardware,
+        links=links,
+        num_nodes=nodes,
+        network=network,
+        batch_size=batch_size,
+        precision=precision,
+        memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+        hardware_file=None if hardware_file is None else str(hardware_file.absolute()),
+        search=Search(
+            num_devices=devices_per_pipeline,
+            is_exhaustive=exhaustive,
+            max_delay=max_delay,
+        ),
     )
     paper = _paper(rows, has_page=html is not None)
     if recipe in NETWORKS:
         if settings:
             raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
-        shown = _counted(recipe, request, paper)
+        shown = Shown.of(plan_network(recipe, config), paper)
     else:
         resolved = read_recipe(recipe, settings or [], allow_outside=allow_outside)
-        shown = plan_and_show(resolved, request, paper)
+        shown = plan_and_show(resolved, config, paper)
     if html is not None:
         write_output(html, shown.page)
         typer.echo(f"{html} written", err=True)
     typer.echo(json.dumps(shown.document, indent=2) if as_json else shown.text)
 
 
-def _devices(num_devices: int | None, layout: str | None) -> tuple[int, int | None]:
+def _devices(
+    num_devices: int | None, layout: str | None
+) -> tuple[int, tuple[int] | None]:
     """Return all devices; and those of one pipeline, if a layout says them."""
     from hocket.core.layout import WorkerLayout
 
@@ -162,17 +168,17 @@ def _devices(num_devices: int | None, layout: str | None) -> tuple[int, int | No
             f"--layout {layout} is {wanted.num_workers} devices, --devices says "
             f"{num_devices}: leave one of them out"
         )
-    return wanted.num_workers, wanted.num_devices
+    return wanted.num_workers, (wanted.num_devices,)
 
 
-def plan_and_show(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
+def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
     """Plan and print; measure with workers of this machine if it is for it.
 
     It is not where a kind of device or of links is named, or more devices than it has.
 
     Args:
         resolved: the recipe.
-        request: what to plan for.
+        config: what to plan for.
         paper: how to show it.
 
     Raises:
@@ -182,32 +188,10 @@ def plan_and_show(resolved: Resolved, request: PlanRequest, paper: Paper) -> Sho
     """
     from hocket.recipes.training.planning import Shown, plan_recipe
 
-    is_here = request.hardware is None and request.links is None
-    if is_here and _has(request.num_devices):
-        return _measured(resolved, request, paper)
-    return Shown.of(plan_recipe(resolved, request), paper)
-
-
-def _counted(name: str, request: PlanRequest, paper: Paper) -> Shown:
-    """Rank one of the networks of the published experiments."""
-    from hocket.planner.published.catalogue import plan_network
-    from hocket.recipes.training.planning import Shown
-
-    gib, file = request.memory_gib, request.hardware_file
-    ranking = plan_network(
-        name,
-        num_devices=request.num_devices,
-        hardware=request.hardware,
-        links=request.links,
-        num_nodes=request.num_nodes,
-        network=request.network,
-        batch_size=request.batch_size,
-        precision=request.precision,
-        memory_bytes=None if gib is None else int(gib * 2**30),
-        hardware_file=None if file is None else Path(file),
-        search=request.search,
-    )
-    return Shown.of(ranking, paper)
+    is_here = config.hardware is None and config.links is None
+    if is_here and _has(config.num_devices):
+        return _measured(resolved, config, paper)
+    return Shown.of(plan_recipe(resolved, config), paper)
 
 
 def _has(num_devices: int) -> bool:
@@ -220,12 +204,12 @@ def _has(num_devices: int) -> bool:
     return 1 < num_devices <= (num_gpus or len(os.sched_getaffinity(0)))
 
 
-def _measured(resolved: Resolved, request: PlanRequest, paper: Paper) -> Shown:
+def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
     from hocket.recipes.training.planning import Shown
 
-    typer.echo(f"measuring on {request.num_devices} workers of this machine", err=True)
+    typer.echo(f"measuring on {config.num_devices} workers of this machine", err=True)
     shown = run_workers(
-        ENTRY, resolved, request.num_devices, asdict(request), asdict(paper)
+        ENTRY, resolved, config.num_devices, asdict(config), asdict(paper)
     )
     return Shown(**shown)
 

@@ -11,8 +11,10 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Final
 
+from hocket.core.hardware import Catalogue, Hardware
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
     DATA_PARALLEL,
@@ -37,6 +39,10 @@ _DIGITS: Final = 6  # of samples per second: what differs in more is a tie
 _ROUNDED: Final = 1 - 1e-5  # and a possible tie is never left out
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
 _NUM_TRIES: Final = 24  # the time of an order that is searched for, in simulations
+
+
+_SHARED_MEMORY: Final = "shared-memory"
+_NETWORK: Final = "100gb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,67 @@ class Search:
     is_exhaustive: bool = False
     max_delay: int = 0
     clips: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """The arguments of `hocket.plan` that say nothing of the model.
+
+    Args:
+        num_devices: the number of all devices.
+        hardware: the kind of device, such as "a100-80g"; when not given, the model is
+            profiled on this machine.
+        links: the link between devices of one node, such as "nvlink", "pcie" or
+            "pcie4"; when not given, the fastest that the device has, and shared memory
+            on a CPU.
+        num_nodes: the number of nodes, each with equally many devices.
+        network: the link between nodes; "100gb" when not given.
+        batch_size: samples per step, over all replicas; the example's when not given.
+        precision: "float32", "tf32", "bfloat16" or "float16" (with autocast); float32,
+            or what a recipe says, when not given.
+        memory_bytes: the memory of each device, if it is not most of the device's own.
+        hardware_file: a TOML file with more devices and links, or other numbers.
+        search: which candidates to consider; those of `Search()` when not given.
+    """
+
+    num_devices: int
+    hardware: str | None = None
+    links: str | None = None
+    num_nodes: int = 1
+    network: str | None = None
+    batch_size: int | None = None
+    precision: str | None = None
+    memory_bytes: int | None = None
+    hardware_file: str | Path | None = None
+    search: Search | None = None
+
+    def cluster(
+        self, catalogue: Catalogue, device: Hardware | None, usable_bytes: int
+    ) -> Cluster:
+        """Return the devices and their links.
+
+        Args:
+            catalogue: the known devices and links.
+            device: the kind of device; None for this machine's.
+            usable_bytes: the memory of each device, if `memory_bytes` is not given.
+
+        Raises:
+            PlanError: a link is unknown or missing, or the nodes are not equal.
+        """
+        name = "this machine's device" if device is None else device.name
+        own = (_SHARED_MEMORY,) if device is None else device.links
+        if self.links is None and not own:
+            raise PlanError(
+                f"{name} names no links: say which, one of {', '.join(catalogue.links)}"
+            )
+        return Cluster(
+            self.num_devices,
+            usable_bytes if self.memory_bytes is None else self.memory_bytes,
+            catalogue.link(self.links or own[0], device),
+            catalogue.link(self.network or _NETWORK) if self.num_nodes > 1 else None,
+            self.num_nodes,
+            name,
+        )
 
 
 def rank(

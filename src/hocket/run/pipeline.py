@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.stage.seed import preserve_generators
-from hocket.run.tune.config import PipelineConfig, takes_fields_of
+from hocket.run.tune.config import PipelineConfig
+from hocket.signatures import constructor_takes_fields_of, values_of
 
 
 class Pipeline(WorkerRun):
@@ -56,7 +56,7 @@ class Pipeline(WorkerRun):
             measured times; warned on the main worker.
     """
 
-    @takes_fields_of(PipelineConfig)
+    @constructor_takes_fields_of(PipelineConfig)
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__("pipeline", config.world, config.timeout_s, config.run_dir)
         self._accumulate, self._num_parts = config.accumulate, config.num_parts
@@ -64,26 +64,31 @@ class Pipeline(WorkerRun):
         with self._reported():
             layout = self._layout = make_layout(world, config.num_replicas)
             self.plan, executor = assemble(
-                config, world, layout, self._recorder, self._stack, timeout_s
+                config, world, layout, recorder, self._stack, timeout_s
             )
-            self._outline = Outline.of(config.model)
-        plan, recorder = self.plan, self._recorder
-        nets = plan.schedule.program.nets
-        self._counts = {net.name: net.num_microbatches for net in nets}
-        self._executor = executor
-        self._driver = Driver(executor, recorder, self._playing)
-        self._checkpoints = CheckpointManager(
-            self._outline, executor, plan, layout, world, recorder, timeout_s=timeout_s
-        )
-        self._stack.callback(self._checkpoints.release)
-        self._evaluator = Evaluator(
-            executor, world, layout, recorder, plan, timeout_s=timeout_s
-        )
+            plan, self._outline = self.plan, Outline.of(config.model)
+            nets = plan.schedule.program.nets
+            self._counts = {net.name: net.num_microbatches for net in nets}
+            self._executor = executor
+            self._driver = Driver(executor, recorder, self._playing)
+            self._checkpoints = CheckpointManager(
+                self._outline,
+                executor,
+                plan,
+                layout,
+                world,
+                recorder,
+                timeout_s=timeout_s,
+            )
+            self._stack.callback(self._checkpoints.release)
+            self._evaluator = Evaluator(
+                executor, world, layout, recorder, plan, timeout_s=timeout_s
+            )
 
     @classmethod
     def from_config(cls, config: PipelineConfig) -> Pipeline:
         """Make a pipeline of a configuration, such as `dataclasses.replace` makes."""
-        return cls(**{x.name: getattr(config, x.name) for x in fields(config)})
+        return cls(**values_of(PipelineConfig, config))
 
     @property
     def is_main(self) -> bool:
@@ -139,7 +144,7 @@ class Pipeline(WorkerRun):
             "next batch",
             per_step=size,
         )
-        steps = map(self._works_of, grouped(batches, size))
+        steps = map(self._next_batches, grouped(batches, size))
         yield from self._driver.train(steps, drains)
 
     def step(self, batch: Any, *more: Any) -> StepResult:
@@ -151,7 +156,7 @@ class Pipeline(WorkerRun):
             RunError: training failed on some worker; no worker hangs, and the pipeline
                 cannot be used any more.
         """
-        return self._driver.step(self._works_of((batch, *more)))
+        return self._driver.step(self._next_batches((batch, *more)))
 
     def evaluate(
         self,
@@ -294,8 +299,8 @@ class Pipeline(WorkerRun):
         self._stack.close()
         self._checkpoints.finish()
 
-    def _works_of(self, batches: Sequence[Any]) -> list[NetBatches]:
-        """The next step's."""
+    def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
+        """Return the batches of the next step, and count it."""
         step_batches = make_step_batches(
             batches, self._step, self._layout, self._counts, self.plan.example
         )

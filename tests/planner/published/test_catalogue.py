@@ -7,7 +7,7 @@ import pytest
 from bench.ooo_pipeline.experiments import EXPERIMENTS
 from hocket.errors import PlanError
 from hocket.planner.published.catalogue import NETWORKS, plan_network
-from hocket.planner.rank import Search
+from hocket.planner.rank import PlanConfig, Search
 
 PIPELINE_NETWORKS = (
     *("bert-12", "bert-24", "bert-36", "bert-48"),
@@ -32,7 +32,9 @@ def test_split_backwards_beat_gpipe_on_four_devices(name: str) -> None:
         recompute=(False,),
         data_parallel=False,
     )
-    ranking = plan_network(name, num_devices=4, hardware="v100-16g", search=search)
+    ranking = plan_network(
+        name, PlanConfig(num_devices=4, hardware="v100-16g", search=search)
+    )
     best: dict[str, float] = {}
     for outcome in ranking.fitting:
         best.setdefault(outcome.candidate.schedule, outcome.step_s)
@@ -53,4 +55,4 @@ def test_what_cannot_be_planned_is_refused(
 ) -> None:
     """With the way out."""
     with pytest.raises(PlanError, match=words):
-        plan_network(name, num_devices=4, hardware=hardware)
+        plan_network(name, PlanConfig(num_devices=4, hardware=hardware))

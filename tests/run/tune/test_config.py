@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from dataclasses import fields, replace
 from inspect import signature
@@ -52,11 +53,23 @@ def test_pipeline_takes_the_fields_of_its_config() -> None:
     assert len(config) == len(fields(hocket.PipelineConfig)) == 26
 
 
+def test_plan_takes_the_fields_of_its_config() -> None:
+    """And what it needs to know of the model."""
+    known, config = signature(hocket.plan), signature(hocket.PlanConfig).parameters
+    assert known.return_annotation == "Ranking"
+    assert known.parameters.items() > config.items()
+    assert [*known.parameters][:3] == ["model", "batch", "loss"]
+    options: dict[str, Any] = {"num_device": 2}
+    said = "plan takes no argument 'num_device'; did you mean 'num_devices'?"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        hocket.plan(small_model(), BATCH, **options)
+
+
 def test_names_the_nearest_argument_for_an_unknown_one() -> None:
     """Before the job is joined."""
     options: dict[str, Any] = {"num_microbatch": 4}
     said = "takes no argument 'num_microbatch'; did you mean 'num_microbatches'?"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         hocket.Pipeline(
             small_model(),
             nn.functional.mse_loss,

@@ -18,7 +18,6 @@ from typing import Final
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.nearest import nearest
-from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.published.networks import (
     CountedLayer,
@@ -29,7 +28,7 @@ from hocket.planner.published.networks import (
     recurrent,
 )
 from hocket.planner.published.resnext import resnext
-from hocket.planner.rank import Search, rank
+from hocket.planner.rank import PlanConfig, rank
 from hocket.planner.ranking.ranking import Ranking
 
 _LAYERS: Final[Mapping[str, Callable[..., tuple[CountedLayer, ...]]]] = {
@@ -71,34 +70,13 @@ def _read() -> dict[str, Network]:
 NETWORKS: Final[Mapping[str, Network]] = _read()
 
 
-def plan_network(
-    name: str,
-    *,
-    num_devices: int,
-    hardware: str | None,
-    links: str | None = None,
-    num_nodes: int = 1,
-    network: str | None = None,
-    batch_size: int | None = None,
-    precision: str | None = None,
-    memory_bytes: int | None = None,
-    hardware_file: Path | None = None,
-    search: Search | None = None,
-) -> Ranking:
+def plan_network(name: str, config: PlanConfig) -> Ranking:
     """Predict every way to train one of `NETWORKS`; as `hocket.plan`, without a model.
 
     Args:
         name: the network's name.
-        num_devices: all of them.
-        hardware: the kind of device.
-        links: between devices of one node; the device's fastest when not given.
-        num_nodes: the number of nodes, each with equally many devices.
-        network: between nodes; "100gb" when not given.
-        batch_size: samples per step; the experiment's when not given.
-        precision: the type of matrix products; float32 when not given.
-        memory_bytes: the memory of each device for the model.
-        hardware_file: more devices and links.
-        search: which candidates are looked at.
+        config: the devices, and the candidates to consider; the batch size is the
+            experiment's when not given.
 
     Raises:
         PlanError: a name that is not known, or no kind of device.
@@ -106,25 +84,17 @@ def plan_network(
     if name not in NETWORKS:
         raise PlanError(f"no network is named {name!r}; {nearest(name, NETWORKS)}")
     entry = NETWORKS[name]
-    if hardware is None:
+    if config.hardware is None:
         raise PlanError(
             f"{name} is counted by hand and cannot be measured here: name a kind of "
             "device, such as --hardware v100-16g"
         )
-    catalogue = load_catalogue(hardware_file)
-    device = catalogue.device(hardware)
-    precision = precision or "float32"
+    file = config.hardware_file
+    catalogue = load_catalogue(None if file is None else Path(file))
+    device = catalogue.device(config.hardware)
+    precision = config.precision or "float32"
     device.reached_flops(precision)  # refuses a precision that it has not
-    if links is None and not device.links:
-        raise PlanError(f"{device.name} names no links: say which with --links NAME")
-    cluster = Cluster(
-        num_devices,
-        device.usable_bytes if memory_bytes is None else memory_bytes,
-        catalogue.link(links or device.links[0], device),
-        catalogue.link(network or "100gb") if num_nodes > 1 else None,
-        num_nodes,
-        device.name,
-    )
+    cluster = config.cluster(catalogue, device, device.usable_bytes)
     ops = tuple(layer.ops() for layer in entry.make())
     work = CountedCosts(f"{name} ({entry.summary})", ops, device, precision)
-    return rank(work, cluster, batch_size or entry.batch_size, search)
+    return rank(work, cluster, config.batch_size or entry.batch_size, config.search)

@@ -9,9 +9,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
-from hocket.planner.rank import Search
+from hocket.planner.rank import PlanConfig, Search
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.report import to_html
 from hocket.planner.ranking.table import show
@@ -22,45 +23,7 @@ from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.run.cluster.world import World, join_world
 from hocket.run.tune.planning import plan
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What to plan a recipe for; `hocket.plan` says what each is.
-
-    Args:
-        memory_gib: the memory of each device.
-        hardware_file: its path.
-        batch_size: the recipe's when not given.
-        precision: the recipe's when not given.
-        is_exhaustive: simulate also what cannot be among the best.
-        max_delay: the most updates by which weights may be stale.
-        devices_per_pipeline: the devices of one replica; everything that divides the
-            devices when not given.
-    """
-
-    num_devices: int
-    hardware: str | None = None
-    links: str | None = None
-    num_nodes: int = 1
-    network: str | None = None
-    memory_gib: float | None = None
-    hardware_file: str | None = None
-    batch_size: int | None = None
-    precision: str | None = None
-    is_exhaustive: bool = False
-    max_delay: int = 0
-    devices_per_pipeline: int | None = None
-
-    @property
-    def search(self) -> Search:
-        """Which candidates are looked at."""
-        each = self.devices_per_pipeline
-        return Search(
-            num_devices=None if each is None else (each,),
-            is_exhaustive=self.is_exhaustive,
-            max_delay=self.max_delay,
-        )
+from hocket.signatures import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +81,7 @@ def main(
 
     Args:
         run_dir: the folder, with its `recipe.toml`.
-        request: a `PlanRequest`.
+        request: a `PlanConfig`, as JSON.
         paper: a `Paper`.
 
     Returns:
@@ -126,45 +89,44 @@ def main(
     """
     resolved = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True)
     with _joined() as world:
-        ranking = plan_recipe(resolved, PlanRequest(**request), world)
+        config = TypeAdapter(PlanConfig).validate_python(request)
+        ranking = plan_recipe(resolved, config, world)
         return {} if world.rank else asdict(Shown.of(ranking, Paper(**paper)))
 
 
 def plan_recipe(
-    resolved: Resolved, request: PlanRequest, world: World | None = None
+    resolved: Resolved, config: PlanConfig, world: World | None = None
 ) -> Ranking:
     """Predict every way to train a recipe.
 
     Args:
         resolved: the recipe.
-        request: what to plan for.
+        config: what to plan for; batch size and precision are the recipe's when not
+            given.
         world: the job, where all its workers measure.
 
     Raises:
         DataError: its data are missing or too few.
         PlanError: a name that is not known, or numbers that nothing fits.
     """
-    task = make_task(resolved.recipe)
-    layout = StepLayout.of(resolved.recipe, task.training)
-    training = resolved.recipe.training
-    gib, file = request.memory_gib, request.hardware_file
+    recipe = resolved.recipe
+    task = make_task(recipe)
+    layout = StepLayout.of(recipe, task.training)
+    search, training = config.search or Search(), recipe.training
+    config = replace(
+        config,
+        batch_size=config.batch_size or training.batch_size,
+        precision=config.precision or training.precision,
+        search=replace(search, clips=training.clip_norm is not None),
+    )
     return plan(
         task.make_model(),
         next(iter(layout.loader())),
         task.loss,
-        num_devices=request.num_devices,
-        hardware=request.hardware,
-        links=request.links,
-        num_nodes=request.num_nodes,
-        network=request.network,
-        optimizer=make_optimizer(resolved.recipe.optimizer),
-        batch_size=request.batch_size or training.batch_size,
-        precision=request.precision or training.precision,
-        memory_bytes=None if gib is None else int(gib * 2**30),
-        correction=resolved.recipe.pipeline.correction if request.max_delay else "none",
-        hardware_file=None if file is None else Path(file),
-        search=replace(request.search, clips=training.clip_norm is not None),
+        optimizer=make_optimizer(recipe.optimizer),
+        correction=recipe.pipeline.correction if search.max_delay else "none",
         world=world,
+        **values_of(PlanConfig, config),
     )
 
 

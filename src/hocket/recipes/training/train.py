@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,6 @@ from hocket.recipes.config.model_settings import GptSettings
 from hocket.recipes.config.pipeline_settings import discounted_updates
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
-from hocket.recipes.config.settings import Settings
 from hocket.recipes.models.gpt import Gpt, generate
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
@@ -40,6 +38,7 @@ from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.cluster.world import World, join_world
 from hocket.run.pipeline import Pipeline
+from hocket.signatures import values_of
 
 PROMPT: Final = b"\n"
 
@@ -237,8 +236,8 @@ def make_pipeline(
     recipe = layout.recipe
     pipeline, training = recipe.pipeline, recipe.training
     options = {
-        **_values_of(ScheduleOptions, pipeline),
-        **_values_of(UpdateOptions, training),
+        **values_of(ScheduleOptions, pipeline),
+        **values_of(UpdateOptions, training),
         "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
     }
     return Pipeline(
@@ -253,11 +252,6 @@ def make_pipeline(
         world=world,
         **options,
     )
-
-
-def _values_of(options: type[Any], settings: Settings) -> dict[str, Any]:
-    """The values that a recipe's section gives the options that it shares."""
-    return {option.name: getattr(settings, option.name) for option in fields(options)}
 
 
 def _write_sample(

@@ -3,32 +3,25 @@
     Pipeline(...) ──▶ PipelineConfig ──▶ Plan ──▶ Executor ──▶ Driver: step 0
 
 The options that recipes have too are in `hocket.options`; here are those that need
-torch, or belong to one job. `Pipeline` takes its signature from this class, so that
-each argument's name, type and default stand in one place that type checkers read.
+torch, or belong to one job. `Pipeline` takes its signature from this class
+(`hocket.signatures`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field, fields
-from inspect import Parameter, Signature, signature
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from torch import nn
 
-from hocket.errors import ConfigError
-from hocket.nearest import nearest
 from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction
 from hocket.run.weights.settings import TrainingConfig
-
-_Arguments = ParamSpec("_Arguments")
-_Self = TypeVar("_Self")
-_Made = TypeVar("_Made")
+from hocket.signatures import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +69,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     @property
     def training(self) -> TrainingConfig:
         """How parameters are updated; who keeps this keeps no model in memory."""
-        names = (option.name for option in fields(TrainingConfig))
-        return TrainingConfig(**{name: getattr(self, name) for name in names})
+        return TrainingConfig(**values_of(TrainingConfig, self))
 
     def microbatches(self) -> tuple[Microbatch, ...]:
         """Return the microbatches of the example.
@@ -86,41 +78,3 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             DataError: the example is no batch, or has too few samples.
         """
         return split_batch(self.example, self.num_parts)
-
-
-def takes_fields_of(
-    make: Callable[_Arguments, _Made],
-) -> Callable[
-    [Callable[[_Self, _Made], None]], Callable[Concatenate[_Self, _Arguments], None]
-]:
-    """Give an `__init__` that takes one configuration the configuration's arguments.
-
-    A `**options: Unpack[TypedDict]` would need each name and type a second time.
-
-    Args:
-        make: the class of the configuration.
-
-    Returns:
-        A decorator. What it returns raises ConfigError for an unknown argument, and
-        names the nearest known one.
-    """
-    known = signature(make).parameters
-
-    def decorate(
-        init: Callable[[_Self, _Made], None],
-    ) -> Callable[Concatenate[_Self, _Arguments], None]:
-        def construct(
-            self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
-        ) -> None:
-            for name in kwargs.keys() - known.keys():
-                raise ConfigError(
-                    f"{type(self).__name__} takes no argument {name!r}; "
-                    f"{nearest(name, known)}"
-                )
-            init(self, make(*args, **kwargs))
-
-        own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-        construct.__signature__ = Signature([own, *known.values()])  # type: ignore[attr-defined]
-        return construct
-
-    return decorate

@@ -1,0 +1,102 @@
+"""Functions that take the fields of a dataclass as their arguments.
+
+    @takes_fields_of(PlanConfig)
+    def plan(config: PlanConfig) -> Ranking: ...      called as plan(num_devices=8, ...)
+
+The name, type, default and description of each argument then stand in one place, which
+type checkers and editors read. `**options: Unpack[SomeTypedDict]` would need each name
+and type a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
+from inspect import Parameter, Signature, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from hocket.errors import ConfigError
+from hocket.nearest import nearest
+
+_Arguments = ParamSpec("_Arguments")
+_Config = TypeVar("_Config")
+_Result = TypeVar("_Result")
+_Self = TypeVar("_Self")
+
+
+def takes_fields_of(
+    config: Callable[_Arguments, _Config],
+) -> Callable[[Callable[[_Config], _Result]], Callable[_Arguments, _Result]]:
+    """Give a function of one configuration the configuration's fields as arguments.
+
+    Args:
+        config: the dataclass.
+
+    Returns:
+        A decorator. What it returns raises ConfigError for an unknown argument, and
+        names the nearest known one.
+    """
+    known = signature(config).parameters
+
+    def decorate(
+        function: Callable[[_Config], _Result],
+    ) -> Callable[_Arguments, _Result]:
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            _refuse_unknown(function.__name__, kwargs, known)
+            return function(config(*args, **kwargs))
+
+        call.__doc__, call.__name__ = function.__doc__, function.__name__
+        result = signature(function).return_annotation
+        _set_signature(call, Signature([*known.values()], return_annotation=result))
+        return call
+
+    return decorate
+
+
+def constructor_takes_fields_of(
+    config: Callable[_Arguments, _Config],
+) -> Callable[
+    [Callable[[_Self, _Config], None]], Callable[Concatenate[_Self, _Arguments], None]
+]:
+    """Do the same for an `__init__` of one configuration.
+
+    Args:
+        config: the dataclass.
+    """
+    known = signature(config).parameters
+
+    def decorate(
+        init: Callable[[_Self, _Config], None],
+    ) -> Callable[Concatenate[_Self, _Arguments], None]:
+        def construct(
+            self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        ) -> None:
+            _refuse_unknown(type(self).__name__, kwargs, known)
+            init(self, config(*args, **kwargs))
+
+        own = Parameter("self", Parameter.POSITIONAL_ONLY)
+        _set_signature(construct, Signature([own, *known.values()]))
+        return construct
+
+    return decorate
+
+
+def values_of(options: type[Any], source: object) -> dict[str, Any]:
+    """Return the values that an object has for the fields of a dataclass.
+
+    Args:
+        options: the dataclass.
+        source: an object with an attribute for each field.
+    """
+    return {field.name: getattr(source, field.name) for field in fields(options)}
+
+
+def _refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            raise ConfigError(f"{what} takes no argument {name!r}; {near}")
+
+
+def _set_signature(function: Callable[..., object], shown: Signature) -> None:
+    function.__signature__ = shown  # type: ignore[attr-defined]
