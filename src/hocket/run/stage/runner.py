@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import compress
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from hocket.run.stage.split.splitter import SplitBy
 from hocket.run.stage.stale_weight_check import check_stale_weights
 from hocket.run.stage.versions import WeightVersions
 
+_NOTHING: Final = nullcontext()  # can be entered again
 _NOTHING_LEFT: Final[Remainder] = Pending(())
 
 
@@ -109,9 +110,7 @@ class StageRunner:
         # Of the inputs, those of this net come first; without others, all are.
         self._num_own = len(module.inputs) if others else len(self._takes_grad)
         self._ends_net = loss is None and module.index == module.num_stages - 1
-        self._grad_mode: Callable[[], AbstractContextManager[object]] = (
-            nullcontext if trainable else torch.no_grad
-        )
+        self._trainable = trainable
         self.training = training
         self._replayer = (
             Replayer(module, device) if recomputes and self._has_backward else None
@@ -172,7 +171,7 @@ class StageRunner:
         if self.versions is not None and self._has_backward and not self._is_checked:
             self._check_stale_weights(given, self.versions.delay)
         saved: SavedForward | Replay
-        with self._grad_mode(), self._weights_of(step), self._seeded(step, index):
+        with self._around_forward(step, index):
             if self._replayer is None:
                 saved, sent = self._run(given, now, splits=splits)
             else:
@@ -273,21 +272,30 @@ class StageRunner:
             return live
         assert self._replayer is not None
         replayed = self._replayer.restored(live)
-        with replayed, self._weights_of(step), self._seeded(step, index):
+        with replayed, self._around_forward(step, index):
             again, _ = self._run(live.inputs, splits=splits)
         return again
 
-    def _weights_of(self, step: int) -> AbstractContextManager[None]:
-        return nullcontext() if self.versions is None else self.versions.put(step)
+    def _around_forward(self, step: int, index: int) -> AbstractContextManager[object]:
+        """Put the step's weights in place, and seed the layers that draw."""
+        if self._trainable and not self.module.random_layers:
+            return _NOTHING if self.versions is None else self.versions.put(step)
+        return self._forward_context(step, index)
 
-    def _seeded(self, step: int, index: int) -> AbstractContextManager[None]:
-        """Seed the layers that draw, in forwards of this microbatch."""
-        if not self.module.random_layers:
-            return nullcontext()
-        number = self.first_microbatch + index
-        return layers_seeded(
-            self.module, self.device, self.seed, step, self.net, number
-        )
+    @contextmanager
+    def _forward_context(self, step: int, index: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            if not self._trainable:
+                stack.enter_context(torch.no_grad())
+            if self.versions is not None:
+                stack.enter_context(self.versions.put(step))
+            if self.module.random_layers:
+                number = self.first_microbatch + index
+                seeded = layers_seeded(
+                    self.module, self.device, self.seed, step, self.net, number
+                )
+                stack.enter_context(seeded)
+            yield
 
     def _made_splitter(self) -> Splitter:
         """Return the splitter, made when it is first needed."""
