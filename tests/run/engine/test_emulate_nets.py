@@ -3,96 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import hocket
 from hocket.core.program import Net, Program, Stage
 from hocket.errors import ConfigError, ModelError
-
-SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-ADAMW = partial(torch.optim.AdamW, lr=1e-2)
-CUT = {"student": ["2"], "teacher": ["2"]}
-TEACHER_FIRST = ((0, 1), (2, 3), (1, 3))
-
-
-def chain_model(seed: int, width: int = 4) -> nn.Sequential:
-    """Two linear layers with a batch norm, the cut before the second."""
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 3)
-    ).double()
-
-
-class Dropped(nn.Module):
-    """A linear layer with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """From x_BW to x_BW."""
-        return F.dropout(self.linear(x), 0.3, self.training)
-
-
-def batches(num: int, size: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and classes."""
-    rng = torch.Generator().manual_seed(5)
-    return [
-        (
-            torch.randn(size, 4, generator=rng, dtype=torch.float64),
-            torch.randint(3, (size,), generator=rng),
-        )
-        for _ in range(num)
-    ]
-
-
-def distill(output: Tensor, targets: Tensor, teacher: Tensor) -> dict[str, Tensor]:
-    """Cross entropy, and the distance from a teacher's output."""
-    hard = F.cross_entropy(output, targets)
-    soft = F.mse_loss(output, teacher.detach())
-    return {"loss": hard + 0.5 * soft, "soft": soft}
-
-
-def contrast(output: Tensor, targets: Tensor, other: Tensor) -> Tensor:
-    """Each row of the output must find its own row of the other net's."""
-    del targets
-    return F.cross_entropy(output @ other.T, torch.arange(len(output)))
-
-
-def two_nets(
-    teacher: Callable[[int], Stage],
-    num_microbatches: tuple[int, int],
-    *,
-    batch_loss: bool = False,
-    num_replicas: int = 1,
-) -> Program:
-    """A teacher in stages 0 and 1, a student in stages 2 and 3, on two devices."""
-    return Program(
-        (
-            Net("teacher", num_microbatches[0]),
-            Net("student", num_microbatches[1], batch_loss=batch_loss),
-        ),
-        (teacher(0), teacher(1), Stage("student", 0), Stage("student", 1)),
-        TEACHER_FIRST,
-        num_replicas=num_replicas,
-    )
-
-
-def assert_close(found: nn.Module, expected: nn.Module) -> None:
-    """All weights and buffers, to rounding."""
-    for name, value in expected.state_dict().items():
-        torch.testing.assert_close(
-            found.state_dict()[name], value, rtol=1e-10, atol=1e-12, msg=name
-        )
+from tests.run.support.emulated_nets import (
+    ADAMW,
+    CUT,
+    SGD,
+    assert_close,
+    batches,
+    chain_model,
+    contrast,
+    distill,
+    two_nets,
+)
 
 
 def test_a_frozen_teacher_is_read_by_the_loss() -> None:
@@ -239,139 +171,6 @@ def test_nets_in_sequence_are_one_model(delays: Sequence[int]) -> None:
 def chain_head() -> nn.Sequential:
     """Two linear layers."""
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)).double()
-
-
-def test_replicas_have_statistics_of_their_own_and_one_gradient() -> None:
-    """Weights by samples over all replicas; the model's statistics are the first's."""
-    data, model = batches(5, size=7), chain_model(6)
-    alone: Any = copy.deepcopy(model)
-    program = Program.chain(range(2), 1, num_replicas=2)
-    hocket.emulate(program, model, F.cross_entropy, SGD, data, cut_at=["2"])
-
-    optimizer, second = SGD(alone.parameters()), copy.deepcopy(alone[1])
-    for x, y in data:
-        for begin, end, norm in ((0, 4, alone[1]), (4, 7, second)):
-            out = alone[2](
-                F.batch_norm(
-                    alone[0](x[begin:end]),
-                    norm.running_mean,
-                    norm.running_var,
-                    alone[1].weight,
-                    alone[1].bias,
-                    training=True,
-                )
-            )
-            (F.cross_entropy(out, y[begin:end]) * (end - begin) / 7).backward()
-        alone[1].num_batches_tracked += 1
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_close(model, alone)
-
-
-@pytest.mark.parametrize("delays", [(0, 0), (1, 0)])
-def test_frozen_layers_have_no_gradient_and_no_update(delays: Sequence[int]) -> None:
-    """From step 2 on the first layer stays; from step 4 on the second, too."""
-    torch.manual_seed(8)
-    data, model = batches(6), nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    model = model.double()
-    alone, states = copy.deepcopy(model), []
-    program = Program.chain(range(2), 2, delays=delays)
-    for num_steps in range(1, 7):
-        trained = copy.deepcopy(model)
-        hocket.emulate(
-            program,
-            trained,
-            F.cross_entropy,
-            ADAMW,
-            data[:num_steps],
-            {2: "1", 4: "2"},
-            cut_at=["2"],
-            correction="error-feedback",
-        )
-        states.append(trained.state_dict())
-    for name, first in (("0", 1), ("1", 3)):
-        kept = [state[f"{name}.weight"] for state in states[first:]]
-        assert all(torch.equal(x, kept[0]) for x in kept)
-        assert not torch.equal(kept[0], states[first - 1][f"{name}.weight"])
-    if delays != (0, 0):
-        return
-    optimizer = ADAMW(alone.parameters())
-    for step, (x, y) in enumerate(data):
-        alone[0].requires_grad_(step < 2)
-        alone[1].requires_grad_(step < 4)
-        F.cross_entropy(alone(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    for name, value in alone.state_dict().items():
-        torch.testing.assert_close(states[-1][name], value, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-def test_a_loss_over_all_replicas_is_the_loss_of_the_batch(num_replicas: int) -> None:
-    """However many replicas share the batch: the same rows, the same loss."""
-    data, student = batches(4), nn.Linear(4, 3).double()
-    teacher, alone = nn.Linear(4, 3).double(), copy.deepcopy(student)
-    program = Program(
-        (
-            Net("teacher", 1),
-            Net("student", 2, batch_loss=True, loss_over_replicas=True),
-        ),
-        (Stage("teacher", 0, trainable=False), Stage("student", 0)),
-        ((0, 1),),
-        num_replicas=num_replicas,
-    )
-    found = hocket.emulate(
-        program,
-        {"teacher": teacher, "student": student},
-        {"student": contrast},
-        {"student": SGD},
-        data,
-    )
-
-    optimizer = SGD(alone.parameters())
-    for step, (x, y) in enumerate(data):
-        loss = contrast(alone(x), y, teacher(x).detach())
-        assert found[step]["student"]["loss"] == pytest.approx(loss.item(), rel=1e-12)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_close(student, alone)
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_copies_of_a_net_train_one_model(num_replicas: int) -> None:
-    """Chimera's two directions are one net with the microbatches of both."""
-    data = batches(4)
-    model = nn.Sequential(*(Dropped() for _ in range(3))).double()
-    alone = copy.deepcopy(model)
-    order = hocket.make_schedule(
-        "chimera", num_devices=2, num_microbatches=4, stages_per_device=2
-    )
-    program = replace(order.program, num_replicas=num_replicas)
-    assert program.copies
-    hocket.emulate(program, model, F.cross_entropy, ADAMW, data, cut_at=["1"])
-
-    whole = Program.chain(range(2), 4, num_replicas=num_replicas)
-    whole = replace(
-        whole,
-        nets=(replace(whole.nets[0], name="down"),),
-        stages=tuple(replace(stage, net="down") for stage in whole.stages),
-    )
-    hocket.emulate(whole, alone, F.cross_entropy, ADAMW, data, cut_at=["1"])
-    assert all(map(torch.equal, model.parameters(), alone.parameters()))
-
-
-def test_each_copy_has_statistics_of_its_own() -> None:
-    """The model keeps those of the first copy, which saw the first microbatches."""
-    ((x, y), *_), model = batches(1), chain_model(9)
-    alone = copy.deepcopy(model)
-    order = hocket.make_schedule(
-        "chimera", num_devices=2, num_microbatches=2, stages_per_device=2
-    )
-    hocket.emulate(order.program, model, F.cross_entropy, SGD, [(x, y)], cut_at=["2"])
-    alone(x[:4])
-    for name, value in alone[1].named_buffers():
-        assert torch.equal(dict(model[1].named_buffers())[name], value)
 
 
 def program_of(*flows: tuple[int, int]) -> Program:
