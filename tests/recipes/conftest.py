@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.recipes.support.exported_once import export_once
+from tests.run.support.exported_once import export_once
 from tests.run.support.short_measurements import measure_shortly
 
 

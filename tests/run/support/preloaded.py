@@ -2,8 +2,9 @@
 
 A worker would import torch, torch's compiler (its optimizers ask for it), what
 `torch.export` stands on, and hocket: seconds, in each worker of each test. Here it is
-done once; and what is measured in such workers is measured shortly (short.py). So are
-the models captured that most jobs train, for microbatches of the sizes that they have.
+done once; what is measured in such workers is measured shortly, and models of one form
+are exported once. The models that most jobs train are captured, for microbatches of the
+sizes that they have.
 
 Nothing here may start a thread: a forked process has only the one that forked.
 """
@@ -33,9 +34,11 @@ def _prepare() -> None:
         import_module(name)
     from hocket.run.data.batch import call_arguments
     from tests.run.support.captured_once import keep_ready
+    from tests.run.support.exported_once import export_once
     from tests.run.support.short_measurements import measure_shortly
     from tests.run.support.small_models import batches, make_model
 
+    export_once(pytest.MonkeyPatch())
     for name, num_samples in READY:
         [(inputs, _)] = batches(name, 1, num_samples, num_samples)
         keep_ready(name, partial(make_model, name), *call_arguments(inputs))

@@ -1,8 +1,11 @@
-"""Recipes' models of one form are exported once for all tests of a process.
+"""Models of one form are exported once for all tests of a process.
 
-To export a model takes two thirds of a short run's time, and many runs have the same
-model. What has the same modules with the same settings, and tensors of the same forms
-under the same names, does the same; its numbers are no part of what is exported.
+Exporting a model takes most of the time of a short run, and many runs have the same
+model. Models with the same modules and settings, and tensors of the same forms under
+the same names, have one graph; the values of weights are no part of it. With an open
+number of samples the exporter chooses its own number, so the example's plays no part.
+
+Processes that are forked from this one begin with its exports.
 """
 
 from __future__ import annotations
@@ -15,28 +18,38 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from hocket.model.capture.export import export
+from hocket.model.capture.export import EXPORT_SAMPLES, export
+from hocket.model.capture.sequential import has_hooks
 from hocket.model.trace.example import Example
 from hocket.model.trace.state import State
 
 _FOUND: Final[dict[Hashable, ExportedProgram]] = {}
+# Packages and modules whose classes keep all their settings in attributes.
+_KNOWN: Final = (
+    "torch.nn.",
+    "hocket.recipes.",
+    "tests.run.support.small_models",
+    "tests.run.support.program_workers",
+)
 
 
 def export_once(patch: pytest.MonkeyPatch) -> None:
-    """Do so in this process, until the patch is undone."""
+    """Share exports in this process, until the patch is undone."""
     patch.setattr("hocket.model.capture.capture.export", _export)
 
 
 def _export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:
-    if any(not type(x).__module__.startswith(_KNOWN) for x in model.modules()):
+    if not all(_is_known(module) for module in model.modules()):
         return export(model, example, any_batch=any_batch)
-    key = (_form_of(model), _form_of_example(example), any_batch)
+    form = _form_of_example(example.resized(EXPORT_SAMPLES) if any_batch else example)
+    key = (_form_of(model), form, any_batch)
     if key not in _FOUND:
         _FOUND[key] = export(model, example, any_batch=any_batch)
     return _FOUND[key]
 
 
-_KNOWN: Final = ("torch.nn.", "hocket.recipes.")  # whose settings are all attributes
+def _is_known(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(_KNOWN) and not has_hooks(module)
 
 
 def _form_of(model: nn.Module) -> Hashable:
@@ -57,7 +70,7 @@ def _settings(module: nn.Module) -> dict[str, object]:
 
 def _form_of_example(example: Example) -> Hashable:
     leaves = [_form(x) if isinstance(x, Tensor) else x for x in example.leaves]
-    return str(leaves), str(example.spec), example.num_samples
+    return str(leaves), str(example.spec), example.batched, example.num_samples
 
 
 def _form(x: Tensor) -> Any:
