@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import pytest
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
 from hocket.run.cluster.launch import launch
+from tests.run.support.forked_launch import launch_forked
 from tests.run.support.processes import environment, none_alive_within
 
 HERE: Final = "tests.run.support.launched_workers"
@@ -28,11 +29,17 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     assert none_alive_within(str(tmp_path), 1.0)
 
 
-def start_two(function: str, *args: Any, run_dir: Path, **options: Any) -> list[Any]:
-    """Launch a function of workers.py in two processes."""
+def start_two(
+    function: str,
+    *args: Any,
+    by: Callable[..., list[Any]] = launch,
+    run_dir: Path,
+    **options: Any,
+) -> list[Any]:
+    """Launch a function of launched_workers.py in two processes."""
     options = {"timeout_s": 5.0, **options}
     entry = f"{HERE}:{function}"
-    return launch(entry, args, num_workers=2, run_dir=run_dir, **options)
+    return by(entry, args, num_workers=2, run_dir=run_dir, **options)
 
 
 def test_workers_meet_in_a_file(
@@ -71,7 +78,7 @@ def test_workers_may_join_again_and_hear_nothing_of_before(tmp_path: Path) -> No
     The second met the first one's keys in the store: each worker went on with what was
     said before, so that they hung, or connected to a port that was closed.
     """
-    for told in start_two("join_again", run_dir=tmp_path):
+    for told in start_two("join_again", by=launch_forked, run_dir=tmp_path):
         first, refused, second, _ = told
         assert first == [[0, 0], [0, 1], 3.0]
         assert second == [[1, 0], [1, 1], 3.0]
@@ -95,13 +102,13 @@ def test_restarted_workers_see_nothing_of_those_before(
 def test_restarts_are_bounded(tmp_path: Path) -> None:
     """The error after the last one tells of the last attempt."""
     with pytest.raises(WorkerError, match="rank 1 was killed by signal 9"):
-        start_two("fail_until", 9, run_dir=tmp_path, max_restarts=1)
+        start_two("fail_until", 9, by=launch_forked, run_dir=tmp_path, max_restarts=1)
 
 
 def test_no_restart_would_help(tmp_path: Path) -> None:
     """The data are as bad the second time: what the user must mend is told at once."""
     with pytest.raises(WorkerError, match="3 samples, where 4 are") as caught:
-        start_two("refuse", run_dir=tmp_path, max_restarts=3)
+        start_two("refuse", by=launch_forked, run_dir=tmp_path, max_restarts=3)
     assert caught.value.exit_code == ExitCode.USAGE
     assert [path.name for path in tmp_path.rglob("attempt-*")] == ["attempt-0"]
 
@@ -183,7 +190,7 @@ def test_an_entry_that_is_not_there(tmp_path: Path, entry: str, told: str) -> No
     """The workers say so before anything else."""
     at_once = r"^rank . raised .* before its first op"
     with pytest.raises(WorkerError, match=at_once) as caught:
-        launch(entry, num_workers=1, run_dir=tmp_path)
+        launch_forked(entry, num_workers=1, run_dir=tmp_path)
     assert told in str(caught.value)
 
 

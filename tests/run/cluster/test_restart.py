@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hocket.errors import WorkerError
-from hocket.run.cluster.launch import launch
 from tests.run.support import restarting_workers as restarting
 from tests.run.support.forked import answers_of
+from tests.run.support.forked_launch import launch_forked
 from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 from tests.run.support.processes import none_alive_within
 from tests.run.support.restarting_workers import NUM_STEPS, WEIGHTS, Kill
@@ -38,7 +38,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 def launched(folder: Path, kills: list[Kill], max_restarts: int) -> list[Any]:
     """Train on two workers of this host."""
     told: Any = list(kills)
-    return launch(
+    return launch_forked(
         TRAIN,
         [str(folder), told],
         num_workers=2,

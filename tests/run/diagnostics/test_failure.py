@@ -15,8 +15,8 @@ import pytest
 
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
-from hocket.run.cluster.launch import launch
 from hocket.run.diagnostics.flight_recorder import OpState, read_flight_recorder
+from tests.run.support.forked_launch import launch_forked
 from tests.run.support.processes import (
     START_S,
     WORKERS,
@@ -39,11 +39,11 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 
 def failure_of(fault: str, run_dir: Path) -> WorkerError:
-    """What the launcher raises when rank 1 has this fault in 1B0 of step 3."""
+    """Return what `launch` raises when rank 1 has this fault in 1B0 of step 3."""
     entry = "tests.run.support.launched_workers:train"
     args: list[str | int] = [str(run_dir), fault, 3]
     with pytest.raises(WorkerError) as caught:
-        launch(entry, args, num_workers=2, run_dir=run_dir, timeout_s=TIMEOUT_S)
+        launch_forked(entry, args, num_workers=2, run_dir=run_dir, timeout_s=TIMEOUT_S)
     return caught.value
 
 

@@ -22,10 +22,10 @@ from torch.nn.utils import parameters_to_vector
 
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
-from hocket.run.cluster.launch import launch
 from hocket.run.diagnostics.root_cause import worker_error
 from tests.run.support import failing_workers as failing
 from tests.run.support.forked import Outcome, run_forked
+from tests.run.support.forked_launch import launch_forked
 from tests.run.support.processes import eventually, none_alive_within, start
 
 TIMEOUT_S: Final = 3.0
@@ -67,8 +67,8 @@ def launched(
 ) -> WorkerError:
     """Train with a fault, as users do."""
     with pytest.raises(WorkerError) as caught:
-        launch(
-            failing.train,
+        launch_forked(
+            "tests.run.support.failing_workers:train",
             [{"settings": settings, **case}, str(folder)],
             num_workers=num_workers,
             run_dir=folder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -34,17 +36,23 @@ def environment() -> dict[str, str]:
 
 
 def alive_with(text: str) -> list[int]:
-    """The processes in whose command line a text is, such as a test's own folder."""
+    """Find processes by a text, such as a test's folder, in what /proc says of them.
+
+    It is in their command line; or in the name of a file that they have mapped, as each
+    worker has its flight recorder: forked workers have their server's command line.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            arguments = (folder / "cmdline").read_bytes().decode(errors="replace")
+            told = (folder / "cmdline").read_bytes()
+            with contextlib.suppress(PermissionError):  # never one of a test's own
+                told += (folder / "maps").read_bytes()
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if text in arguments and state != "Z":
+        if text.encode() in told and state != "Z":
             found.append(int(folder.name))
-    return sorted(found)
+    return sorted(set(found) - {os.getpid()})
 
 
 def none_alive_within(text: str, seconds: float) -> bool:
