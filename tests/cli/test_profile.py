@@ -14,7 +14,7 @@ from hocket.cli.main import app
 from hocket.cli.profile import layer_rows, report
 from hocket.env import ExitCode
 from hocket.model.profile.profile import LayerProfile, Profile
-from tests.cli.shell import hocket
+from tests.run.support.forked_command import hocket_forked
 
 ARGUMENTS: Final = (
     "profile",
@@ -46,7 +46,7 @@ LAYER: Final = LayerProfile(**SHOWN, **OTHERS)
 @pytest.mark.timeout(150)
 def test_a_profile_of_each_layer_is_kept(free_dir: Path) -> None:
     """As JSON in the folder that the recipe names, and printed as asked."""
-    done = hocket(*ARGUMENTS, cwd=free_dir, timeout_s=100, OMP_NUM_THREADS="1")
+    done = hocket_forked(*ARGUMENTS, cwd=free_dir, timeout_s=100, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
 

@@ -15,6 +15,7 @@ from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.recipes.config.resolve import resolve
 from tests.cli.shell import hocket
+from tests.run.support.forked_command import hocket_forked
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores
 
@@ -89,7 +90,7 @@ def test_text_gpt_inside_torchrun(free_dir: Path) -> None:
     )
 
     def worker(rank: int) -> subprocess.CompletedProcess[str]:
-        return hocket(
+        return hocket_forked(
             "train",
             "text-gpt",
             "--run-dir=mine",
@@ -219,7 +220,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(free_dir: Path) -> None
         "checkpoint.every_steps=2",
         'run.callbacks=["killer:Killer"]',
     )
-    done = hocket(
+    done = hocket_forked(
         "train",
         "digits-vit",
         "--run-dir=mine",
@@ -241,7 +242,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(free_dir: Path) -> None
 @pytest.mark.timeout(220)
 def test_an_error_in_the_workers_is_told_once(free_dir: Path) -> None:
     """What only they can see: its message is on top, its exit code is the command's."""
-    done = hocket(
+    done = hocket_forked(
         "train",
         "digits-vit",
         *settings("training.batch_size=2000"),

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.run.support.forked_command import hocket_forked
+
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.toml")])
 PROFILES = ["--set", "run.profile_folder=profiles"]
@@ -146,10 +148,14 @@ def test_train_and_save_goes_on_where_it_was(runs: Runs) -> None:
 def test_a_recipe_of_own_functions(tmp_path: Path) -> None:
     """Found beside the recipe's file, from wherever it is called; and they learn."""
     recipe = str(FOLDER / "wine.toml")
-    hocket = [sys.executable, "-m", "hocket", "train", recipe]
-    output = run([*hocket, "--run-dir", "mine", *PROFILES], tmp_path)
+    done = hocket_forked(
+        *("train", recipe, "--run-dir", "mine", *PROFILES),
+        cwd=tmp_path,
+        timeout_s=100.0,
+    )
+    assert done.returncode == 0, done.stderr
 
-    accuracies = re.findall(r"^accuracy ([\d.]+)%", output, re.MULTILINE)
+    accuracies = re.findall(r"^accuracy ([\d.]+)%", done.stdout, re.MULTILINE)
     assert len(accuracies) == 1
     assert float(accuracies[0]) > 80
     assert list((tmp_path / "mine" / "checkpoints").glob("step-*"))

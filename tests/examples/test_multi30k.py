@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from math import isclose, log
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from torch import Tensor
 from examples.multi30k.parallel_text import BEGIN, END, PAD, UNKNOWN, make_data
 from examples.multi30k.translator import Translator, loss, metrics
 from tests.recipes.support.real_data import real
+from tests.run.support.forked_command import hocket_forked
 
 RECIPE = Path(__file__).parents[2] / "examples" / "multi30k" / "multi30k-lstm.toml"
 TEXTS = {
@@ -125,11 +124,11 @@ def test_the_recipe_trains_on_two_workers(texts: Path) -> None:
         "pipeline.num_microbatches=2",
         "run.profile_folder=profiles",
     )
-    command = [sys.executable, "-m", "hocket", "train", str(RECIPE), "--run-dir", "run"]
-    for setting in settings:
-        command += ["--set", setting]
-    done = subprocess.run(
-        command, cwd=texts, capture_output=True, text=True, timeout=100, check=False
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    done = hocket_forked(
+        *("train", str(RECIPE), "--run-dir", "run", *arguments),
+        cwd=texts,
+        timeout_s=100.0,
     )
     assert done.returncode == 0, done.stderr
     assert "nats_per_word" in done.stdout

@@ -24,7 +24,7 @@ from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
 from tests.run.support.fork_server import fork_server
 
-_POPEN: Final = (
+POPEN: Final = (
     "torch.distributed.elastic.multiprocessing.subprocess_handler."
     "subprocess_handler.Popen"
 )
@@ -69,7 +69,7 @@ def _launch(
 ) -> None:
     """Send the workers' results, or message, rank and exit code of the error."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_POPEN, ForkedPopen)
+        patch.setattr(POPEN, ForkedPopen)
         try:
             sender.send(launch(entry, args, **options))
         except WorkerError as error:
