@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.per_sample import PerSample, num_rows, take_rows
 from hocket.run.data.loss import losses_of
 from hocket.run.stage.batch_loss_check import PerMicrobatch, check_mean
 
@@ -23,7 +24,7 @@ CLASSES: Final = 5
 
 
 def look(loss: Any, output: Any, targets: Any, num_samples: int = NUM) -> None:
-    """As the last stage does with its first microbatch."""
+    """Check a loss as the last stage does with its first microbatch."""
     named = partial(losses_of, loss)
     check_mean(loss, named, output, targets, num_samples, device=CPU)
 
@@ -105,13 +106,23 @@ MEANS: Final[dict[str, tuple[Any, Any, Any]]] = {
 
 @pytest.mark.parametrize("name", MEANS)
 def test_means_pass(name: str) -> None:
-    """Over samples, words, or with weights; of one sample, too."""
+    """The check accepts means over samples and words, weighted or not.
+
+    It accepts them for six samples, for one, and where the loss has a name.
+    """
     loss, output, targets = MEANS[name]
     if name == "distances between the outputs of a sample":
         both = loss
         loss = lambda output, targets: both(*output, targets)  # noqa: E731
     look(loss, output, targets)
     look(lambda *given: {"total": loss(*given)}, output, targets)
+    one, its_target = pytree.tree_map(first_row, (output, targets))
+    look(loss, one, its_target, 1)
+
+
+def first_row(leaf: Any) -> Any:
+    """Take the first sample of a leaf that has six."""
+    return take_rows(leaf, torch.arange(1)) if num_rows(leaf) == NUM else leaf
 
 
 def clip(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
@@ -237,12 +248,16 @@ UNTOLD: Final[dict[str, tuple[Callable[..., Any], Any, Any]]] = {
 
 @pytest.mark.parametrize("name", UNTOLD)
 def test_what_cannot_be_tried_is_not_judged(name: str) -> None:
-    """Better no word than a wrong one."""
+    """The check accepts losses that it cannot try; some of them compare samples."""
     look(*UNTOLD[name])
 
 
 def test_outputs_by_time_are_not_mistaken() -> None:
-    """With as many samples as words, only the order of samples tells them apart."""
+    """The check accepts a mean whose output has as many words as samples, words first.
+
+    Its first dimension looks like the samples; the reversed order of samples changes
+    the loss, which tells the check that it is not.
+    """
 
     def loss(score_TBV: Tensor, word_BT: Tensor) -> Tensor:
         return F.cross_entropy(
@@ -253,7 +268,7 @@ def test_outputs_by_time_are_not_mistaken() -> None:
 
 
 def test_leaves_no_trace() -> None:
-    """Neither in the random numbers nor in what the loss keeps on itself."""
+    """The check restores the random numbers and what the loss keeps on itself."""
     queue = Queue()
     random, last = torch.get_rng_state(), queue.last.clone()
     calls = itertools.count()

@@ -1,4 +1,4 @@
-"""A weight between two processes: which version is read, and what comes back."""
+"""The owner and a replica of a stale tied weight exchange values and gradients."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ SIZE_BYTES: Final = 6 * 4
 
 
 class Weight(nn.Module):
-    """Of the value 0."""
+    """A module whose only weight begins at 0."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(2, 3))
 
 
-def lent_by(worker: Worker, delay: int) -> tuple[Weight, WeightVersions, TieOwner]:
-    """Rank 0's."""
+def make_owner(worker: Worker, delay: int) -> tuple[Weight, WeightVersions, TieOwner]:
+    """Make rank 0's end: it owns the weight, and updates it."""
     module = Weight()
     versions = WeightVersions(module, delay)
     sender, receiver = worker.ends
-    lent = TieOwner(
+    owner = TieOwner(
         "weight", module.weight, versions, [receiver], [sender], predicts=False
     )
-    return module, versions, lent
+    return module, versions, owner
 
 
-def borrowed_by(worker: Worker, delay: int) -> tuple[nn.Parameter, TieReplica]:
-    """Rank 1's."""
+def make_replica(worker: Worker, delay: int) -> tuple[nn.Parameter, TieReplica]:
+    """Make rank 1's end: it reads the weight, and sends its gradients to the owner."""
     parameter = Weight().weight
     ends = worker.ends
     return parameter, TieReplica("weight", delay, parameter, *ends, predicts=False)
 
 
-def send_values(worker: Worker, *, delay: int) -> list[Any]:
-    """Each update adds 1; the gradients that there were then."""
-    module, versions, lent = lent_by(worker, delay)
+def update_and_send(worker: Worker, *, delay: int) -> list[Any]:
+    """Add 1 in each update; return the gradient that each update had."""
+    module, versions, owner = make_owner(worker, delay)
     found: list[Any] = []
     for step in range(NUM_STEPS):
-        lent.expect(step)
-        lent.expect(step)  # with each backward
+        owner.expect(step)
+        owner.expect(step)  # with each backward
         if step % 2:
             module.weight.grad = torch.full((2, 3), 10.0)
-        lent.gather(step)
+        owner.gather(step)
         grad = module.weight.grad
         found.append(None if grad is None else grad.unique().tolist())
         module.weight.grad = None
@@ -73,26 +73,30 @@ def send_values(worker: Worker, *, delay: int) -> list[Any]:
         versions.before_update()
         module.weight.data += 1.0
         versions.after_update()
-        lent.send_values()
+        owner.send_values()
     return found
 
 
-def borrow(worker: Worker, *, delay: int) -> list[Any]:
-    """What each step reads, begun before the last one ends; and what is kept."""
-    parameter, borrowed = borrowed_by(worker, delay)
+def read_and_send(worker: Worker, *, delay: int) -> list[Any]:
+    """Read in each step, begun before the last one ends, and send a gradient.
+
+    Returns:
+        What each step read, the newest weight, and the bytes of the older versions.
+    """
+    parameter, replica = make_replica(worker, delay)
     found: list[Any] = []
     for step in range(NUM_STEPS):
         if delay or not step:
-            borrowed.read(step)
+            replica.read(step)
         if step + 1 < NUM_STEPS and delay:
-            borrowed.read(step + 1)
-        leaf = borrowed.read(step)
+            replica.read(step + 1)
+        leaf = replica.read(step)
         found.append(leaf.unique().tolist())
         if step != 2:
             leaf.grad = torch.full((2, 3), step + 1.0)
-        borrowed.send_gradient(step)
-    borrowed.receive_pending()
-    return [found, parameter.unique().tolist(), borrowed.num_bytes]
+        replica.send_gradient(step)
+    replica.receive_pending()
+    return [found, parameter.unique().tolist(), replica.num_bytes]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,12 +104,12 @@ def borrow(worker: Worker, *, delay: int) -> list[Any]:
 def test_each_step_reads_its_version_and_has_its_gradient(
     kind: str, delay: int, tmp_path: Path
 ) -> None:
-    """Also where two steps of one version are under way, or one has no gradient."""
+    """Two steps of one version may be under way, and a step may have no gradient."""
     there, here = run_pair(
         tmp_path,
         Settings(kind),
-        partial(send_values, delay=delay),
-        partial(borrow, delay=delay),
+        partial(update_and_send, delay=delay),
+        partial(read_and_send, delay=delay),
     )
     assert (there.error, here.error) == ("", "")
     read, newest, num_bytes = here.value
@@ -115,32 +119,32 @@ def test_each_step_reads_its_version_and_has_its_gradient(
     assert there.value == [[1.0], [12.0], None, [14.0], [5.0], [16.0]]
 
 
-def gather_in_vain(worker: Worker) -> None:
-    """Wait for a gradient that never comes."""
-    _, _, lent = lent_by(worker, 1)
-    lent.expect(0)
+def wait_for_gradient(worker: Worker) -> None:
+    """As the owner, wait for a gradient that never comes."""
+    _, _, owner = make_owner(worker, 1)
+    owner.expect(0)
     worker.meet("ready")
-    lent.gather(0)
+    owner.gather(0)
 
 
-def give_back_and_wait(worker: Worker) -> None:
-    """Wait for values that never come."""
-    _, borrowed = borrowed_by(worker, 1)
-    borrowed.read(0).grad = torch.ones(2, 3)
-    borrowed.send_gradient(0)
+def wait_for_values(worker: Worker) -> None:
+    """As a replica, wait for values that never come."""
+    _, replica = make_replica(worker, 1)
+    replica.read(0).grad = torch.ones(2, 3)
+    replica.send_gradient(0)
     worker.meet("ready")
-    borrowed.read(2)
+    replica.read(2)
 
 
 def die(worker: Worker) -> None:
-    """Be killed while the other waits."""
+    """Meet the other rank, and be killed while it waits."""
     worker.meet("ready")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("waiting", [gather_in_vain, give_back_and_wait])
-def test_who_waits_for_the_dead_ends(waiting: Any, tmp_path: Path) -> None:
-    """In time, and says for whom."""
+@pytest.mark.parametrize("waiting", [wait_for_gradient, wait_for_values])
+def test_a_wait_for_a_killed_rank_ends(waiting: Any, tmp_path: Path) -> None:
+    """The rank that waits raises a WaitError that names the killed one, in time."""
     survivor = run_survivor(tmp_path, Settings(SHARED, timeout_s=3.0), waiting, die)
     assert survivor.kind == "WaitError"
     assert "rank 1" in survivor.error

@@ -1,4 +1,4 @@
-"""Which shared weights one stage updates for others, and when it cannot."""
+"""One stage owns each stale tied weight; orders in which it cannot are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ d0  0F0 1F0 |: 1B0 1U 0F0@1 1F0@1 0B0 0U :| 1B0@1 1U@1 0F0@2 1F0@2 1B0@2 0B0@1 0
 
 
 def test_equal_delays_on_other_devices_meet_at_the_update() -> None:
-    """So it is in 2BW; in WPipe the first of the stages lends its weight."""
+    """2BW has no stale ties; in WPipe the first of the stages owns the weight."""
     shared = {"wte": (0, 3), "head": (1, 2)}
     order = make_schedule("pipedream-2bw", num_devices=4, num_microbatches=4)
     assert find_stale_ties(shared, order) == []
@@ -45,10 +45,14 @@ def test_equal_delays_on_other_devices_meet_at_the_update() -> None:
     late=st.booleans(),
     data=st.data(),
 )
-def test_every_order_lets_the_first_stage_update(
+def test_the_first_stage_owns_the_weight_in_every_order(
     name: str, p: int, more: int, data: st.DataObject, *, late: bool
 ) -> None:
-    """Whatever stages share a weight, with updates in time and late ones."""
+    """The first stage has the largest delay, whichever stages share a weight.
+
+    So no order is refused, with updates in time or late. A weight has no stale tie only
+    if its stages have one delay and lie on different devices.
+    """
     m = 1 if name == "pipedream" else max(p, 2 * (p - 1)) + more
     options = {} if name == "pipedream" else {"late_updates": late}
     order = make_schedule(
@@ -58,11 +62,24 @@ def test_every_order_lets_the_first_stage_update(
     if num == 1:
         return
     stages = data.draw(st.lists(st.integers(0, num - 1), min_size=2, unique=True))
-    refuse_shared(find_stale_ties({"w": sorted(stages)}, order), order)
+    numbers = sorted(stages)
+    ties = find_stale_ties({"w": numbers}, order)
+    refuse_shared(ties, order)
+
+    delays = [order.program.stages[x].delay for x in numbers]
+    devices = [order.program.stages[x].device for x in numbers]
+    if len({*delays}) == 1 and len({*devices}) == len(numbers):
+        assert ties == []
+        return
+    [tie] = ties
+    assert (tie.name, tie.stages) == ("w", (*numbers,))
+    assert tie.delay == delays[0] == max(delays) > 0
+    assert tie.devices[0] == devices[0]
+    assert sorted(tie.devices) == sorted({*devices})
 
 
 def test_a_first_stage_of_less_delay_is_refused() -> None:
-    """With the delays, and what to do."""
+    """The error says the delays, and to untie the weight."""
     order = make_schedule("wpipe", num_devices=2, num_microbatches=4, num_steps=6)
     text = str(order).replace(
         "stage 3 net=model device=1", "stage 3 net=model device=1 delay=1"
@@ -73,7 +90,7 @@ def test_a_first_stage_of_less_delay_is_refused() -> None:
 
 
 def test_gradients_of_two_steps_do_not_mix() -> None:
-    """On one device the first version is read by two steps, and has one gradient."""
+    """An order is refused where two steps read one version of a shared weight."""
     order = Schedule.parse(MIXED)
     with pytest.raises(ModelError, match="the gradients of two steps would mix"):
         refuse_shared(find_stale_ties({"w": (0, 1)}, order), order)
