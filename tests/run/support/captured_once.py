@@ -95,9 +95,11 @@ def keep_ready(
 
 @contextmanager
 def captured_once() -> Iterator[Shelf]:
-    """Pipelines that are made meanwhile share captures, of models from the shelf."""
+    """Let pipelines and the emulator share captures of models from the shelf."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hocket.run.tune.build.capture", _ONCE.with_more())
+        once = _ONCE.with_more()
+        patch.setattr("hocket.run.tune.build.capture", once)
+        patch.setattr("hocket.run.engine.emulator.net.capture", once)
         yield _SHELF.with_more()
 
 
