@@ -106,7 +106,7 @@ def test_attention_and_embeddings_draw_the_same_in_any_stage() -> None:
         values: Any = ()
         for stage in stages:
             runner = StageRunner(stage.index, stage.train(), None, device=CPU, seed=1)
-            with runner._seeded(0, 0):
+            with runner._around_forward(0, 0):
                 values = stage(*values, *(part.leaves[i] for i in stage.batch_inputs))
         found.append(values["logits"])
     assert all(torch.equal(logits, found[0]) for logits in found)

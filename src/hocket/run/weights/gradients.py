@@ -17,7 +17,7 @@ where the gradients are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +58,8 @@ class Gradients:
         all_workers: sums the norms; None if this is the only worker.
         device: the gradients' device.
         dtype: a type that holds all gradients of the model.
+        members: the names whose norms make the total; all when not given. A sum that
+            has zeros among its terms may be rounded otherwise.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Gradients:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        members: Collection[str] | None = None,
     ) -> None:
         self._names = names
         self._held = tuple(held.values())
@@ -80,6 +83,12 @@ class Gradients:
         # Made once: indexing with lists makes the host wait for a GPU, each time.
         self._rows = torch.tensor(
             [i for i, _ in selected], dtype=torch.long, device=device
+        )
+        places = [i for i, name in enumerate(names) if name in (members or names)]
+        self._members = (
+            torch.tensor(places, dtype=torch.long, device=device)
+            if len(places) < len(names)
+            else None
         )
         self._none = torch.tensor(_NONE, dtype=dtype, device=device)
         self._norms = torch.zeros(0)
@@ -115,7 +124,8 @@ class Gradients:
         """Return the status that follows from complete norms."""
         values = norms.tolist()
         # Selecting some costs several times as much as the rest.
-        found = norms[norms != _NONE] if _NONE in values else norms
+        found = norms if self._members is None else norms[self._members]
+        found = found[found != _NONE] if _NONE in values else found
         total = torch.linalg.vector_norm(found.to(self._type)).item()
         if math.isfinite(total):
             return GradientStatus(total)

@@ -116,7 +116,7 @@ class SyncMaker:
         counted = self._counted() if counts or sums is None else set()
         return Gate(
             own,
-            self._gradients(sums, counted, own),
+            self._gradients(sums, counted, own, group),
             self.updaters,
             self.tie_sums,
             self.stage_of,
@@ -141,9 +141,17 @@ class SyncMaker:
         }
         return here - elsewhere
 
+    def _names_of(self, group: Collection[int]) -> set[str]:
+        return {name for name, stage in self.stage_of.items() if stage in group}
+
     def _gradients(
-        self, sums: AllSum | None, counted: Collection[str], stages: Iterable[int]
+        self,
+        sums: AllSum | None,
+        counted: Collection[str],
+        stages: Iterable[int],
+        group: Collection[int] | None = None,
     ) -> Gradients:
+        """Make this worker's part of the gradients of a gate's stages, or of all."""
         held = {
             self.names.of(stage, name): parameter
             for stage in stages
@@ -163,6 +171,7 @@ class SyncMaker:
             sums,
             device=self.context.world.device,
             dtype=reduce(torch.promote_types, types or {torch.float32}),
+            members=None if group is None else self._names_of(group),
         )
 
 
