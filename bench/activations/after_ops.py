@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 import hocket
 from hocket.model.profile.allocations import AllocationLog, allocations
 from hocket.run.engine.lanes.play_plan import Portion
+from hocket.run.engine.lanes.record import OpTimer
+from hocket.run.engine.lanes.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,13 @@ def bytes_of_ops(pipeline: hocket.Pipeline, batch: Any) -> OpBytes:
     """
     (lane,) = pipeline._executor.player._parts[Portion.STEP]
     with allocations(torch.device("cpu")) as log:
-        marks = _Marks(lane.watch.end, log)
-        setattr(lane.watch, "end", marks.end)  # noqa: B010 (no type of ours has it)
+        marks = _Marks(log)
+        turns = list(lane.turns)
+        lane.turns[:] = [marks.at_end_of(turn) for turn in turns]
         try:
             pipeline.step(batch)
         finally:
-            delattr(lane.watch, "end")
+            lane.turns[:] = turns
             marks.close()
     after = list(accumulate(log.left))[: marks.num_ops]
     peaks = zip([0, *after], log.peaks, strict=False)
@@ -58,19 +62,26 @@ class _Marks:
     """Begins a span of the log whenever an op has ended.
 
     Args:
-        end: notes when an op ended.
         log: the allocations.
     """
 
-    def __init__(self, end: Callable[[int], None], log: AllocationLog) -> None:
+    def __init__(self, log: AllocationLog) -> None:
         self.num_ops = 0
-        self._end = end
         self._log = log
         self._span = self._begun()
 
-    def end(self, i: int) -> None:
-        """Note the end of op `i`."""
-        self._end(i)
+    def at_end_of(self, turn: Turn) -> Turn:
+        """Return the op with a mark where its time ends."""
+        action = turn.action
+        assert isinstance(action, partial)
+        args = [
+            replace(x, end=partial(self._end, x.end)) if isinstance(x, OpTimer) else x
+            for x in action.args
+        ]
+        return replace(turn, action=partial(action.func, *args))
+
+    def _end(self, end: Callable[[], None]) -> None:
+        end()
         self.close()
         self.num_ops += 1
         self._span = self._begun()

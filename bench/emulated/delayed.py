@@ -24,6 +24,7 @@ from hocket.run.comm.schema import Schema, TensorSpec
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.comm.transports import make_transport
 from hocket.run.device.emulated import sleep_until
+from hocket.run.engine import worker_context
 
 _STAMP: Final = TensorSpec((1,), "float64")  # when it was sent, by `perf_counter`
 
@@ -133,7 +134,10 @@ def delayed_messages(delay_s: float) -> Iterator[None]:
     def make_delayed(*args: Any, **kwargs: Any) -> Transport:
         return DelayedTransport(make_transport(*args, **kwargs), delay_s)
 
-    with patch.object(assembly, "make_transport", make_delayed):
+    with (
+        patch.object(assembly, "make_transport", make_delayed),
+        patch.object(worker_context, "make_transport", make_delayed),
+    ):
         yield
 
 

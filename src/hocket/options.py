@@ -1,12 +1,13 @@
 """Options of a training run that need no torch: names, defaults and checks, once.
 
-    UpdateOptions ────┬──────────▶ the section [training] of a recipe
-    StaleOptions ─────┼─┐
-    ScheduleOptions ──┼─┴────────▶ the section [pipeline] of a recipe
-                      └─▶ TrainingConfig ─▶ PipelineConfig ─▶ Pipeline(...), in `run`
+    UpdateOptions                 the section [training] of a recipe
+    StaleOptions
+    ScheduleOptions(StaleOptions)                the section [pipeline] of a recipe
+    TrainingConfig(UpdateOptions, StaleOptions)             in `run`, with an optimizer
+    PipelineConfig(TrainingConfig, ScheduleOptions)         the arguments of Pipeline
 
-The classes here are abstract: they have no storage of their own, so that a slotted
-dataclass can inherit from all of them.
+The classes here are mixins without storage of their own, so that a slotted dataclass
+can inherit from all of them.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ class ScheduleOptions(StaleOptions):
     """Options of the schedule, and of the stages that it runs.
 
     Args:
-        schedule: the name of a registered schedule; or a Schedule of one step (of
-            several with a body, where steps overlap), or the path of a file with one
-            (PyTorch's CSV, *.csv, or text, *.txt); or "auto",
-            the fastest that fits the memory, as a profile predicts it. "zb-auto" is
-            made for what is measured here.
-        max_delay: by how many updates the weights of stages may be stale if "auto"
-            chooses: 1 lets it choose flush-free orders.
+        schedule: the name of a registered schedule; or a Schedule (one step that is
+            flushed, or steps that overlap, with a repeating body), or the path of a
+            file with one (PyTorch's CSV, *.csv, or text, *.txt); or "auto", the fastest
+            that fits the memory, as a profile predicts it. "zb-auto" is made for the
+            times that are measured on this cluster.
+        max_delay: the largest staleness of weights, in updates, that "auto" may choose:
+            0 allows orders that flush, 1 also flush-free ones such as PipeDream-2BW.
         num_microbatches: parts of the batch in each replica.
         num_replicas: copies of the pipeline on other workers, each with its part of
             every batch.

@@ -10,8 +10,9 @@ and type a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import update_wrapper
 from inspect import Parameter, Signature, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -42,10 +43,11 @@ def takes_fields_of(
         function: Callable[[_Config], _Result],
     ) -> Callable[_Arguments, _Result]:
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            _refuse_unknown(function.__name__, kwargs, known)
+            _refuse(function.__name__, args, kwargs, known)
             return function(config(*args, **kwargs))
 
-        call.__doc__, call.__name__ = function.__doc__, function.__name__
+        update_wrapper(call, function)
+        del call.__wrapped__  # type: ignore[attr-defined]  # it takes a configuration
         result = signature(function).return_annotation
         _set_signature(call, Signature([*known.values()], return_annotation=result))
         return call
@@ -71,9 +73,10 @@ def constructor_takes_fields_of(
         def construct(
             self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
         ) -> None:
-            _refuse_unknown(type(self).__name__, kwargs, known)
+            _refuse(type(self).__name__, args, kwargs, known)
             init(self, config(*args, **kwargs))
 
+        construct.__doc__ = init.__doc__
         own = Parameter("self", Parameter.POSITIONAL_ONLY)
         _set_signature(construct, Signature([own, *known.values()]))
         return construct
@@ -91,11 +94,20 @@ def values_of(options: type[Any], source: object) -> dict[str, Any]:
     return {field.name: getattr(source, field.name) for field in fields(options)}
 
 
-def _refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    for name in names:
+def _refuse(
+    what: str,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    known: Mapping[str, Parameter],
+) -> None:
+    for name in kwargs:
         if name not in known:
             near = nearest(name, known)
             raise ConfigError(f"{what} takes no argument {name!r}; {near}")
+    try:
+        Signature([*known.values()]).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from None
 
 
 def _set_signature(function: Callable[..., object], shown: Signature) -> None:

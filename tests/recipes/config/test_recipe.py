@@ -35,7 +35,11 @@ def keys() -> list[tuple[str, str]]:
 def attributes_read(path: Path) -> set[str]:
     """The names of all attributes that a file reads."""
     tree = ast.parse(path.read_text())
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    nodes = list(ast.walk(tree))
+    patterns = [node for node in nodes if isinstance(node, ast.MatchClass)]
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}.union(
+        *(pattern.kwd_attrs for pattern in patterns)
+    )
 
 
 def test_every_key_has_an_effect() -> None:

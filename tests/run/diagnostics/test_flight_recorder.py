@@ -55,6 +55,17 @@ def test_holds_the_newest_ops(
     assert [seen(entry) for entry in recorder.entries()] == expected[-NUM_SLOTS:]
 
 
+def test_ops_that_overlap_end_in_their_slots() -> None:
+    """Of two lanes' ops, the one that failed stays begun, also if it is the older."""
+    recorder = FlightRecorder()
+    slots = [recorder.begin(op, 0) for op in ("0F0", "0W0")]
+    recorder.end(slots[1])
+    assert [entry.state for entry in recorder.entries()] == [
+        OpState.BEGUN,
+        OpState.ENDED,
+    ]
+
+
 def test_times_are_those_of_the_events() -> None:
     """On the monotonic clock of the host, in order."""
     before_s = time.monotonic()

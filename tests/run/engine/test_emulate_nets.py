@@ -200,6 +200,28 @@ def test_flows_that_no_output_can_take_are_refused(
         )
 
 
+def test_a_flow_to_a_last_stage_needs_a_loss() -> None:
+    """The error says so, and not that the flow is wrong."""
+    with pytest.raises(ModelError, match="give losses\\['student'\\]"):
+        hocket.emulate(program_of((1, 4)), {}, {}, {"student": SGD}, batches(1))
+
+
+@pytest.mark.parametrize(
+    ("cut_at", "message"),
+    [
+        ({"studnet": ["2"]}, "cut_at names studnet; the nets are"),
+        (["2"], "cut_at must be a mapping by net"),
+    ],
+)
+def test_cuts_of_unknown_nets_are_refused(cut_at: Any, message: str) -> None:
+    """No cut is dropped silently."""
+    losses, optimizers = {"student": distill}, {"student": SGD}
+    with pytest.raises(ConfigError, match=message):
+        hocket.emulate(
+            program_of((1, 4)), {}, losses, optimizers, batches(1), cut_at=cut_at
+        )
+
+
 @pytest.mark.parametrize(
     ("optimizers", "message"),
     [

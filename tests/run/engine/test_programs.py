@@ -91,6 +91,20 @@ def test_kept_orders_equal_the_emulator(pools: ProgramPools, path: Path) -> None
     run(pools, Schedule.parse(path.read_text()), None)
 
 
+def test_several_lanes_receive_through_gloo(tmp_path: Path) -> None:
+    """gloo knows of a message only what is waited for: no lane may keep the others."""
+    order = (ORDERS / "update-beside-forward.txt").read_text()
+    for found in answers_of(
+        "tests.run.support.program_workers:run_all",
+        [order],
+        None,
+        "torch",
+        num_workers=2,
+        folder=tmp_path / "job",
+    ):
+        assert max(found) <= TOLERANCE
+
+
 def test_a_pipeline_sends_a_skip_straight_to_its_reader(tmp_path: Path) -> None:
     """Stage 0 sends to stages 1 and 2; trained and evaluated as in one process."""
     for found in answers_of(

@@ -18,6 +18,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import SchemaError
 from hocket.run.cluster.world import World, join_world
+from hocket.run.comm.transports import TransportName
 from hocket.run.engine.program_run import ProgramRun
 
 WIDTH = 4
@@ -138,7 +139,12 @@ def arguments(program: Program) -> dict[str, Any]:
     }
 
 
-def difference(world: World, text: str, clip_norm: float | None) -> float:
+def difference(
+    world: World,
+    text: str,
+    clip_norm: float | None,
+    transport: TransportName = "auto",
+) -> float:
     """Run a program; the largest relative difference of any number to the emulator."""
     schedule = Schedule.parse(text)
     program, batches = schedule.program, make_batches(schedule.program)
@@ -149,6 +155,7 @@ def difference(world: World, text: str, clip_norm: float | None) -> float:
         **given,
         example=batches[0],
         clip_norm=clip_norm,
+        transport=transport,
         sanitize=len(schedule.lanes) > program.num_devices,
         world=world,
     ) as run:
@@ -171,11 +178,15 @@ def difference(world: World, text: str, clip_norm: float | None) -> float:
     return worst
 
 
-def run_all(orders: list[str], clip_norm: float | None = None) -> list[float]:
+def run_all(
+    orders: list[str],
+    clip_norm: float | None = None,
+    transport: TransportName = "auto",
+) -> list[float]:
     """Run some programs in one job."""
     torch.set_num_threads(1)
     world = join_world()
-    found = [difference(world, text, clip_norm) for text in orders]
+    found = [difference(world, text, clip_norm, transport) for text in orders]
     world.close()
     return found
 

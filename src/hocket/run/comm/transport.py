@@ -103,6 +103,14 @@ class Receiver(ABC):
         False may also mean that the transport cannot know without waiting.
         """
 
+    def poll(self, tag: int) -> bool:
+        """Return whether `receive(tag)` would return, or raise, at once.
+
+        For a caller that needs the message and must not block: a transport that cannot
+        know without waiting begins to wait in the background.
+        """
+        return self.ready(tag)
+
     @abstractmethod
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """Wait for one of the expected messages; they may be received in any order.

@@ -110,14 +110,15 @@ class FlightRecorder:
             file.truncate(_SIZE)
             return cls(mmap.mmap(file.fileno(), _SIZE), pid)
 
-    def begin(self, op: str, step: int) -> None:
-        """Record that an op begins."""
+    def begin(self, op: str, step: int) -> int:
+        """Record that an op begins; return its slot, for `end`."""
         self._number = number = self._number + 1
         self._at = at = _HEADER.size + number % NUM_SLOTS * _SLOT.size
         now = monotonic()
         _SLOT.pack_into(
             self._buffer, at, number, step, now, op.encode(), now, 1, NO_RANK, b""
         )
+        return at
 
     def wait(self, what: str, from_rank: int) -> None:
         """Record that the op waits for something from another worker."""
@@ -129,9 +130,10 @@ class FlightRecorder:
         """Record that the op has received what it waited for."""
         _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 1)
 
-    def end(self) -> None:
-        """Record that the op is done."""
-        _END.pack_into(self._buffer, self._at + _TAIL_AT, monotonic(), 3)
+    def end(self, slot: int | None = None) -> None:
+        """Record that the newest op is done, or the one in a slot."""
+        at = self._at if slot is None else slot
+        _END.pack_into(self._buffer, at + _TAIL_AT, monotonic(), 3)
 
     def entries(self) -> tuple[RecordedOp, ...]:
         """Return the last ops, oldest first."""

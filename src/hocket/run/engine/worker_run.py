@@ -39,14 +39,15 @@ class WorkerRun(ABC):
         run_dir: str | Path | None,
     ) -> None:
         self._what = what
-        self._stack = contextlib.ExitStack()
-        if world is None:
-            world = join_world(timeout_s=timeout_s)
-            self._stack.callback(world.close)
+        with contextlib.ExitStack() as stack:
+            if world is None:
+                world = join_world(timeout_s=timeout_s)
+                stack.callback(world.close)
+            stack.callback(trim_heap)
+            self._recorder = stack.enter_context(open_flight_recorder(world, run_dir))
+            self._stack = stack.pop_all()
         self.world = world
         self._timeout_s = world.timeout_s if timeout_s is None else timeout_s
-        self._stack.callback(trim_heap)
-        self._recorder = self._stack.enter_context(open_flight_recorder(world, run_dir))
         self._why_ended = ""
         self._step = 0  # of the next batch
 

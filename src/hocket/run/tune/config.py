@@ -1,6 +1,6 @@
 """The arguments of a pipeline, in one frozen object.
 
-    Pipeline(...) ──▶ PipelineConfig ──▶ Plan ──▶ Executor ──▶ Driver: step 0
+    Pipeline(...) ──▶ PipelineConfig ──▶ Plan ──▶ Executor ──▶ Driver
 
 The options that recipes have too are in `hocket.options`; here are those that need
 torch, or belong to one job. `Pipeline` takes its signature from this class
@@ -68,7 +68,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
 
     @property
     def training(self) -> TrainingConfig:
-        """How parameters are updated; who keeps this keeps no model in memory."""
+        """How parameters are updated; holds no reference to the model."""
         return TrainingConfig(**values_of(TrainingConfig, self))
 
     def microbatches(self) -> tuple[Microbatch, ...]:

@@ -29,7 +29,12 @@ from hocket.errors import RunError
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.dist.wire import MAX_CHANNELS, Wire, wire_number
+from hocket.run.comm.dist.wire import (
+    MAX_CHANNELS,
+    BackgroundWait,
+    Wire,
+    wire_number,
+)
 from hocket.run.diagnostics.flight_recorder import OnWait
 from hocket.run.comm.transport import (
     NUM_BUFFERS,
@@ -108,6 +113,7 @@ class TorchReceiver(Receiver):
         self._num_posted = 0
         self._expected: deque[tuple[int, Schema]] = deque()
         self._posted: dict[int, _InFlight] = {}
+        self._awaited: dict[int, BackgroundWait] = {}  # that `poll` began
         self._held: dict[int, Buffer] = {}
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
@@ -121,14 +127,22 @@ class TorchReceiver(Receiver):
         posted = self._posted.get(tag)
         return posted is not None and posted.work.is_completed()
 
+    def poll(self, tag: int) -> bool:
+        """See `Receiver.poll`; a thread waits, as gloo knows only what is waited for."""
+        if self._wire.device.type != "cpu":
+            return self.ready(tag)
+        if tag not in self._awaited:
+            work = self._posted_for(tag).work
+            self._awaited[tag] = BackgroundWait(self._wire, work, tag)
+        return self._awaited[tag].is_over
+
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """See `Receiver.receive`."""
-        while tag not in self._posted:
-            channel = self._wire.channel
-            assert self._expected, f"{channel.message(tag)} was never expected"
-            self._post_next()
-        posted = self._posted[tag]
-        self._wire.wait(posted.work, tag, self._wire.timeout_s)
+        posted = self._posted_for(tag)
+        if (wait := self._awaited.pop(tag, None)) is not None:
+            wait.end()
+        else:
+            self._wire.wait(posted.work, tag, self._wire.timeout_s)
         del self._posted[tag]
         self._post_early()
         self._held[tag] = posted.buffer
@@ -142,6 +156,13 @@ class TorchReceiver(Receiver):
         """See `Receiver.close`."""
         self._expected.clear()
         self._posted.clear()
+
+    def _posted_for(self, tag: int) -> _InFlight:
+        while tag not in self._posted:
+            channel = self._wire.channel
+            assert self._expected, f"{channel.message(tag)} was never expected"
+            self._post_next()
+        return self._posted[tag]
 
     def _post_early(self) -> None:
         while self._expected and len(self._posted) < self._num_buffers:

@@ -11,6 +11,7 @@ microbatch or schema a wait that ends, not a wrong message.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,3 +123,43 @@ class Wire:
             f"{message}: rank {self.peer} is gone after a wait of {waited_s:.1f} s "
             f"({reason})"
         )
+
+
+class BackgroundWait:
+    """Waits for a message in a thread of its own, for a caller that must not block.
+
+    A message of gloo can be waited for once: afterwards only `end` may be called.
+
+    Args:
+        wire: the end of the channel.
+        work: the operation to wait for.
+        tag: the message's tag.
+    """
+
+    def __init__(self, wire: Wire, work: dist.Work, tag: int) -> None:
+        self._error: WaitError | None = None
+        self._thread = threading.Thread(
+            target=self._wait, args=(wire, work, tag), daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the message has come, or will not."""
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Wait for the thread.
+
+        Raises:
+            WaitError: the time was up, or the other end is gone.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self, wire: Wire, work: dist.Work, tag: int) -> None:
+        try:
+            wire.wait(work, tag, wire.timeout_s)
+        except WaitError as error:
+            self._error = error

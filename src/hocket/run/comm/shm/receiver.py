@@ -96,6 +96,12 @@ class SharedMemoryReceiver(Receiver):
             tag == message.tag for message, _ in self._noticed
         )
 
+    def poll(self, tag: int) -> bool:
+        """See `Receiver.poll`."""
+        if self.ready(tag):
+            return True
+        return self._sender_has_ended() if self._link is None else self._link.peer_gone
+
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """See `Receiver.receive`."""
         buffer = self._arrived.pop(tag, None)

@@ -41,6 +41,7 @@ from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
     check_losses,
+    cuts_by_net,
     net_inputs,
     nets_in_order,
 )
@@ -127,7 +128,7 @@ def emulate(
     loss_of = arguments_by_net(losses, names, "losses")
     optimizer_of = arguments_by_net(optimizers, names, "optimizers")
     freezes = arguments_by_net(freeze_at or {}, names, "freeze_at", depth=2)
-    cuts = cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
+    cuts = cuts_by_net(cut_at, names)
     scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
     settings = {
         name: TrainingConfig(

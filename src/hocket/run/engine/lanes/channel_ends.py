@@ -35,7 +35,7 @@ _LAST_PAUSE_S: Final = 1e-3
 
 
 class _Coming(NamedTuple):
-    """A message on its way; `_HEADER` in the place of a microbatch for a header."""
+    """A message that the receiver does not expect yet; a header has no microbatch."""
 
     step: StepHeader
     microbatch: int
@@ -107,7 +107,7 @@ class Outgoing:
         signature: Signature,
         values: Sequence[Tensor],
     ) -> None:
-        """Send values, which must not be changed afterwards.
+        """Copy values into a message, and send it.
 
         Raises:
             SchemaError: their shapes differ from what was agreed.
@@ -236,11 +236,11 @@ class Incoming:
         if key in self._unread:
             if not self._is_announced(step, _HEADER):
                 return False
-            if not self._receiver.ready(_header_tag(step)):
+            if not self._receiver.poll(_header_tag(step)):
                 return False
             self._unread.remove(key)
             self._read_header(step)
-        return self._is_announced(step, microbatch) and self._receiver.ready(
+        return self._is_announced(step, microbatch) and self._receiver.poll(
             self._tags[step.number, microbatch]
         )
 

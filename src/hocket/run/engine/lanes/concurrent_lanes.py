@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from hocket.core.accesses import Resource, accesses
+from hocket.core.accesses import accesses
 from hocket.core.dataflow import Value
 from hocket.run.data.step_batch import Batches
 from hocket.run.device.device import Device, Event, IssueOrder
@@ -31,7 +32,7 @@ class ConcurrentLanes:
         numbers: the lanes' numbers in the schedule, ascending.
         lanes: their ops, by portion.
         play: plays one op, of a step, on the batches under way, in a lane.
-        recorder: notes each op that has ended; ops overlap, so not its beginning.
+        recorder: notes each op; those of several lanes overlap.
     """
 
     def __init__(
@@ -76,32 +77,34 @@ class ConcurrentLanes:
         device, made = self._device, self._made[portion]
         events: defaultdict[Value, Event] = defaultdict(device.new_event)
         device.fork()
-        for number, turn in self._issued[portion]:
-            if turn.ends_step and not closes:
-                continue
-            device.lanes[number].submit(
-                partial(self._play_turn, number, turn, first, batches),
-                waits=[events[value] for value in turn.waits if value in made],
-                records=[events[value] for value in turn.records],
-                label=turn.text,
-            )
+        try:
+            for number, turn in self._issued[portion]:
+                if turn.ends_step and not closes:
+                    continue
+                device.lanes[number].submit(
+                    partial(self._play_turn, number, turn, first, batches),
+                    waits=[events[value] for value in turn.waits if value in made],
+                    records=[events[value] for value in turn.records],
+                    label=turn.text,
+                )
+        except BaseException:
+            with suppress(Exception):  # no lane may run on where the caller cleans up
+                device.join()
+            raise
         device.join()
 
     def _play_turn(self, lane: int, turn: Turn, first: int, batches: Batches) -> None:
+        number = first + turn.op.step
+        with self._lock:
+            slot = self._recorder.begin(turn.text, number)
         sanitizer = self._device.sanitizer
         if sanitizer is not None:
-            for access in accesses(turn.op, self._plan.program):
-                what = (
-                    access
-                    if access.resource is Resource.BUFFERS
-                    else (replace(access, number=access.number + first))
-                )
-                sanitizer.access(lane, turn.text, str(what), writes=access.writes)
-        number = first + turn.op.step
+            op = replace(turn.op, step=number)
+            for access in accesses(op, self._plan.program):
+                sanitizer.access(lane, turn.text, str(access), writes=access.writes)
         self._play(turn, number, batches, lane)
         with self._lock:
-            self._recorder.begin(turn.text, number)
-            self._recorder.end()
+            self._recorder.end(slot)
 
     def _in_order(self, portion: Portion) -> Iterator[tuple[int, Turn]]:
         """Yield the number of a lane and its next op, as the host must issue them."""

@@ -57,7 +57,7 @@ class Player:
         updaters: the stages' updaters; none in evaluation.
         channels: messages to and from other devices.
         recorder: notes each op, for the report of a failure.
-        sync: losses, gradients and gates; None where nothing is updated.
+        sync: called as losses and gradients complete; None where nothing is updated.
         ties: the weights that stages of different delays share.
         on_output: evaluation: called with each microbatch and the model's output.
         on_error: called when an op has failed, with its step; may raise a better error.
@@ -65,7 +65,8 @@ class Player:
         prefix: begins what the flight recorder notes.
         lanes: the device's lanes, where it has several.
         wiring: which values go along each flow; all along every flow when not given.
-        followers: the stages whose weights follow those of others.
+        followers: the stages whose weights are momentum averages of others' (as in
+            MoCo and BYOL).
 
     Attributes:
         maker: makes the inputs and outputs of stages.
@@ -105,7 +106,10 @@ class Player:
         numbers = plan.schedule.lanes_of(device)
         (place,) = {runner.device for runner in runners.values()}
         wiring = Wiring() if wiring is None else wiring
-        self.maker = InputMaker(plan.program, wiring, device, channels, recorder)
+        # Ops of several lanes overlap: none may change what the newest op notes.
+        notes = recorder if lanes is None else FlightRecorder()
+        self._notes = notes
+        self.maker = InputMaker(plan.program, wiring, device, channels, notes)
         self.stages = {
             number: StageOps(
                 number, runner, plan.program, wiring, self.maker, evaluates=evaluates
@@ -113,15 +117,17 @@ class Player:
             for number, runner in runners.items()
         }
         self._end = StepEnd(
-            runners, updaters, self._followers, self._sync, self._ties, recorder
+            runners, updaters, self._followers, self._sync, self._ties, notes
         )
         self._num_forwards = Countdown()
+        # Stages and microbatches whose backward is I and W in some portion. Where it is
+        # B, it is played as I and W, too.
         self._split = frozenset(
-            (plan_.op.stage, plan_.op.microbatch)
+            (one.op.stage, one.op.microbatch)
             for part in plan.portions.values()
             for number in numbers
-            for plan_ in part.lanes[number]
-            if plan_.op.kind is Kind.BACKWARD_INPUT
+            for one in part.lanes[number]
+            if one.op.kind is Kind.BACKWARD_INPUT
         )
         self._parts = {
             portion: [
@@ -269,7 +275,7 @@ class Player:
             case Kind.UPDATE:
                 return self._end.update
             case _:
-                raise AssertionError(f"{op}: make_order refuses what is not played")
+                raise AssertionError(f"{op}: playable_order leaves no such op")
 
     def _evaluate(
         self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
@@ -284,7 +290,7 @@ class Player:
         stage, work = ops.number, batch[ops.net]
         if self._has_ties:
             self._ties.before_forward(stage, work.step.number)
-            self._recorder.resume()
+            self._notes.resume()
         ops.forward(batch, index, timer, splits=(stage, index) in self._split)
         if not ops.makes_loss and stage not in self._followers:
             return

@@ -167,7 +167,7 @@ class PointToPoint:
         microbatch: int,
         values: Sequence[Tensor],
     ) -> None:
-        """Send what an op made; the values must not be changed afterwards.
+        """Copy what an op made into a message, and send it.
 
         Args:
             route: what it is, and where it goes.

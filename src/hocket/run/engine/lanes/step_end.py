@@ -46,8 +46,8 @@ class StepEnd:
     Args:
         runners: this device's stages.
         updaters: their updaters; none in evaluation.
-        followers: the stages whose weights follow those of others.
-        sync: losses, gradients and gates.
+        followers: the stages whose weights are momentum averages of others'.
+        sync: called as a step's losses and gradients complete.
         ties: the weights that stages of different delays share.
         recorder: notes that waits are over.
 
@@ -72,6 +72,7 @@ class StepEnd:
         self._has_ties = bool(ties)
         self._recorder = recorder
         self._lock = threading.RLock()  # of the reductions
+        self._order = threading.Lock()  # of completed gradients and updates
         self._left = Countdown()  # of ops that add to gradients
         self._timers: dict[int, OpTimer] = {}  # of R, by stage, as long as it is timed
         self.reducing: dict[int, StepBatch] = {}
@@ -79,10 +80,10 @@ class StepEnd:
         self._postponed: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
 
     def count_gradient(self, ops: StageOps, work: StepBatch) -> None:
-        """Count an op that added to a stage's gradients, and act behind the last.
+        """Count an op that added to a stage's gradients.
 
-        Then they go where the optimizer looks for them: the next step's may begin
-        before the update, with other weights or the same.
+        After the last one they move to `parameter.grad`, since the next step's
+        gradients may begin to add up before this step's update.
         """
         stage = ops.number
         if not self._left.is_last(stage, work) or not work.closes:
@@ -108,7 +109,7 @@ class StepEnd:
         self._when_next(stage, work, start)
 
     def take_finished(self) -> None:
-        """Take the reductions that have ended."""
+        """Finish the reductions that have ended."""
         with self._lock:
             for stage, work in [*self.reducing.items()]:
                 reducer = self._updaters[stage].reducer
@@ -126,13 +127,13 @@ class StepEnd:
                 self._timers.pop(stage).end()
 
     def end_record(self) -> None:
-        """End the times of reductions that go on behind a portion."""
+        """End the times of reductions that go on after a portion."""
         for timer in self._timers.values():
             timer.end()
         self._timers.clear()
 
     def update(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
-        """Play U, behind the gate of the stage.
+        """Play U, after the decision of the stage's gate.
 
         Raises:
             NonFiniteError: a gradient is not finite.
@@ -144,9 +145,8 @@ class StepEnd:
         self._recorder.resume()
         self._change(ops, timer, updater.update if updates else updater.forget)
         self._ties.after_update(stage)
-        postponed = self._postponed.get(stage)
-        while postponed and postponed[0][0] <= work.step.number + 1:
-            postponed.popleft()[1]()
+        for act in self._due(stage, work.step.number + 1):
+            act()
 
     def follow(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         """Play U of a stage whose weights follow those of another one."""
@@ -168,12 +168,22 @@ class StepEnd:
             timer.end()
 
     def _when_next(self, stage: int, work: StepBatch, act: Callable[[], None]) -> None:
-        """Act on a step's complete gradients, when earlier steps have been updated."""
-        versions = self._runners[stage].versions
-        if versions is None or versions.is_next(work.step.number):
-            act()
-        else:
-            self._postponed.setdefault(stage, deque()).append((work.step.number, act))
+        """Act on a step's complete gradients, after the updates of earlier steps."""
+        versions, number = self._runners[stage].versions, work.step.number
+        with self._order:
+            if versions is not None and not versions.is_next(number):
+                self._postponed.setdefault(stage, deque()).append((number, act))
+                return
+        act()
+
+    def _due(self, stage: int, number: int) -> list[Callable[[], None]]:
+        """Take the actions that waited for the update before step `number`."""
+        found: list[Callable[[], None]] = []
+        with self._order:
+            postponed = self._postponed.get(stage)
+            while postponed and postponed[0][0] <= number:
+                found.append(postponed.popleft()[1])
+        return found
 
     def _complete(self, stage: int, work: StepBatch) -> None:
         if self._has_ties:

@@ -50,6 +50,22 @@ def arguments_by_net(
     return {names[0]: value}
 
 
+def cuts_by_net(
+    cut_at: Sequence[str] | Mapping[str, Sequence[str]], names: Sequence[str]
+) -> dict[str, Sequence[str]]:
+    """Return the modules at which each net is cut.
+
+    Args:
+        cut_at: a mapping by net, or the only net's; nets that it leaves out have one
+            stage.
+        names: all nets.
+
+    Raises:
+        ConfigError: it names an unknown net; or there are several, and no mapping.
+    """
+    return arguments_by_net(cut_at, names, "cut_at") if cut_at else {}
+
+
 def nets_in_order(program: Program, names: Sequence[str]) -> list[str]:
     """Sort nets by their first stages: a net's inputs are made by nets before it."""
     first = {name: stages_of(program, name)[0] for name in names}
@@ -60,6 +76,8 @@ def net_inputs(
     program: Program, name: str, *, has_loss: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the nets whose outputs are a net's inputs, and those that go to its loss.
+
+    What flows to the last stage goes to the loss, where there is one.
 
     Raises:
         ModelError: a flow leads from another net to where its output cannot go.
@@ -79,6 +97,11 @@ def net_inputs(
             loss_inputs.append(other)
         elif target == stages[0]:
             inputs.append(other)
+        elif target == stages[-1]:
+            raise ModelError(
+                f"flow {source} -> {target} leads to the last stage of net {name}, "
+                f"which has no loss that could take it: give losses[{name!r}]"
+            )
         else:
             raise ModelError(
                 f"flow {source} -> {target} leads into the middle of net {name}: an "

@@ -27,6 +27,7 @@ from hocket.run.engine.programs.by_net import (
     arguments_by_net,
     check_losses,
     check_optimizer,
+    cuts_by_net,
     net_inputs,
     nets_in_order,
 )
@@ -100,9 +101,7 @@ class ProgramNets:
         loss_of = arguments_by_net(losses, names, "losses")
         optimizer_of = arguments_by_net(optimizers, names, "optimizers")
         scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
-        cuts = (
-            cut_at if isinstance(cut_at, Mapping) else dict.fromkeys(names[:1], cut_at)
-        )
+        cuts = cuts_by_net(cut_at, names)
         check_losses(merged, names, loss_of)
         for name in names:
             check_optimizer(merged, name, optimizer_of.get(name))

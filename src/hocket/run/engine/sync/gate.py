@@ -1,4 +1,6 @@
-"""Stages whose gradients are judged, clipped and updated together.
+"""A gate: stages that share one check for overflow, and one norm to clip by.
+
+It is what `GradScaler` and `clip_grad_norm_` are for a model in one process.
 
     step                             one gate of all stages        a gate for each delay
     lane 0    F F B F B B R │ U U    waits at its first update,    waits at the first
@@ -101,10 +103,10 @@ class Gate:
         self.status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
     def complete(self, stage: int, step: int) -> None:
-        """Note that a stage's gradients are there, over all replicas; post them early.
+        """Note that a stage's gradients are complete, over all replicas.
 
-        Not where weights are shared: then the other holders would have to be waited
-        for. Nor where all must post in one order, and reductions end in any.
+        The gate's norms are posted with the last of its stages, if that needs no wait:
+        no weight is shared, the sum allows any order, and no earlier step is pending.
         """
         pending = self._steps.setdefault(step, _Pending())
         pending.complete.add(stage)
@@ -119,7 +121,7 @@ class Gate:
             self._post(pending, step)
 
     def enter(self, stage: int, step: int, finish: Finish) -> bool:
-        """Come to the update of a stage: whether it is made.
+        """Return whether the update of a stage is made; decide at the first one.
 
         Args:
             stage: a stage of this device.

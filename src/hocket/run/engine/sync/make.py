@@ -84,7 +84,7 @@ class SyncMaker:
         )
 
     def _gates(self) -> tuple[list[Gate], dict[int, Gate]]:
-        """All stages together; or, where steps overlap, each delay or each stage."""
+        """Return this worker's gates, and the gate of each of its trained stages."""
         clips = self.settings.clip_norm is not None
         overlaps, stages = self.plan.overlaps, self.plan.program.stages
         groups = gates_of(self.plan.program, overlaps=overlaps, clips=clips)
@@ -129,11 +129,11 @@ class SyncMaker:
         )
 
     def _counted(self) -> set[str]:
-        """The weights whose norms this device posts: those of which it is the first."""
+        """Name the weights whose norms this device posts; each is counted once."""
         own = self.context.layout.device
         elsewhere = {tie.name for tie in self.ties if tie.devices[0] != own}
         stages = self.plan.program.stages
-        # Of stages that are copies, the first counts, wherever the tie is.
+        # Of stages that are copies, the first one's gradients count.
         here = {
             name
             for name, stage in self.stage_of.items()
