@@ -60,18 +60,20 @@ def _load_images(
     | ImageFolderSettings
     | FlowersSettings,
 ) -> tuple[Samples, Samples]:
-    """Call the reader, whose arguments are the settings' keys."""
-    path, names = Path(settings.path), {"kind", "path", "max_samples"}
-    options = settings.model_dump(exclude=names)
+    path, side = Path(settings.path), settings.side
     match settings:
-        case Cifar10Settings():
-            return load_cifar10(path, **options)
-        case Cifar100Settings():
-            return load_cifar100(path, **options)
-        case ImageFolderSettings():
-            return load_image_folder(path, **options)
-        case FlowersSettings():
-            return load_flowers(path, **options)
+        case Cifar10Settings(shift_pixels=shift, flip=flip):
+            return load_cifar10(path, shift_pixels=shift, flip=flip, side=side)
+        case Cifar100Settings(shift_pixels=shift, flip=flip, coarse=coarse):
+            return load_cifar100(
+                path, shift_pixels=shift, flip=flip, side=side, coarse=coarse
+            )
+        case ImageFolderSettings(training=training, validation=validation):
+            return load_image_folder(
+                path, side=side, training=training, validation=validation
+            )
+        case FlowersSettings(with_validation=with_validation):
+            return load_flowers(path, side=side, with_validation=with_validation)
         case _:
             assert_never(settings)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -171,8 +171,13 @@ def _pretrained(kind: type[Any], config: BertConfig, folder: Path) -> nn.Module:
 
 
 def _blocks(settings: TransformerSettings) -> Blocks:
-    names = [field.name for field in fields(Blocks)]
-    return Blocks(**{name: getattr(settings, name) for name in names})
+    return Blocks(
+        width=settings.width,
+        num_blocks=settings.num_blocks,
+        num_heads=settings.num_heads,
+        mlp_width=settings.mlp_width,
+        dropout=settings.dropout,
+    )
 
 
 def _own_model(settings: ModelFunctionSettings) -> nn.Module:
