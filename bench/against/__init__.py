@@ -1,0 +1,1 @@
+"""Step times of this checkout beside those of another one."""
