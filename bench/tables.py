@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.activations.table import peaks
+from bench.against.table import beside_other
 from bench.compiled.table import beside_eager
 from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
@@ -137,6 +138,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("checkpoint", "table"): checkpoint,
     ("memory", "table"): memory,
     ("activations", "table"): peaks,
+    ("against", "table"): beside_other,
     ("emulated", "table"): kept,
     ("emulated", "flush_free"): idle,
     ("flush_free", "table"): steps,

@@ -1,7 +1,7 @@
 """Step times of this checkout beside those of another one, in turn.
 
     git worktree add --detach ../before b319931
-    python -m bench.against.run ../before [--cases large small] [--rounds 12]
+    python -m bench.against.compare ../before [--cases large small] [--rounds 12]
 
 Two jobs of two workers each, one of each checkout, are alive at the same time and train
 in turn, so that both meet the same machine. Stages are cut at the same places.
@@ -28,7 +28,7 @@ from bench.models import CASES
 ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = Path(__file__).parent / "results"
 SCHEDULES: Final = {"1f1b": 1, "zb-v": 2, "pipedream-2bw": 1, "wpipe": 2}
-STEPS: Final = {"large": 3, "middle": 4, "small": 8, "resnet": 4}  # of one turn
+STEPS: Final = {"large": 1, "middle": 2, "small": 2, "resnet": 4}  # of one turn
 NUM_WARM: Final = 2
 LIMIT_S: Final = 180.0
 

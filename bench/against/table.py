@@ -1,0 +1,24 @@
+"""The table of this benchmark's README."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def beside_other(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Each row: both checkouts' times, and the ratio of medians."""
+    table = [["model", "schedule", "steps", "this", "other", "this / other", "rounds"]]
+    for row in rows:
+        ratio = row["ratio"]
+        table.append(
+            [
+                row["model"],
+                f"`{row['schedule']}`",
+                str(row["num_steps"]),
+                f"{row['this']['median_ms']:.0f} ms",
+                f"{row['other']['median_ms']:.0f} ms",
+                f"**{ratio['of_medians']:.3f}**",
+                f"{ratio['quartile_1']:.3f} to {ratio['quartile_3']:.3f}",
+            ]
+        )
+    return table
