@@ -94,6 +94,7 @@ class FarInput(Input):
         self._stage = stage
         self._net = net
         self._counts = counts
+        self._is_shared = len(counts) > 1
         self._recorder = recorder
         self._locks: dict[Key, threading.Lock] = {}  # of what several readers share
         self._shared: dict[Key, Values] = {}
@@ -101,7 +102,7 @@ class FarInput(Input):
 
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`."""
-        if len(self._counts) == 1:
+        if not self._is_shared:
             values = self._channels.receive(self._fact, self._stage, batch, microbatch)
             self._recorder.resume()
             return values
@@ -117,7 +118,7 @@ class FarInput(Input):
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """See `Input.release`."""
-        if len(self._counts) > 1:
+        if self._is_shared:
             key = batch[self._net].step.number, microbatch
             with self._locks[key]:
                 count = self._num_released.pop(key, 0) + 1

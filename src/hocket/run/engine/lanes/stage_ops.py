@@ -173,7 +173,8 @@ class StageOps:
         )
         self._outputs.put(batch, timer.lane, index, values)
         if not self._keeps:
-            _release(self._received_from, batch, index)  # no backward will do so
+            for one in self._received_from:  # no backward will do so
+                one.release(batch, index)
 
     def evaluate(self, batch: NetBatches, index: int, timer: OpTimer) -> object:
         """Play F without a backward.
@@ -187,7 +188,8 @@ class StageOps:
         timer.end()
         if not self._is_last:
             self._outputs.put(batch, timer.lane, index, values)
-        _release(self._received_from, batch, index)
+        for one in self._received_from:
+            one.release(batch, index)
         return values if self._is_last else None
 
     def backward(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
@@ -197,9 +199,11 @@ class StageOps:
         values = self._timed(
             timer, self._runner.backward, step.number, step.first + index, grads
         )
-        _release(self._gradients_from, batch, index)
+        for one in self._gradients_from:
+            one.release(batch, index)
         self._put_gradients(batch, index, timer, values)
-        _release(self._received_from, batch, index)
+        for one in self._received_from:
+            one.release(batch, index)
 
     def input_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play I; inputs that W does not read are released at once."""
@@ -222,7 +226,8 @@ class StageOps:
             if inputs and remainder.holds(tensors):
                 held += inputs
             else:
-                _release(inputs, batch, index)
+                for one in inputs:
+                    one.release(batch, index)
         self._waiting[key] = _Waiting(remainder, tuple(held))
 
     def weight_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
@@ -231,7 +236,8 @@ class StageOps:
         timer.start()
         waiting.remainder.finish()
         timer.end()
-        _release(waiting.held, batch, index)
+        for one in waiting.held:
+            one.release(batch, index)
 
     def _sum_of_gradients(self, batch: NetBatches, index: int) -> Values:
         """Return the gradients of the stage's outputs, added up over their readers."""
@@ -262,11 +268,6 @@ def _in_order(program: Program, number: int) -> list[int]:
 def _far(inputs: Sequence[Input]) -> list[Input]:
     """Return the inputs whose memory must be released."""
     return [one for one in inputs if not isinstance(one, NearInput)]
-
-
-def _release(inputs: Sequence[Input], batch: NetBatches, index: int) -> None:
-    for one in inputs:
-        one.release(batch, index)
 
 
 def _taking(inputs: Sequence[Input]) -> Callable[[NetBatches, int], Values]:
