@@ -9,8 +9,8 @@ an update may stand too early in an order:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.op import Kind, Op
@@ -54,13 +54,15 @@ def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
     gate_of = {stage: gate for gate in gates for stage in gate}
     position = [0] * len(schedule.lanes)
     have: set[Value] = set()
-    ops = [op for lane in schedule.lanes for op in lane.ops]
-    num_left = Counter((op.stage, op.step) for op in ops if op.kind in _ADDS)
 
     def may_start(op: Op) -> bool:
-        waits = gate_of.get(op.stage, ()) if op.kind is Kind.UPDATE else ()
-        return not any(num_left[stage, op.step] for stage in waits) and all(
-            value in have or is_given(value) for value in needs(op, program)
+        # Gradients of a stage are complete once its update of the step before is made.
+        gate = gate_of.get(op.stage, ()) if op.kind is Kind.UPDATE else ()
+        ops = [op, *(replace(op, stage=stage) for stage in gate)]
+        return all(
+            value in have or is_given(value)
+            for one in ops
+            for value in needs(one, program)
         )
 
     moved = True
@@ -71,7 +73,6 @@ def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
                 if not may_start(op):
                     break
                 have.update(makes(op, program))
-                num_left[op.stage, op.step] -= op.kind in _ADDS
                 position[number] += 1
                 moved = True
     stuck = [
@@ -80,9 +81,6 @@ def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
         if at < len(lane.ops)
     ]
     return tuple(op for op in stuck if op.kind is Kind.UPDATE)
-
-
-_ADDS = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 
 
 def describe(gate: Sequence[int], program: Program) -> str:
