@@ -255,8 +255,8 @@ def test_what_cannot_be_tried_is_not_judged(name: str) -> None:
 def test_outputs_by_time_are_not_mistaken() -> None:
     """The check accepts a mean whose output has as many words as samples, words first.
 
-    Its first dimension looks like the samples; the reversed order of samples changes
-    the loss, which tells the check that it is not.
+    Its first dimension looks like the samples. The check reverses it, and finds that it
+    is not, since the loss changes.
     """
 
     def loss(score_TBV: Tensor, word_BT: Tensor) -> Tensor:

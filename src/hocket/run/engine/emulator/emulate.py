@@ -41,6 +41,7 @@ from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
     check_losses,
+    configs_by_net,
     cuts_by_net,
     net_inputs,
     nets_in_order,
@@ -52,7 +53,6 @@ from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
     OptimizerFactory,
     SchedulerFactory,
-    TrainingConfig,
 )
 
 Losses = dict[str, float]
@@ -130,17 +130,13 @@ def emulate(
     freezes = arguments_by_net(freeze_at or {}, names, "freeze_at", depth=2)
     cuts = cuts_by_net(cut_at, names)
     scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
-    settings = {
-        name: TrainingConfig(
-            optimizer=optimizer,
-            scheduler=scheduler_of.get(name),
-            clip_norm=clip_norm,
-            correction=correction,
-            num_discounted_updates=num_discounted_updates,
-        )
-        for name, optimizer in optimizer_of.items()
-        if not isinstance(optimizer, Momentum)
-    }
+    settings = configs_by_net(
+        optimizer_of,
+        scheduler_of,
+        clip_norm=clip_norm,
+        correction=correction,
+        num_discounted_updates=num_discounted_updates,
+    )
     plans = [
         EmulatedStages(
             name,

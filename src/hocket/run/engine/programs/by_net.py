@@ -10,9 +10,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError, ModelError
+from hocket.options import CorrectionName
 from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.weights.momentum import Momentum
-from hocket.run.weights.settings import OptimizerFactory
+from hocket.run.weights.settings import (
+    OptimizerFactory,
+    SchedulerFactory,
+    TrainingConfig,
+)
 
 T = TypeVar("T")
 ByNet: TypeAlias = T | Mapping[str, T]
@@ -64,6 +69,36 @@ def cuts_by_net(
         ConfigError: it names an unknown net; or there are several, and no mapping.
     """
     return arguments_by_net(cut_at, names, "cut_at") if cut_at else {}
+
+
+def configs_by_net(
+    optimizers: Mapping[str, OptimizerFactory | Momentum],
+    schedulers: Mapping[str, SchedulerFactory],
+    *,
+    clip_norm: float | None,
+    correction: CorrectionName,
+    num_discounted_updates: int | None,
+) -> dict[str, TrainingConfig]:
+    """Return how each trained net is trained; nets differ in optimizers and schedulers.
+
+    Args:
+        optimizers: the optimizer or momentum of each net that has one.
+        schedulers: the schedulers of the nets that have one.
+        clip_norm: as for `TrainingConfig`.
+        correction: as for `TrainingConfig`.
+        num_discounted_updates: as for `TrainingConfig`.
+    """
+    return {
+        name: TrainingConfig(
+            optimizer=optimizer,
+            scheduler=schedulers.get(name),
+            clip_norm=clip_norm,
+            correction=correction,
+            num_discounted_updates=num_discounted_updates,
+        )
+        for name, optimizer in optimizers.items()
+        if not isinstance(optimizer, Momentum)
+    }
 
 
 def nets_in_order(program: Program, names: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from hocket.run.engine.programs.by_net import (
     arguments_by_net,
     check_losses,
     check_optimizer,
+    configs_by_net,
     cuts_by_net,
     net_inputs,
     nets_in_order,
@@ -107,17 +108,13 @@ class ProgramNets:
             check_optimizer(merged, name, optimizer_of.get(name))
             if name not in model_of:
                 raise ConfigError(f"net {name} has no model: give models")
-        settings = {
-            name: TrainingConfig(
-                optimizer=optimizer,
-                scheduler=scheduler_of.get(name),
-                clip_norm=clip_norm,
-                correction=correction,
-                num_discounted_updates=num_discounted_updates,
-            )
-            for name, optimizer in optimizer_of.items()
-            if not isinstance(optimizer, Momentum)
-        }
+        settings = configs_by_net(
+            optimizer_of,
+            scheduler_of,
+            clip_norm=clip_norm,
+            correction=correction,
+            num_discounted_updates=num_discounted_updates,
+        )
         if not settings:
             raise ConfigError("no net is trained: give optimizers, or use emulate")
         self.settings = next(iter(settings.values()))
