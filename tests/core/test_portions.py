@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.core.dataflow import Value, makes, needs
+from hocket.core.check import check
+from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.op import Op
-from hocket.core.portions import Portions, portions
+from hocket.core.portions import Portions, align_bodies, portions
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.schedules import make_schedule
@@ -105,3 +106,34 @@ def test_an_order_without_a_body_has_none() -> None:
     """Each of its steps is played alone."""
     with pytest.raises(PlanError, match="no portions"):
         portions(make_schedule("1f1b", num_devices=2, num_microbatches=2))
+
+
+LATE_LANE = """
+steps 3
+net n0 microbatches=1
+net n1 microbatches=1
+stage 0 net=n0 device=0 trainable=no
+stage 1 net=n1 device=0
+flow 0>1
+d0    1F0 1B0 1U |: 1F0@1 1B0@1 1U@1 :| 1F0@2 1B0@2 1U@2
+d0.1  |: 0F0 :| 0F0@1 0F0@2
+"""
+
+
+def test_no_lane_waits_for_a_later_portion_of_its_device() -> None:
+    """The body of the lane that is behind begins later; the order stays the same."""
+    order = Schedule.parse(LATE_LANE)
+    check(order)
+
+    aligned = align_bodies(order)
+
+    same = order.with_num_steps(aligned.program.num_steps)
+    assert [lane.ops for lane in aligned.lanes] == [lane.ops for lane in same.lanes]
+    check(aligned)
+    program, made = aligned.program, set()
+    parts = portions(aligned)
+    for part in (parts.prologue, parts.body):
+        made.update(value for ops in part for op in ops for value in makes(op, program))
+        for op in (op for ops in part for op in ops):
+            assert {v for v in needs(op, program) if not is_given(v)} <= made
+    assert align_bodies(aligned) is aligned

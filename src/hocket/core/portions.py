@@ -10,13 +10,23 @@ portions of all lanes, and repeats the middle one as long as there are batches:
 
 A portion's prologue is the schedule's, with its body once, since the first body begins
 with batches that the prologue has read.
+
+The lanes of one device end a portion together. So no lane may wait within a portion for
+what another lane of its device makes in the next one. Where it would, the bodies of
+these lanes begin later:
+
+    d0      |: 0F0 :|  0F0@1 ...                 0F0  |: 0F0@1 :|
+    d0.1    1F0 |: 1F0@1 :|       becomes        1F0  |: 1F0@1 :|
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hocket.core.op import Op
+from hocket.core.dataflow import Value, makes, needs
+from hocket.core.gates import Gates
+from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 
@@ -47,6 +57,9 @@ class Portions:
 def portions(schedule: Schedule) -> Portions:
     """Cut an order that has a body.
 
+    Args:
+        schedule: one that `align_bodies` returns.
+
     Raises:
         PlanError: it has none.
     """
@@ -71,3 +84,78 @@ def portions(schedule: Schedule) -> Portions:
         num_steps,
         num_ended=min(left, default=num_steps),
     )
+
+
+def align_bodies(schedule: Schedule, gates: Gates = ()) -> Schedule:
+    """Let bodies begin later where lanes of one device would wait for a later portion.
+
+    Args:
+        schedule: one that `check` accepts. Returned as it is if it has no body, or if
+            no lane would wait so.
+        gates: the stages whose gradients are judged together: an update waits for the
+            gradients of its gate, too.
+
+    Returns:
+        The same order, for more steps if bodies begin later.
+    """
+    shared = {
+        number
+        for number, lane in enumerate(schedule.lanes)
+        if len(schedule.lanes_of(lane.device)) > 1
+    }
+    if not schedule.body or not shared:
+        return schedule
+    num_repeats = 4
+    while True:
+        num_steps = schedule.program.num_steps - schedule.num_repeats + num_repeats
+        wide = schedule.with_num_steps(num_steps)
+        lengths = [(end - begin) // num_repeats for begin, end in wide.body]
+        first = [begin + n for (begin, _), n in zip(wide.body, lengths, strict=True)]
+        played = _played_before(wide, {n: first[n] for n in shared}, gates)
+        later = [
+            max(0, played[number] - count) if number in shared else 0
+            for number, count in enumerate(first)
+        ]
+        if not any(later):
+            return schedule
+        bodies = max(-(-n // max(1, m)) for n, m in zip(later, lengths, strict=True))
+        if bodies < num_repeats - 1:
+            break
+        num_repeats *= 2
+    left = num_repeats - bodies
+    body = tuple(
+        (begin + more, begin + more + left * length)
+        for (begin, _), more, length in zip(wide.body, later, lengths, strict=True)
+    )
+    return Schedule(wide.program, wide.lanes, body, left)
+
+
+def _played_before(
+    schedule: Schedule, counts: Mapping[int, int], gates: Gates
+) -> list[int]:
+    """Count the ops of each lane that must be played for the first ops of some lanes.
+
+    Args:
+        schedule: the order.
+        counts: the number of first ops, by lane.
+        gates: of which each update waits for the gradients.
+    """
+    program = schedule.program
+    gate_of = {stage: gate for gate in gates for stage in gate}
+    made: dict[Value, tuple[int, int]] = {
+        value: (number, position)
+        for number, lane in enumerate(schedule.lanes)
+        for position, op in enumerate(lane.ops)
+        for value in makes(op, program)
+    }
+    played = [0] * len(schedule.lanes)
+    due = [(number, count - 1) for number, count in counts.items()]
+    while due:
+        number, position = due.pop()
+        begin = played[number]
+        played[number] = max(begin, position + 1)
+        for op in schedule.lanes[number].ops[begin : position + 1]:
+            gate = gate_of.get(op.stage, ()) if op.kind is Kind.UPDATE else ()
+            for one in (op, *(replace(op, stage=stage) for stage in gate)):
+                due += [made[value] for value in needs(one, program) if value in made]
+    return played

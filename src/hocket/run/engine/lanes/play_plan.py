@@ -21,7 +21,7 @@ from enum import Enum
 from hocket.core.dataflow import makes, needs
 from hocket.core.gates import gates_of
 from hocket.core.lane_plan import OpPlan, plan_lanes
-from hocket.core.portions import portions
+from hocket.core.portions import align_bodies, portions
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.passes.one_step import one_step
@@ -111,8 +111,9 @@ def plan_to_play(schedule: Schedule, *, clips: bool = False) -> PlayPlan:
     parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule), gates))}
     if not schedule.body:
         return PlayPlan(schedule, parts)
-    cut = portions(schedule)
-    plans = plan_lanes(schedule.with_num_steps(cut.num_steps + 1), gates)
+    aligned = align_bodies(schedule, gates)
+    cut = portions(aligned)
+    plans = plan_lanes(aligned.with_num_steps(cut.num_steps + 1), gates)
     ends = [
         (len(first), len(first) + len(body))
         for first, body in zip(cut.prologue, cut.body, strict=True)
