@@ -65,8 +65,8 @@ class Gate:
         clip_norm: the most that the gate's gradients may measure together.
         scale: the loss scale, where gradients are unscaled before they are judged.
         on_norms: called with each step and the norms of this worker's gradients.
-        posts_early: whether norms are posted once they are complete; not where several
-            lanes of this device have the gate's stages.
+        posts_early: whether norms are posted once gradients are complete, by whichever
+            lane completes them.
 
     Attributes:
         status: what the gradients were, of the last step that was decided.
@@ -108,17 +108,18 @@ class Gate:
         The gate's norms are posted with the last of its stages, if that needs no wait:
         no weight is shared, the sum allows any order, and no earlier step is pending.
         """
-        pending = self._steps.setdefault(step, _Pending())
-        pending.complete.add(stage)
-        if (
-            self._posts_early
-            and self._waits
-            and self._gradients.allows_any_order
-            and self._stages <= pending.complete
-            and min(self._steps) == step  # the gate's sums are read one after the other
-            and not any(self._ties[other] for other in self._stages)
-        ):
-            self._post(pending, step)
+        with self._lock:
+            pending = self._steps.setdefault(step, _Pending())
+            pending.complete.add(stage)
+            if (
+                self._posts_early
+                and self._waits
+                and self._gradients.allows_any_order
+                and self._stages <= pending.complete
+                and min(self._steps) == step  # sums are read one after the other
+                and not any(self._ties[other] for other in self._stages)
+            ):
+                self._post(pending, step)
 
     def enter(self, stage: int, step: int, finish: Finish) -> bool:
         """Return whether the update of a stage is made; decide at the first one.
@@ -133,15 +134,15 @@ class Gate:
                 raises it.
             WaitError: another worker did not come.
         """
-        pending = self._steps.setdefault(step, _Pending())
         with self._lock:
+            pending = self._steps.setdefault(step, _Pending())
             if pending.updates is None:
                 self._decide(pending, step, finish)
             pending.passed.add(stage)
             if pending.passed >= self._stages:
                 del self._steps[step]
-        assert pending.updates is not None
-        return pending.updates
+            assert pending.updates is not None
+            return pending.updates
 
     def close(self, step: int, finish: Finish) -> None:
         """Decide a step on a worker that updates nothing, since the others wait for it.

@@ -125,7 +125,9 @@ class SyncMaker:
             clip_norm=self.settings.clip_norm,
             scale=self.scale,
             on_norms=self.norms.add if self.plan.overlaps else _ignore,
-            posts_early=self.context.lanes is None,
+            # A stream of CUDA may still run what another lane's gradients need.
+            posts_early=self.context.lanes is None
+            or self.context.world.device.type == "cpu",
         )
 
     def _counted(self) -> set[str]:
