@@ -6,6 +6,7 @@ Sources: He et al., arXiv:1911.05722 (MoCo), eq. 2; Grill et al., arXiv:2006.077
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -58,23 +59,62 @@ class Momentum:
             parameter.mul_(m).add_(followed[name], alpha=1.0 - m)
 
 
-@dataclass(frozen=True, slots=True)
 class Follower:
     """Weights that follow others.
+
+    Step t's move reads the followed weights after their update of step t. Where their
+    next update comes first, it keeps a copy for that move:
+
+        followed    U of 0 ── U of 1 ───────────┐
+                              └ keeps a copy    │
+        follower                     U of 0 ── U of 1
 
     Args:
         momentum: the momentum of their moves.
         own: the parameters that follow, by name.
         followed: the followed parameters, by the same names.
+        stage_of: the stage of each followed parameter, by name; may be left out where
+            no next update comes first.
     """
 
-    momentum: Momentum
-    own: Mapping[str, Tensor]
-    followed: Mapping[str, Tensor]
+    def __init__(
+        self,
+        momentum: Momentum,
+        own: Mapping[str, Tensor],
+        followed: Mapping[str, Tensor],
+        stage_of: Mapping[str, int] | None = None,
+    ) -> None:
+        self.own = own
+        self.followed = followed
+        self._momentum = momentum
+        self._stage_of = {} if stage_of is None else stage_of
+        self._lock = threading.Lock()  # the updates may be in two lanes
+        self._next: int | None = None  # the step whose move comes next
+        self._kept: dict[int, dict[str, Tensor]] = {}  # by step
 
     def update(self, step: int) -> None:
         """Move them, once those that they follow are updated."""
-        self.momentum.update(step, self.own, self.followed)
+        with self._lock:
+            followed = {**self.followed, **self._kept.pop(step, {})}
+            self._momentum.update(step, self.own, followed)
+            self._next = step + 1
+
+    def before_update_of(self, stage: int, step: int) -> None:
+        """Keep the weights of a followed stage where a move has not read them yet.
+
+        Args:
+            stage: the stage that is about to be updated.
+            step: its step.
+        """
+        with self._lock:
+            if self._next is None:
+                self._next = step
+            if self._next >= step:
+                return
+            kept = self._kept.setdefault(step - 1, {})
+            for name, other in self._stage_of.items():
+                if other == stage:
+                    kept[name] = self.followed[name].detach().clone()
 
 
 def follow(
@@ -103,4 +143,10 @@ def follow(
                 f"({', '.join(map(str, held))}) lack; they have {listed}, ...: cut "
                 "both nets at the same modules"
             )
-    return Follower(momentum, own, {name: followed[name] for name in own})
+    stage_of = {name: stage for stage, named in held.items() for name in named}
+    return Follower(
+        momentum,
+        own,
+        {name: followed[name] for name in own},
+        {name: stage_of[name] for name in own},
+    )

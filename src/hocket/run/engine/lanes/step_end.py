@@ -143,6 +143,8 @@ class StepEnd:
         updater = self._updaters[stage]
         updates = self._sync.before_update(stage, work, self.finish)
         self._recorder.resume()
+        for follower in self._followers.values():
+            follower.before_update_of(stage, work.step.number)
         self._change(ops, timer, updater.update if updates else updater.forget)
         self._ties.after_update(stage)
         for act in self._due(stage, work.step.number + 1):
