@@ -43,6 +43,7 @@ SENDS: Final = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECEIVES: Final = frozenset({Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD})
 MESSAGES: Final = SENDS | RECEIVES
 COLLECTIVES: Final = frozenset({Kind.GATHER, Kind.REDUCE})
+STEP_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})
 
 # Ops that only start something: the lane goes on at once, others wait for the result.
 ASYNCHRONOUS: Final = MESSAGES | COLLECTIVES

@@ -19,7 +19,7 @@ from typing import Final
 
 from hocket.core.costs import Costs
 from hocket.core.dataflow import Fact, Value, is_given, makes, needs
-from hocket.core.op import ASYNCHRONOUS, Kind, Op
+from hocket.core.op import ASYNCHRONOUS, STEP_ENDS, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 
 _TINY: Final = 1e-9  # of a gap: sums of the same seconds differ in their last digits
@@ -196,7 +196,7 @@ class _Filler:
         wanted_s = self._seconds(lane.waiting[0]) * (1 - _TINY)
         if gap_s > _TINY * ready_s and (self.overfill or gap_s >= wanted_s):
             return True
-        if op.kind in _ONCE_COMPLETE:
+        if op.kind in STEP_ENDS:
             return any(
                 _stage_step(weight) == _stage_step(op) for weight in lane.waiting
             )
@@ -283,6 +283,3 @@ class _Filler:
             self.stage_costs[source].output_bytes
             for source in self.program.sources[stage]
         )
-
-
-_ONCE_COMPLETE: Final = frozenset({Kind.REDUCE, Kind.UPDATE})

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Final
 
 from hocket.core.costs import Costs
-from hocket.core.op import Kind
+from hocket.core.op import STEP_ENDS
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.fit import fit
@@ -172,7 +172,7 @@ def _runners(
 def _without_ends(schedule: Schedule) -> Schedule:
     """Return the order without reductions and updates."""
     lanes = tuple(
-        replace(lane, ops=tuple(op for op in lane.ops if op.kind not in _ENDS))
+        replace(lane, ops=tuple(op for op in lane.ops if op.kind not in STEP_ENDS))
         for lane in schedule.lanes
     )
     return replace(schedule, lanes=lanes, body=(), num_repeats=0)
@@ -183,9 +183,6 @@ def _in_body(schedule: Schedule) -> list[slice]:
     if not schedule.body:
         return [slice(None)] * len(schedule.lanes)
     return [
-        slice(*(sum(op.kind not in _ENDS for op in lane.ops[:end]) for end in ends))
+        slice(*(sum(op.kind not in STEP_ENDS for op in lane.ops[:end]) for end in ends))
         for lane, ends in zip(schedule.lanes, schedule.body, strict=True)
     ]
-
-
-_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from hocket.core.lane_plan import OpPlan
-from hocket.core.op import ASYNCHRONOUS, Kind, Op
+from hocket.core.op import ASYNCHRONOUS, STEP_ENDS, Kind, Op
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.device.device import Device
@@ -43,8 +43,6 @@ from hocket.run.weights.updater import Updater
 
 OnError: TypeAlias = Callable[[Op, int, Exception], None]
 OnOutput: TypeAlias = Callable[[int, Microbatch, object], None]
-
-_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})  # what ends a step
 
 
 class Player:
@@ -244,7 +242,7 @@ class Player:
         op = replace(plan.op, step=plan.op.step - shift)
         text = f"{self._prefix}{replace(op, step=0)}"
         action = self._action(op, timer)
-        return Turn(op, text, action, plan.waits, plan.records, op.kind in _ENDS)
+        return Turn(op, text, action, plan.waits, plan.records, op.kind in STEP_ENDS)
 
     def _action(self, op: Op, timer: OpTimer) -> Callable[[NetBatches], None]:
         ops = self.stages[op.stage]
