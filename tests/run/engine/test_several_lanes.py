@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hocket.run.device.sanitize import Sanitizer
 from hocket.run.engine import playable_order, worker_context
 from hocket.run.engine.lanes import play_plan
 from hocket.run.engine.program_run import ProgramRun
+from tests.run.support.forked import run_forked
 from tests.run.support.program_workers import arguments, make_batches
 
 pytestmark = pytest.mark.timeout(60)
@@ -143,3 +145,17 @@ def test_sanitize_needs_several_lanes(world: World) -> None:
     )
     with pytest.raises(ConfigError, match="each of the 1 devices"):
         trained(world, order, sanitize=True)
+
+
+@pytest.mark.timeout(180)
+def test_the_first_error_ends_the_waits_of_other_lanes(tmp_path: Path) -> None:
+    """A lane that waits for a peer ends long before its timeout, with that error."""
+    outcome = run_forked(
+        "tests.run.support.lane_failure_workers:train",
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=50.0,
+    )
+    assert outcome.reports[0].kind == "ValueError"
+    assert "the second lane has failed" in outcome.reports[0].message
+    assert "rank 0 is gone" in outcome.reports[1].message

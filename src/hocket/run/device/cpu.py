@@ -81,6 +81,10 @@ class CpuDevice(Device):
         """See `Device.join`. The caller waits, as nothing is issued ahead on a CPU."""
         self.synchronize(self._timeout_s)
 
+    def check(self) -> None:
+        """See `Device.check`."""
+        self._group.check()
+
     def synchronize(self, timeout_s: float) -> None:
         """See `Device.synchronize`."""
         group = self._group

@@ -203,6 +203,9 @@ class CudaDevice(Device):
         if self.sanitizer is not None:
             self.sanitizer.join()
 
+    def check(self) -> None:
+        """See `Device.check`. Errors are raised where the host issues an op."""
+
     def synchronize(self, timeout_s: float) -> None:
         """See `Device.synchronize`.
 

@@ -168,6 +168,17 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def check(self) -> None:
+        """Raise the first error of any lane that is known by now.
+
+        What waits in one lane for another device calls this in between: the op that
+        the other device needs may have failed in another lane.
+
+        Raises:
+            BaseException: the error, with a note of lane and op.
+        """
+
+    @abstractmethod
     def synchronize(self, timeout_s: float) -> None:
         """Block the calling thread until all lanes have done all their work.
 

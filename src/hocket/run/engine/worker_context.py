@@ -92,6 +92,7 @@ class WorkerContext:
             self.store,
             prefix="",
             timeout_s=self.timeout_s,
+            lanes=self.lanes,
         )
 
     def results(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import torch.distributed as dist
@@ -40,6 +40,18 @@ class _Coming(NamedTuple):
     step: StepHeader
     microbatch: int
     signature: Signature
+
+
+class SharedReceivers(NamedTuple):
+    """What lanes of one device hold and call while they use its receivers.
+
+    Args:
+        lock: held while a receiver is used: receivers share buffers.
+        check: raises the first error of any lane, so that a wait ends early.
+    """
+
+    lock: threading.RLock
+    check: Callable[[], None]
 
 
 class Schemas:
@@ -134,8 +146,8 @@ class Incoming:
         channel: its name and ends.
         receiver: its end here.
         schemas: looks up schemas.
-        turn: held while the receiver is used, where several lanes of this device use
-            receivers, which share buffers; None for one lane.
+        shared: held while the receiver is used, where several lanes of this device use
+            receivers; None for one lane.
     """
 
     def __init__(
@@ -143,12 +155,12 @@ class Incoming:
         channel: Channel,
         receiver: Receiver,
         schemas: Schemas,
-        turn: threading.RLock | None,
+        shared: SharedReceivers | None,
     ) -> None:
         self._channel = channel
         self._receiver = receiver
         self._schemas = schemas
-        self._turn = turn
+        self._shared = shared
         self._agreed: dict[Signature, Schema] = {}
         self._coming: deque[_Coming] = deque()  # that the receiver does not expect yet
         # The tags of those that it expects, by step and microbatch, until released.
@@ -191,8 +203,8 @@ class Incoming:
             WaitError: it did not come within the timeout, or the sender is gone.
             SchemaError: something else came, or the two sides' batches differ.
         """
-        if self._turn is not None:
-            return self._poll(self._turn, step, microbatch)
+        if self._shared is not None:
+            return self._poll(self._shared, step, microbatch)
         if self._unread and (key := _key(step)) in self._unread:
             self._announce_until(step, _HEADER)
             self._unread.remove(key)
@@ -204,20 +216,21 @@ class Incoming:
     def release(self, step: StepHeader, microbatch: int) -> None:
         """Release the buffer of a message."""
         tag = self._tags.pop((step.number, microbatch))
-        if self._turn is None:
+        if self._shared is None:
             self._receiver.release(tag)
             return
-        with self._turn:
+        with self._shared.lock:
             self._receiver.release(tag)
 
     def _poll(
-        self, turn: threading.RLock, step: StepHeader, microbatch: int
+        self, shared: SharedReceivers, step: StepHeader, microbatch: int
     ) -> tuple[Tensor, ...]:
         """Receive without keeping other lanes, whose ops the sender may wait for."""
         timeout_s, pause_s = self._schemas.timeout_s, _FIRST_PAUSE_S
         until_s = time.monotonic() + timeout_s
         while True:
-            with turn:
+            shared.check()
+            with shared.lock:
                 if self._has_come(step, microbatch):
                     return self._receiver.receive(self._tags[step.number, microbatch])
             if time.monotonic() >= until_s:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from hocket.core.accesses import accesses
 from hocket.core.dataflow import Value
+from hocket.core.op import Op
 from hocket.run.data.step_batch import Batches
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.lanes.message_order import ordered_by_messages
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.turns import LaneTurns, Turn
 
@@ -59,6 +60,11 @@ class ConcurrentLanes:
             }
             for portion, own in lanes.items()
         }
+        # Orders by way of other devices, where a sanitizer would not see them.
+        self._before: dict[Portion, dict[Op, tuple[Op, ...]]] = {}
+        for portion in lanes if device.sanitizer is not None else ():
+            part = plan.portions[portion]
+            self._before[portion] = ordered_by_messages(part, numbers, plan.program)
 
     def play(
         self, portion: Portion, first: int, batches: Batches, *, closes: bool
@@ -75,21 +81,29 @@ class ConcurrentLanes:
             RunError: an op failed.
         """
         device, made = self._device, self._made[portion]
-        events: defaultdict[Value, Event] = defaultdict(device.new_event)
+        events: defaultdict[Value | Op, Event] = defaultdict(device.new_event)
+        before = self._before.get(portion, {})
+        ordering = {op for ops in before.values() for op in ops}
         device.fork()
         try:
             for number, turn in self._issued[portion]:
                 if turn.ends_step and not closes:
                     continue
+                waits = [events[value] for value in turn.waits if value in made]
+                records = [events[value] for value in turn.records]
+                if before:
+                    waits += [events[op] for op in before.get(turn.op, ())]
+                    records += [events[turn.op]] if turn.op in ordering else []
                 device.lanes[number].submit(
                     partial(self._play_turn, number, turn, first, batches),
-                    waits=[events[value] for value in turn.waits if value in made],
-                    records=[events[value] for value in turn.records],
+                    waits=waits,
+                    records=records,
                     label=turn.text,
                 )
         except BaseException:
-            with suppress(Exception):  # no lane may run on where the caller cleans up
-                device.join()
+            # No lane may run on where the caller cleans up. What this lane waited for
+            # may have failed in another one: the first error of all is raised.
+            device.join()
             raise
         device.join()
 

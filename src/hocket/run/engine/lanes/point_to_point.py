@@ -29,7 +29,14 @@ from hocket.core.program import Program
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.comm.transport import Channel, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
-from hocket.run.engine.lanes.channel_ends import Incoming, Outgoing, Schemas, Signature
+from hocket.run.device.device import Device
+from hocket.run.engine.lanes.channel_ends import (
+    Incoming,
+    Outgoing,
+    Schemas,
+    SharedReceivers,
+    Signature,
+)
 from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
@@ -52,6 +59,7 @@ class PointToPoint:
         store: where schemas are agreed.
         prefix: begins the names of channels; differs between training and evaluation.
         timeout_s: after which a wait ends.
+        lanes: the device's lanes, where it has several.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class PointToPoint:
         *,
         prefix: str,
         timeout_s: float,
+        lanes: Device | None = None,
     ) -> None:
         self._device = device
         self._nets = [stage.net for stage in plan.program.stages]
@@ -75,9 +84,9 @@ class PointToPoint:
         # The channel of each message, where several lanes make a stage's.
         self._from: dict[tuple[Fact, int], dict[tuple[int, int], Incoming]] = {}
         self._only: dict[tuple[Fact, int], Incoming] = {}
-        # Receivers, which share buffers, are used by one lane of this device at a time.
-        takes_turns = len(plan.schedule.lanes_of(device)) > 1
-        turn = threading.RLock() if takes_turns else None
+        shared = None
+        if lanes is not None:
+            shared = SharedReceivers(threading.RLock(), lanes.check)
         for (fact, stage, to_device), message in _routes(plan):
             from_device, lane = message.from_device, message.from_lane
             (a, b), *_ = message.flows
@@ -92,7 +101,7 @@ class PointToPoint:
                 self._out[route, lane] = Outgoing(channel, sender, schemas)
             elif to_device == device:
                 receiver = transport.receiver(channel)
-                incoming = Incoming(channel, receiver, schemas, turn)
+                incoming = Incoming(channel, receiver, schemas, shared)
                 self._in[fact, stage, lane] = incoming
                 if (fact, stage) in self._only:
                     self._from[fact, stage] = {}
