@@ -18,9 +18,9 @@ import torch
 
 import hocket
 from hocket.model.profile.allocations import AllocationLog, allocations
+from hocket.run.engine.lanes.lane_ops import LaneOp
+from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import Portion
-from hocket.run.engine.lanes.record import OpTimer
-from hocket.run.engine.lanes.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ def bytes_of_ops(pipeline: hocket.Pipeline, batch: Any) -> OpBytes:
     (lane,) = pipeline._executor.player._parts[Portion.STEP]
     with allocations(torch.device("cpu")) as log:
         marks = _Marks(log)
-        turns = list(lane.turns)
-        lane.turns[:] = [marks.at_end_of(turn) for turn in turns]
+        ops = list(lane.ops)
+        lane.ops[:] = [marks.at_end_of(lane_op) for lane_op in ops]
         try:
             pipeline.step(batch)
         finally:
-            lane.turns[:] = turns
+            lane.ops[:] = ops
             marks.close()
     after = list(accumulate(log.left))[: marks.num_ops]
     peaks = zip([0, *after], log.peaks, strict=False)
@@ -70,15 +70,15 @@ class _Marks:
         self._log = log
         self._span = self._begun()
 
-    def at_end_of(self, turn: Turn) -> Turn:
+    def at_end_of(self, lane_op: LaneOp) -> LaneOp:
         """Return the op with a mark where its time ends."""
-        action = turn.action
+        action = lane_op.action
         assert isinstance(action, partial)
         args = [
             replace(x, end=partial(self._end, x.end)) if isinstance(x, OpTimer) else x
             for x in action.args
         ]
-        return replace(turn, action=partial(action.func, *args))
+        return replace(lane_op, action=partial(action.func, *args))
 
     def _end(self, end: Callable[[], None]) -> None:
         end()

@@ -29,14 +29,14 @@ class StepBatch:
         step: the step's header, for tags and random numbers. Its microbatches are
             numbered from `step.first` on, in each replica.
         microbatches: this replica's microbatches.
-        closes: whether the step ends with it: gradients are reduced, weights updated.
+        ends_step: whether gradients are reduced and weights updated after it.
         loss_scale: the factor of the loss before the backward.
         everywhere: the net's microbatches in all replicas, one replica after the other.
     """
 
     step: StepHeader
     microbatches: tuple[Microbatch, ...]
-    closes: bool = True
+    ends_step: bool = True
     loss_scale: float = 1.0
     everywhere: tuple[Microbatch, ...] = ()
 
@@ -97,8 +97,8 @@ def make_step_batches(
             mine = everywhere[layout.replica * count :][:count]
             sizes = tuple(part.num_samples for part in mine)
             step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
-            closes = i == len(batches) - 1
-            by_net[net] = StepBatch(step, mine, closes, everywhere=everywhere)
+            ends_step = i == len(batches) - 1
+            by_net[net] = StepBatch(step, mine, ends_step, everywhere=everywhere)
             first += count
         step_batches.append(by_net)
     return step_batches

@@ -26,8 +26,8 @@ from hocket.run.data.step_batch import NetBatches, first_of
 from hocket.run.device.memory import peak_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion
-from hocket.run.engine.lanes.record import Record
 from hocket.run.engine.sync.step_result import StepResult
 
 _MOST_OPS: Final = 200_000  # whose times are kept: some megabytes
@@ -55,10 +55,10 @@ class _Segment:
     first: int
     offset: int = 0
     num_ended: int = 0
-    records: list[Record] = field(default_factory=list)
+    records: list[OpTimes] = field(default_factory=list)
     num_ops: int = 0
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: OpTimes) -> None:
         """Keep a portion's times, as long as there are not too many."""
         self.num_ops += record.num_ops
         if self.num_ops <= _MOST_OPS:
@@ -138,7 +138,7 @@ class Driver:
         """Set the number of the next step, after another state was loaded."""
         self._executor.resume_from(number)
 
-    def last(self) -> tuple[Schedule, Record]:
+    def last(self) -> tuple[Schedule, OpTimes]:
         """Return what was played between the last two drains: its order and its times.
 
         Where steps do not overlap, that is the last step.
@@ -155,7 +155,7 @@ class Driver:
                 f"{segment.num_ended} steps were trained without a pause, too many to "
                 "keep all their times: train fewer at a time, as with drain_every=50"
             )
-        return self._order_of(segment.num_ended), Record.joined(segment.records)
+        return self._order_of(segment.num_ended), OpTimes.joined(segment.records)
 
     def _advance(self) -> None:
         """Play all that can be played whether or not more batches come."""

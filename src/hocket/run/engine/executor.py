@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hocket.errors import ConfigError
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches
+from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.player import Player
-from hocket.run.engine.lanes.record import Record
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
@@ -81,7 +81,7 @@ class Executor:
         first: int,
         batches: Batches,
         begun: Sequence[NetBatches],
-    ) -> Record:
+    ) -> OpTimes:
         """Play a portion.
 
         Args:

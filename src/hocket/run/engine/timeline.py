@@ -11,11 +11,11 @@ from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.engine.lanes.record import Record
+from hocket.run.engine.lanes.op_times import OpTimes
 
 
 def gather_timeline(
-    schedule: Schedule, costs: Costs, record: Record, world: World, layout: Layout
+    schedule: Schedule, costs: Costs, record: OpTimes, world: World, layout: Layout
 ) -> Timeline:
     """The first replica's step as one timeline, on one clock, from second 0.
 

@@ -1,4 +1,4 @@
-"""Plays the lanes of one device: turns, inputs and outputs, messages, times.
+"""Plays the lanes of one device: ops, inputs and outputs, messages, times.
 
 `play_plan.py` cuts a schedule into portions, `player.py` plays them, `stage_ops.py` has
 the ops of one stage, `ports.py` its inputs and outputs, `point_to_point.py` messages,

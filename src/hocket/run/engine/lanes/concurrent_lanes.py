@@ -19,9 +19,9 @@ from hocket.core.op import Op
 from hocket.run.data.step_batch import Batches
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.lanes.lane_ops import LaneOp, LaneOps
 from hocket.run.engine.lanes.message_order import ordered_by_messages
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
-from hocket.run.engine.lanes.turns import LaneTurns, Turn
 
 
 class ConcurrentLanes:
@@ -41,8 +41,8 @@ class ConcurrentLanes:
         device: Device,
         plan: PlayPlan,
         numbers: tuple[int, ...],
-        lanes: Mapping[Portion, Sequence[LaneTurns]],
-        play: Callable[[Turn, int, Batches, int], None],
+        lanes: Mapping[Portion, Sequence[LaneOps]],
+        play: Callable[[LaneOp, int, Batches, int], None],
         recorder: FlightRecorder,
     ) -> None:
         self._device = device
@@ -56,7 +56,7 @@ class ConcurrentLanes:
         self._issued = {portion: [*self._in_order(portion)] for portion in lanes}
         self._made = {
             portion: {
-                value for one in own for turn in one.turns for value in turn.records
+                value for one in own for lane_op in one.ops for value in lane_op.records
             }
             for portion, own in lanes.items()
         }
@@ -67,7 +67,7 @@ class ConcurrentLanes:
             self._before[portion] = ordered_by_messages(part, numbers, plan.program)
 
     def play(
-        self, portion: Portion, first: int, batches: Batches, *, closes: bool
+        self, portion: Portion, first: int, batches: Batches, *, ends_step: bool
     ) -> None:
         """Play a portion; the lanes are joined at its end, where the next one begins.
 
@@ -75,7 +75,7 @@ class ConcurrentLanes:
             portion: the portion.
             first: the step that its step 0 is.
             batches: all batches under way.
-            closes: whether its steps end, with reductions and updates.
+            ends_step: whether its steps end, with reductions and updates.
 
         Raises:
             RunError: an op failed.
@@ -86,19 +86,19 @@ class ConcurrentLanes:
         ordering = {op for ops in before.values() for op in ops}
         device.fork()
         try:
-            for number, turn in self._issued[portion]:
-                if turn.ends_step and not closes:
+            for number, lane_op in self._issued[portion]:
+                if lane_op.is_step_end and not ends_step:
                     continue
-                waits = [events[value] for value in turn.waits if value in made]
-                records = [events[value] for value in turn.records]
+                waits = [events[value] for value in lane_op.waits if value in made]
+                records = [events[value] for value in lane_op.records]
                 if before:
-                    waits += [events[op] for op in before.get(turn.op, ())]
-                    records += [events[turn.op]] if turn.op in ordering else []
+                    waits += [events[op] for op in before.get(lane_op.op, ())]
+                    records += [events[lane_op.op]] if lane_op.op in ordering else []
                 device.lanes[number].submit(
-                    partial(self._play_turn, number, turn, first, batches),
+                    partial(self._play_op, number, lane_op, first, batches),
                     waits=waits,
                     records=records,
-                    label=turn.text,
+                    label=lane_op.text,
                 )
         except BaseException:
             # No lane may run on where the caller cleans up. What this lane waited for
@@ -107,28 +107,30 @@ class ConcurrentLanes:
             raise
         device.join()
 
-    def _play_turn(self, lane: int, turn: Turn, first: int, batches: Batches) -> None:
-        number = first + turn.op.step
+    def _play_op(
+        self, lane: int, lane_op: LaneOp, first: int, batches: Batches
+    ) -> None:
+        number = first + lane_op.op.step
         with self._lock:
-            slot = self._recorder.begin(turn.text, number)
+            slot = self._recorder.begin(lane_op.text, number)
         sanitizer = self._device.sanitizer
         if sanitizer is not None:
-            op = replace(turn.op, step=number)
+            op = replace(lane_op.op, step=number)
             for access in accesses(op, self._plan.program):
-                sanitizer.access(lane, turn.text, str(access), writes=access.writes)
-        self._play(turn, number, batches, lane)
+                sanitizer.access(lane, lane_op.text, str(access), writes=access.writes)
+        self._play(lane_op, number, batches, lane)
         with self._lock:
             self._recorder.end(slot)
 
-    def _in_order(self, portion: Portion) -> Iterator[tuple[int, Turn]]:
+    def _in_order(self, portion: Portion) -> Iterator[tuple[int, LaneOp]]:
         """Yield the number of a lane and its next op, as the host must issue them."""
         lanes = self._lanes[portion]
         if self._device.issue_order is IssueOrder.SIDE_LANES_FIRST:
             for number in reversed(range(len(lanes))):
-                for turn in lanes[number].turns:
-                    yield number, turn
+                for lane_op in lanes[number].ops:
+                    yield number, lane_op
             return
-        left = [iter(lane.turns) for lane in lanes]
+        left = [iter(lane.ops) for lane in lanes]
         part, program = self._plan.portions[portion], self._plan.program
         place = {lane: i for i, lane in enumerate(self._numbers)}
         for lane, _ in part.in_order(self._numbers, program):

@@ -1,6 +1,6 @@
 """Play the lanes of one device: receive, compute, send, in the schedule's order.
 
-Each op of a lane becomes a turn, looked up once. To play it:
+Each op of a lane becomes a `LaneOp`, looked up once. To play it:
 
     take its inputs │ compute (the op's span) │ put what it made │ release its inputs
      Input.take     │  StageRunner, Updater   │  Output.put      │  Input.release
@@ -27,13 +27,13 @@ from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.concurrent_lanes import ConcurrentLanes
+from hocket.run.engine.lanes.lane_ops import LaneOp, LaneOps
+from hocket.run.engine.lanes.op_times import OpTimer, OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.ports import InputMaker
-from hocket.run.engine.lanes.record import OpTimer, Record
 from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.lanes.step_end import Countdown, StepEnd
-from hocket.run.engine.lanes.turns import LaneTurns, Turn
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
@@ -142,7 +142,7 @@ class Player:
             for stage in self.stages.values():
                 stage.share_between_lanes(lanes, numbers)
             self._concurrent = ConcurrentLanes(
-                lanes, plan, numbers, self._parts, self._play_turn, recorder
+                lanes, plan, numbers, self._parts, self._play_op, recorder
             )
 
     def begin(self, batches: NetBatches) -> None:
@@ -153,7 +153,7 @@ class Player:
         self._channels.begin(steps)
         self._recorder.end()
 
-    def play(self, portion: Portion, first: int, batches: Batches) -> Record:
+    def play(self, portion: Portion, first: int, batches: Batches) -> OpTimes:
         """Play a portion.
 
         Args:
@@ -167,12 +167,12 @@ class Player:
         """
         self._channels.expect(self._orders[portion], first, batches)
         lanes = self._parts[portion]
-        closes = all(first_of(nets).closes for nets in batches.values())
+        ends_step = all(first_of(nets).ends_step for nets in batches.values())
         try:
             if self._concurrent is None:
-                self._play_lane(lanes[0], first, batches, closes=closes)
+                self._play_lane(lanes[0], first, batches, ends_step=ends_step)
             else:
-                self._concurrent.play(portion, first, batches, closes=closes)
+                self._concurrent.play(portion, first, batches, ends_step=ends_step)
         finally:
             for runner in self._runners.values():
                 if runner.versions is not None:
@@ -185,9 +185,9 @@ class Player:
             self._ties.receive_pending()
         self._end.end_record()
         times = [lane.watch.read() for lane in lanes]
-        return Record(tuple(a for a, _ in times), tuple(b for _, b in times))
+        return OpTimes(tuple(a for a, _ in times), tuple(b for _, b in times))
 
-    def busy_s(self, portion: Portion, record: Record) -> float:
+    def busy_s(self, portion: Portion, record: OpTimes) -> float:
         """Return how long a lane itself worked, in seconds; the mean over lanes."""
         lanes = self._parts[portion]
         times = zip(lanes, record.start_s, record.end_s, strict=True)
@@ -196,53 +196,55 @@ class Player:
         )
 
     def _play_lane(
-        self, lane: LaneTurns, first: int, batches: Batches, *, closes: bool
+        self, lane: LaneOps, first: int, batches: Batches, *, ends_step: bool
     ) -> None:
         recorder, end = self._recorder, self._end
-        for turn in lane.turns:
-            if turn.ends_step and not closes:
+        for lane_op in lane.ops:
+            if lane_op.is_step_end and not ends_step:
                 continue
-            number = first + turn.op.step
-            recorder.begin(turn.text, number)
+            number = first + lane_op.op.step
+            recorder.begin(lane_op.text, number)
             try:
-                turn.action(batches[number])
+                lane_op.action(batches[number])
                 if end.reducing:
                     end.take_finished()
             except Exception as error:
-                self._report(turn, number, error)
+                self._report(lane_op, number, error)
                 raise
             recorder.end()
 
-    def _play_turn(self, turn: Turn, number: int, batches: Batches, lane: int) -> None:
+    def _play_op(
+        self, lane_op: LaneOp, number: int, batches: Batches, lane: int
+    ) -> None:
         """Play one op of several lanes."""
         try:
-            turn.action(batches[number])
+            lane_op.action(batches[number])
             if not lane and self._end.reducing:
                 self._end.take_finished()
         except Exception as error:
-            self._report(turn, number, error)
+            self._report(lane_op, number, error)
             raise
 
-    def _report(self, turn: Turn, number: int, error: Exception) -> None:
+    def _report(self, lane_op: LaneOp, number: int, error: Exception) -> None:
         if self._on_error is not None:
-            self._on_error(turn.op, number, error)
+            self._on_error(lane_op.op, number, error)
 
     def _lane(
         self, number: int, plans: tuple[OpPlan, ...], shift: int, place: torch.device
-    ) -> LaneTurns:
+    ) -> LaneOps:
         watch = make_stopwatch(len(plans), place)
-        turns = [
-            self._turn(plan, shift, OpTimer.of(watch, i, number))
+        ops = [
+            self._lane_op(plan, shift, OpTimer.of(watch, i, number))
             for i, plan in enumerate(plans)
         ]
         computes = [plan.op.kind not in ASYNCHRONOUS for plan in plans]
-        return LaneTurns(turns, watch, np.array(computes, dtype=bool))
+        return LaneOps(ops, watch, np.array(computes, dtype=bool))
 
-    def _turn(self, plan: OpPlan, shift: int, timer: OpTimer) -> Turn:
+    def _lane_op(self, plan: OpPlan, shift: int, timer: OpTimer) -> LaneOp:
         op = replace(plan.op, step=plan.op.step - shift)
         text = f"{self._prefix}{replace(op, step=0)}"
         action = self._action(op, timer)
-        return Turn(op, text, action, plan.waits, plan.records, op.kind in STEP_ENDS)
+        return LaneOp(op, text, action, plan.waits, plan.records, op.kind in STEP_ENDS)
 
     def _action(self, op: Op, timer: OpTimer) -> Callable[[NetBatches], None]:
         ops = self.stages[op.stage]

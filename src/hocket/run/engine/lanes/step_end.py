@@ -16,7 +16,7 @@ from functools import partial
 
 from hocket.run.data.step_batch import NetBatches, StepBatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.record import OpTimer
+from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
@@ -86,7 +86,7 @@ class StepEnd:
         gradients may begin to add up before this step's update.
         """
         stage = ops.number
-        if not self._left.is_last(stage, work) or not work.closes:
+        if not self._left.is_last(stage, work) or not work.ends_step:
             return
         versions = self._runners[stage].versions
         if versions is not None:

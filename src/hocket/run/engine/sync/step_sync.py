@@ -116,7 +116,7 @@ class StepSync(NoSync):
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
         """
-        if work.closes:
+        if work.ends_step:
             number, net = work.step.number, self._ends[stage]
             losses = self._runners[stage].losses.read(number)
             shares = self._steps[number].shares[net]
@@ -166,7 +166,7 @@ class StepSync(NoSync):
             WaitError: another worker did not come.
         """
         work = first_of(batches)
-        if work.closes:
+        if work.ends_step:
             for gate in self._gates:
                 gate.close(work.step.number, finish)
 

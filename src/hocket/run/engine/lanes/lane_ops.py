@@ -15,7 +15,7 @@ from hocket.run.device.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LaneOp:
     """One op of a lane.
 
     Args:
@@ -24,7 +24,7 @@ class Turn:
         action: plays it on a batch of each net.
         waits: values of other lanes that it needs.
         records: values of it that other lanes wait for.
-        ends_step: whether it is a reduction or an update.
+        is_step_end: whether it is a reduction or an update.
     """
 
     op: Op
@@ -32,19 +32,19 @@ class Turn:
     action: Callable[[NetBatches], None]
     waits: tuple[Value, ...]
     records: tuple[Value, ...]
-    ends_step: bool
+    is_step_end: bool
 
 
 @dataclass(frozen=True, slots=True)
-class LaneTurns:
+class LaneOps:
     """One lane's part of a portion, ready to play.
 
     Args:
-        turns: its ops.
+        ops: its ops.
         watch: takes their times.
         computes: which of them take the lane's own time.
     """
 
-    turns: list[Turn]
+    ops: list[LaneOp]
     watch: Stopwatch
     computes: NDArray[np.bool_]

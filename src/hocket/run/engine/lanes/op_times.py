@@ -12,7 +12,7 @@ from hocket.run.device.stopwatch import Seconds, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class OpTimes:
     """When the ops of each lane ran, in this process's seconds; 0 if one did not.
 
     Args:
@@ -24,7 +24,7 @@ class Record:
     end_s: tuple[Seconds, ...]
 
     @classmethod
-    def joined(cls, records: Sequence[Record]) -> Record:
+    def joined(cls, records: Sequence[OpTimes]) -> OpTimes:
         """Put the times of several portions one behind the other."""
         starts = zip(*(record.start_s for record in records), strict=True)
         ends = zip(*(record.end_s for record in records), strict=True)
