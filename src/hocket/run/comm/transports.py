@@ -113,7 +113,11 @@ def make_transport(
 
 
 def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
-    """Return enough buffers that no sender waits for a busy receiver; one for headers.
+    """Return enough buffers that no sender waits for a busy receiver, with headers.
+
+    Each step's messages follow a header, which takes a buffer until the receiver reads
+    any of them: one header where steps end before others begin, and where they overlap
+    as many as there are steps, or messages, under way.
 
     Args:
         order: the schedule whose messages they hold.
@@ -125,7 +129,9 @@ def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
     program = order.program
     most = max(net.num_microbatches for net in program.nets)
     late = most if clips and program.num_replicas > 1 else 0
-    return max(check(order).num_buffers, buffers_without_waiting(order), late) + 1
+    messages = max(check(order).num_buffers, buffers_without_waiting(order), late)
+    num_steps = program.num_steps - order.num_repeats + 1 if order.body else 1
+    return messages + min(messages, num_steps)
 
 
 def _neighbours(world: World) -> frozenset[int]:

@@ -272,6 +272,8 @@ def _far(inputs: Sequence[Input]) -> list[Input]:
 
 def _taking(inputs: Sequence[Input]) -> Callable[[NetBatches, int], Values]:
     """Return what takes a microbatch's values from all inputs, in their order."""
+    if not inputs:
+        return lambda batch, index: ()
     if len(inputs) == 1:
         return inputs[0].take
     return lambda batch, index: tuple(
