@@ -138,7 +138,7 @@ def _played_before(
     Args:
         schedule: the order.
         counts: the number of first ops, by lane.
-        gates: of which each update waits for the gradients.
+        gates: the stages whose gradients each update waits for.
     """
     program = schedule.program
     gate_of = {stage: gate for gate in gates for stage in gate}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.layout import make_layout
+from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
@@ -28,6 +29,9 @@ from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.tune.config import PipelineConfig
 from hocket.signatures import constructor_takes_fields_of, values_of
+
+# For other workers' last batches, before the steps under way are ended.
+_GRACE_S: Final = 2.0
 
 
 class Pipeline(WorkerRun):
@@ -81,6 +85,9 @@ class Pipeline(WorkerRun):
                 timeout_s=timeout_s,
             )
             self._stack.callback(self._checkpoints.release)
+            self._batch_counts = BatchCounts(
+                executor.store, world.rank, world.world_size, timeout_s
+            )
             self._evaluator = Evaluator(
                 executor, world, layout, recorder, plan, timeout_s=timeout_s
             )
@@ -134,7 +141,7 @@ class Pipeline(WorkerRun):
                 cannot be used any more.
         """
         drains = drains_after(drain_every)
-        self._check_loader(loader)
+        is_sized = self._check_loader(loader)
         check_last_batch(loader, self._num_parts)
         size = self._accumulate
         batches = recorded_batches(
@@ -144,8 +151,14 @@ class Pipeline(WorkerRun):
             "next batch",
             per_step=size,
         )
+        overlaps = self._executor.plan.overlaps
+        if not is_sized:
+            batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))
         yield from self._driver.train(steps, drains)
+        if overlaps and not is_sized:
+            with self._reported():
+                self._batch_counts.agree()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.
@@ -182,14 +195,17 @@ class Pipeline(WorkerRun):
                 batch differs from the example in more than the samples.
         """
         check_metrics(metrics)
-        self._check_loader(loader)
+        is_sized = self._check_loader(loader)
         self._drain()
         with (
             self._using(use_ema),
             self._reported(),
             preserve_generators(self.world.device),
         ):
-            return self._evaluator.evaluate(self._worker_loader(loader), metrics)
+            batches = self._worker_loader(loader)
+            if not is_sized:
+                batches = self._counted(batches)
+            return self._evaluator.evaluate(batches, metrics)
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.
@@ -314,9 +330,17 @@ class Pipeline(WorkerRun):
     def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
         return self._executor.averaged() if ema else contextlib.nullcontext()
 
-    def _check_loader(self, loader: Iterable[Any]) -> None:
+    def _check_loader(self, loader: Iterable[Any]) -> bool:
         with self._reported():
-            check_same_length(loader, self.world)
+            return check_same_length(loader, self.world)
+
+    def _counted(
+        self, batches: Iterable[Any], at_most_s: float | None = None
+    ) -> Iterator[Any]:
+        """Yield a loader's batches, of which each worker must have as many."""
+        yield from self._batch_counts.counted(batches)
+        with self._reported():
+            self._batch_counts.agree(at_most_s)
 
     def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
         return worker_loader(

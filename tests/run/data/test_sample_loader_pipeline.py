@@ -84,3 +84,28 @@ def test_a_last_batch_too_small_is_told_at_once(tmp_path: Path) -> None:
     """As of a DataLoader, before anything is trained."""
     for told in answers_of("last_batch", tmp_path, num_workers=2):
         assert "26 samples in batches of 12 leave a last batch of 2" in told
+
+
+@pytest.mark.parametrize("ending", [0, 1])
+@pytest.mark.parametrize(
+    ("schedule", "evaluates"),
+    [("1f1b", False), ("1f1b", True), ("pipedream-2bw", False)],
+)
+def test_batches_that_end_early_on_one_rank_are_found_at_once(
+    tmp_path: Path, schedule: str, ending: int, evaluates: bool
+) -> None:
+    """Not a timeout later; the error names both counts."""
+    outcome = forked.run_forked(
+        "tests.run.support.loader_workers:one_ends_early",
+        schedule,
+        ending,
+        evaluates,
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=50.0,
+    )
+    error = outcome.reports[ending]
+    assert error.kind == "DataError"
+    assert f"rank {ending} ended after 7 batches" in error.message
+    assert f"rank {1 - ending} has yielded" in error.message
+    assert "50" not in outcome.reports[1 - ending].message

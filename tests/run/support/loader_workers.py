@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -129,3 +130,32 @@ def last_batch() -> str:
         except HocketError as error:
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def one_ends_early(schedule: str, ending: int, evaluates: bool) -> None:
+    """One rank's batches, of unknown number, end two before the others'.
+
+    Args:
+        schedule: the order's name.
+        ending: the rank whose batches end early.
+        evaluates: whether that happens in an evaluation.
+    """
+    world = begin()
+    batch = torch.ones(4, 6).double(), torch.zeros(4, dtype=torch.long)
+
+    def batches(num: int, *, short: bool) -> Iterator[Any]:
+        yield from [batch] * (num - 2 * (short and world.rank == ending))
+
+    with hocket.Pipeline(
+        make_model(),
+        classes,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        example=batch,
+        schedule=schedule,
+        num_microbatches=2,
+        world=world,
+    ) as pipeline:
+        for _ in range(2):  # the counts begin anew each time
+            list(pipeline.train(batches(5, short=False)))
+        pipeline.evaluate(batches(9, short=evaluates))
+        list(pipeline.train(batches(9, short=True)))

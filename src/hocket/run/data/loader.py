@@ -12,10 +12,13 @@ from hocket.run.data.sample_loader import PartLoader
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 
-def check_same_length(loader: Iterable[Any], world: World) -> None:
+def check_same_length(loader: Iterable[Any], world: World) -> bool:
     """Refuse loaders that yield more batches on one worker than on another.
 
     Every worker must call this.
+
+    Returns:
+        Whether all lengths are known.
 
     Raises:
         SchemaError: their lengths, if they have one, differ; names both.
@@ -30,6 +33,7 @@ def check_same_length(loader: Iterable[Any], world: World) -> None:
                 f"rank {rank} yields {length}: give every worker the same data, and no "
                 "sampler that shares it out (the pipeline hands each worker its part)"
             )
+    return len(known) == len(lengths)
 
 
 def check_last_batch(loader: Iterable[Any], num_parts: int) -> None:
