@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hocket.errors import RunError, WaitError
 from hocket.run.device.device import DeviceLane, Event, Work
-from hocket.run.device.interleave import LaneScheduler
+from hocket.run.device.lane_scheduler import LaneScheduler
 from hocket.run.device.sanitize import Clock, Sanitizer
 from hocket.run.device.stopwatch import HostWatch
 
