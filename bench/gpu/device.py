@@ -25,6 +25,7 @@ from hocket.errors import RunError, WaitError
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.cuda import CudaDevice
 from hocket.run.device.device import Device, DeviceLane, IssueOrder
+from hocket.run.device.stopwatch import make_stopwatch
 
 RESULTS = Path(__file__).parent / "results"
 BUSY_S = 0.05  # what an op of a check takes
@@ -215,7 +216,7 @@ def graph_equals_eager(bench: Bench) -> Row:
 
 def stopwatch_tells_the_devices_time(bench: Bench) -> Row:
     """Spans last as long as the ops, within the host's two readings of its clock."""
-    watch = bench.zero.stopwatch(2)
+    watch = make_stopwatch(2, bench.device.torch_device)
 
     def work(i: int) -> None:
         watch.start(i)

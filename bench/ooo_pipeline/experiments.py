@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from bench.networks.transformers import bert, dense, gpt3_medium, recurrent
 from hocket.core.hardware import Catalogue, load_catalogue
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
@@ -25,13 +26,7 @@ from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.predict import Predictor
-from hocket.planner.published.networks import (
-    CountedLayer,
-    bert,
-    dense,
-    gpt3_medium,
-    recurrent,
-)
+from hocket.planner.published.counted_layer import CountedLayer
 from hocket.planner.rank import Search, rank
 from hocket.schedules import SCHEDULES, make_schedule
 

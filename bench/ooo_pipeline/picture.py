@@ -119,7 +119,7 @@ def _finish(axes: Axes, names: list[str]) -> None:
 
 def main() -> None:
     """Draw what is kept."""
-    table = read_results("ooo-pipeline").document
+    table = read_results("ooo-pipeline")
     PICTURE.write_text(speedups_svg(table), encoding="utf-8")
 
 

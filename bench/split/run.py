@@ -40,7 +40,8 @@ from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.world import join_world
 from hocket.run.data.batch import Microbatch
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.split.splitter import SplitBy
+from hocket.run.stage.split.by_layers import ByLayers
+from tests.run.support.split_by_graph import ByGraph
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
@@ -188,8 +189,8 @@ def run(stage: StageModule, received: Sequence[Tensor], part: Microbatch) -> Ten
 def contestants(work: Given) -> dict[str, Callable[[], object]]:
     """One microbatch's forward and backward, in four ways."""
     whole, layers, graph = (
-        StageRunner(0, work.stage, loss, device=CPU, seed=0, splits=by)
-        for by in (SplitBy.LAYERS, SplitBy.LAYERS, SplitBy.GRAPH)
+        StageRunner(0, work.stage, loss, device=CPU, seed=0, make_splitter=make)
+        for make in (ByLayers, ByLayers, ByGraph)
     )
     return {
         "whole": partial(_whole, whole, work),

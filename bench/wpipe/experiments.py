@@ -21,6 +21,8 @@ from functools import partial
 from statistics import fmean
 from typing import Final
 
+from bench.networks.resnext import resnext
+from bench.networks.transformers import bert, deep_bert
 from hocket.core.hardware import load_catalogue
 from hocket.core.layout import WorkerLayout
 from hocket.planner.candidate import DDP, Candidate, Outcome
@@ -28,8 +30,7 @@ from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
-from hocket.planner.published.networks import CountedLayer, bert, deep_bert
-from hocket.planner.published.resnext import resnext
+from hocket.planner.published.counted_layer import CountedLayer
 
 PUBLISHED_TIMES: Final = 1.4  # of 2BW's speed
 PUBLISHED_MEMORY: Final = 0.64  # of 2BW's

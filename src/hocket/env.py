@@ -10,6 +10,7 @@ No other file reads or writes the environment. Three groups of variables:
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -100,17 +101,6 @@ class Variable:
         if not self.is_set:
             os.environ[self.name] = value
 
-    def restore(self, value: str | None) -> None:
-        """Restore what `raw` returned."""
-        if value is None:
-            os.environ.pop(self.name, None)
-        else:
-            os.environ[self.name] = value
-
-    def raw(self) -> str | None:
-        """Return its value as it is; None if it is not set."""
-        return os.environ.get(self.name)
-
 
 TIMEOUT_S: Final = Variable(
     "HOCKET_TIMEOUT_S",
@@ -190,11 +180,6 @@ LAUNCHER_PID: Final = Variable(
     "process that started this worker; without it the worker ends; the launcher sets "
     "it",
 )
-ELASTIC_SIGNALS: Final = Variable(
-    "TORCHELASTIC_SIGNALS_TO_HANDLE",
-    "signals that torch's launcher handles; it sets this itself, and hocket puts back "
-    "what was there",
-)
 
 VARIABLES: Final = (
     TIMEOUT_S,
@@ -215,7 +200,6 @@ VARIABLES: Final = (
     ERROR_FILE,
     JOB_DIR,
     LAUNCHER_PID,
-    ELASTIC_SIGNALS,
 )
 
 
@@ -232,6 +216,12 @@ class ExitCode(IntEnum):
     CHECKPOINT = 8  # a checkpoint that is missing, damaged or of another model
     INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT
     TERMINATED = 143  # 128 + SIGTERM
+
+
+def with_variables(values: Mapping[Variable, str]) -> dict[str, str]:
+    """Return this process's environment with other values, for a process it starts."""
+    own = {variable.name: value for variable, value in values.items()}
+    return {**os.environ, **own}
 
 
 _CODES: Final = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from bench.networks.transformers import dense
 from bench.ooo_pipeline.experiments import (
     EXPERIMENTS,
     PUBLISHED,
     Experiment,
     results,
 )
-from hocket.planner.published.networks import dense
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS[:3], ids=lambda x: x.name)

@@ -6,6 +6,8 @@ from functools import partial
 
 import pytest
 
+from bench.networks.resnext import resnext
+from bench.networks.transformers import deep_bert
 from bench.wpipe.experiments import (
     EXPERIMENTS,
     FLUSHED,
@@ -17,8 +19,6 @@ from bench.wpipe.experiments import (
     results,
 )
 from hocket.planner.candidate import DDP
-from hocket.planner.published.networks import deep_bert
-from hocket.planner.published.resnext import resnext
 
 
 def simulated(layout: str, *samples: int, num_blocks: int = 48) -> Result:

@@ -10,7 +10,7 @@ import typer
 
 from hocket.cli.check import check_command
 from hocket.cli.draw import draw_command
-from hocket.cli.main import COMMANDS, LazyCommand
+from hocket.cli.main import LazyCommand
 from hocket.cli.options import Sizes, UniformCosts, with_options
 from hocket.cli.search import search_command
 from hocket.cli.simulate import simulate_command
@@ -46,7 +46,7 @@ def test_a_command_without_costs_has_only_sizes() -> None:
 @pytest.mark.parametrize("name", ["draw", "simulate", "search", "check"])
 def test_the_shell_sees_them(name: str) -> None:
     """As options with the names and the help that they have in one place."""
-    command = LazyCommand(name, COMMANDS[name]).load()
+    command = LazyCommand(name).load()
     options = {option for one in command.params for option in one.opts}
     assert {"--devices", "-d", "--microbatches", "-m", "--steps"} <= options
     assert ("--forward" in options) == (name != "check")

@@ -14,30 +14,21 @@ from hocket.planner.balance import balance
 seconds = st.integers(0, 9).map(float)
 
 
-def stages(
-    layer_s: list[float], boundaries: tuple[int, ...], boundary_s: list[float] | None
-) -> list[float]:
-    """Seconds of each stage, a cut's cost on both of its sides."""
+def stages(layer_s: list[float], boundaries: tuple[int, ...]) -> list[float]:
+    """Seconds of each stage."""
     edges = (0, *boundaries, len(layer_s))
-    cost = [0.0, *(boundary_s or [0.0] * len(layer_s))[1:], 0.0]
-    return [sum(layer_s[a:b]) + cost[a] + cost[b] for a, b in pairwise(edges)]
+    return [sum(layer_s[a:b]) for a, b in pairwise(edges)]
 
 
 @given(st.lists(seconds, min_size=1, max_size=8), st.data())
 def test_no_cut_is_better(layer_s: list[float], data: st.DataObject) -> None:
-    """Against every cut there is, with and without costs of the cuts."""
+    """Against every cut there is."""
     num_stages = data.draw(st.integers(1, len(layer_s)))
     count = len(layer_s)
-    lists = st.lists(seconds, min_size=count, max_size=count)
-    boundary_s = data.draw(st.none() | lists)
-
-    found = stages(
-        layer_s, balance(layer_s, num_stages, boundary_s=boundary_s), boundary_s
-    )
+    found = stages(layer_s, balance(layer_s, num_stages))
 
     others = [
-        stages(layer_s, cuts, boundary_s)
-        for cuts in combinations(range(1, count), num_stages - 1)
+        stages(layer_s, cuts) for cuts in combinations(range(1, count), num_stages - 1)
     ]
     assert len(found) == num_stages
     assert max(found) == min(max(other) for other in others)

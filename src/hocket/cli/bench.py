@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from hocket.cli.table import aligned
-
-if TYPE_CHECKING:
-    from hocket.planner.published.results import PublishedTable
 
 _COLUMNS: Final = 100  # of a legend
 
@@ -37,16 +34,17 @@ def bench_command(
     from hocket.planner.published.results import read_results
 
     results = read_results(name)
+    tables = results.pop("tables")
     if as_json:
-        typer.echo(json.dumps(results.document, indent=2))
+        typer.echo(json.dumps(results, indent=2))
         return
-    pages = ("\n".join(_lines(table)) for table in results.tables)
+    pages = ("\n".join(_lines(table)) for table in tables)
     typer.echo("\n\n".join(pages))
 
 
-def _lines(table: PublishedTable) -> Iterator[str]:
-    yield from table.title
+def _lines(table: Mapping[str, Any]) -> Iterator[str]:
+    yield from table["title"]
     yield ""
-    yield from aligned(table.rows)
+    yield from aligned(table["rows"])
     yield ""
-    yield from wrap(table.legend, _COLUMNS)
+    yield from wrap(table["legend"], _COLUMNS)

@@ -7,7 +7,6 @@ that command is called; until then its line in `COMMANDS` represents it.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
@@ -18,82 +17,32 @@ from hocket import __version__
 from hocket.env import ExitCode, exit_code_of
 from hocket.errors import HocketError
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command.
-
-    Args:
-        module: the module of its function.
-        function: the function's name there.
-        summary: the first line of the function's docstring.
-    """
-
-    module: str
-    function: str
-    summary: str
-
-
+# Each with its first line of help; `hocket.cli.NAME` holds the function `NAME_command`.
 COMMANDS: Final = {
-    "train": Command(
-        "hocket.cli.train",
-        "train_command",
-        "Train a recipe on local workers, or as one of torchrun's.",
+    "train": "Train a recipe on local workers, or as one of torchrun's.",
+    "plan": "Plan: every way to train a recipe on so many devices, the best first.",
+    "profile": "Measure a recipe's model, layer by layer.",
+    "draw": "Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.",
+    "simulate": "Simulate a schedule: makespan, bubble, memory and bytes sent.",
+    "search": (
+        "Search for the best order of a schedule's work, and prove how good it is."
     ),
-    "plan": Command(
-        "hocket.cli.plan",
-        "plan_command",
-        "Plan: every way to train a recipe on so many devices, the best first.",
+    "bench": "Show a published experiment, simulated and measured, beside its source.",
+    "check": (
+        "Check a schedule: prove that it may run, or say everything wrong with it."
     ),
-    "profile": Command(
-        "hocket.cli.profile",
-        "profile_command",
-        "Measure a recipe's model, layer by layer.",
+    "checkpoint": (
+        "Look at checkpoints, verify every byte of them, export or import weights."
     ),
-    "draw": Command(
-        "hocket.cli.draw",
-        "draw_command",
-        "Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.",
-    ),
-    "simulate": Command(
-        "hocket.cli.simulate",
-        "simulate_command",
-        "Simulate a schedule: makespan, bubble, memory and bytes sent.",
-    ),
-    "search": Command(
-        "hocket.cli.search",
-        "search_command",
-        "Search for the best order of a schedule's work, and prove how good it is.",
-    ),
-    "bench": Command(
-        "hocket.cli.bench",
-        "bench_command",
-        "Show a published experiment, simulated and measured, beside its source.",
-    ),
-    "check": Command(
-        "hocket.cli.check",
-        "check_command",
-        "Check a schedule: prove that it may run, or say everything wrong with it.",
-    ),
-    "checkpoint": Command(
-        "hocket.cli.checkpoint",
-        "checkpoint_command",
-        "Look at checkpoints, verify every byte of them, export or import weights.",
-    ),
-    "doctor": Command(
-        "hocket.cli.doctor",
-        "doctor_command",
-        "Check this machine, or all hosts of a job, for what stops people.",
-    ),
+    "doctor": "Check this machine, or all hosts of a job, for what stops people.",
 }
 
 
 class LazyCommand(TyperCommand):
     """A command whose module is imported when it is called."""
 
-    def __init__(self, name: str, command: Command) -> None:
-        super().__init__(name, help=command.summary)
-        self._command = command
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=COMMANDS[name])
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Return the real command's context."""
@@ -101,9 +50,9 @@ class LazyCommand(TyperCommand):
 
     def load(self) -> Any:
         """Import the real command."""
-        module = import_module(self._command.module)
+        module = import_module(f"hocket.cli.{self.name}")
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(self.name)(getattr(module, self._command.function))
+        alone.command(self.name)(getattr(module, f"{self.name}_command"))
         return typer.main.get_command(alone)
 
 
@@ -112,8 +61,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, command in COMMANDS.items():
-            self.add_command(LazyCommand(name, command))
+        for name in COMMANDS:
+            self.add_command(LazyCommand(name))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of `COMMANDS`, not of the alphabet."""

@@ -15,10 +15,9 @@ from hocket.cli.train import (
     RecipeArgument,
     SetOption,
     WorkersOption,
-    layout_settings,
-    num_workers_settings,
     read_recipe,
     run_workers,
+    with_workers,
 )
 
 if TYPE_CHECKING:
@@ -45,35 +44,14 @@ def profile_command(
     All workers measure at the same time, as they will train. The profile is kept
     (run.profile_folder), and training on this machine uses it.
     """
-    result = profile_recipe(
-        recipe,
-        [
-            *(settings or []),
-            *layout_settings(layout),
-            *num_workers_settings(workers),
-        ],
-        is_again=again,
-        allow_outside=allow_outside,
-    )
+    settings = with_workers(settings, workers, layout)
+    resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
+    num_workers = resolved.recipe.pipeline.num_workers
+    result = run_workers(ENTRY, resolved, num_workers, again)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
         typer.echo("\n".join(report(result)))
-
-
-def profile_recipe(
-    recipe: str, settings: list[str], *, is_again: bool, allow_outside: bool = False
-) -> dict[str, Any]:
-    """Profile on workers of this machine; return what the main one found.
-
-    Raises:
-        RecipeError: the recipe is not valid.
-        DataError: the user's data are missing or too few.
-        WorkerError: a worker failed.
-    """
-    resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
-    num_workers = resolved.recipe.pipeline.num_workers
-    return run_workers(ENTRY, resolved, num_workers, is_again)
 
 
 def report(result: dict[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +16,6 @@ from hocket.cli.table import aligned
 from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
-    from hocket.core.costs import Costs
-    from hocket.core.schedule import Schedule
     from hocket.core.timelines.timeline import Timeline
     from hocket.planner.search.result import SearchProgress, SearchResult
 
@@ -61,6 +59,7 @@ def search_command(
     All devices are equal and take the seconds given. Ctrl-C ends the search, and keeps
     the best so far.
     """
+    from hocket.core.simulate import simulate
     from hocket.planner.search.optimum import search
 
     given = load_schedule(source, sizes)
@@ -77,12 +76,13 @@ def search_command(
     if out is not None:
         write_output(out, f"{found.schedule}\n")
         typer.echo(f"{out} written", err=True)
+    rival, best = simulate(given, prices), simulate(found.schedule, prices)
     if as_json:
         import json
 
-        typer.echo(json.dumps(_document(source, given, prices, found), indent=2))
+        typer.echo(json.dumps(_document(source, rival, best, found), indent=2))
     else:
-        typer.echo("\n".join(_report(source, given, prices, found)))
+        typer.echo("\n".join(_report(source, rival, best, found)))
 
 
 def _show(progress: SearchProgress) -> None:
@@ -100,12 +100,10 @@ def _show(progress: SearchProgress) -> None:
 
 
 def _document(
-    source: str, given: Schedule, costs: Costs, found: SearchResult
+    source: str, given: Timeline, best: Timeline, found: SearchResult
 ) -> dict[str, Any]:
-    timeline = _timeline(given, costs)
-    best = _timeline(found.schedule, costs)
     return {
-        "given": {"schedule": source, **_numbers(timeline, found.bound_s)},
+        "given": {"schedule": source, **_numbers(given, found.bound_s)},
         "found": {**_numbers(best, found.bound_s), "is_optimal": found.is_optimal},
         "bound_s": found.bound_s,
         "elapsed_s": found.elapsed_s,
@@ -120,27 +118,26 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
         "makespan_s": timeline.makespan_s,
         "gap": gap(timeline.makespan_s, bound_s),
         "bubble_fraction": timeline.bubble_fraction,
-        "peak_activations": _peak(timeline),
-        "peak_bytes": max(map(timeline.peak_bytes, _devices(timeline))),
+        "peak_activations": _highest(timeline, timeline.peak_activations),
+        "peak_bytes": _highest(timeline, timeline.peak_bytes),
     }
 
 
 def _report(
-    source: str, given: Schedule, costs: Costs, found: SearchResult
+    source: str, given: Timeline, best: Timeline, found: SearchResult
 ) -> Iterator[str]:
     from hocket.draw.quantity import percent, seconds, short
     from hocket.planner.search.result import gap
 
     rows = [("", "makespan", "gap", "bubble", "peak activations")]
-    for name, schedule in ((source, given), ("found", found.schedule)):
-        timeline = _timeline(schedule, costs)
+    for name, timeline in ((source, given), ("found", best)):
         rows.append(
             (
                 name,
                 seconds(timeline.makespan_s),
                 percent(gap(timeline.makespan_s, found.bound_s)),
                 percent(timeline.bubble_fraction),
-                short(_peak(timeline)),
+                short(_highest(timeline, timeline.peak_activations)),
             )
         )
     bound = ("bound", seconds(found.bound_s), "", "", "")
@@ -157,15 +154,6 @@ def _report(
     yield str(found.schedule)
 
 
-def _timeline(schedule: Schedule, costs: Costs) -> Timeline:
-    from hocket.core.simulate import simulate
-
-    return simulate(schedule, costs)
-
-
-def _devices(timeline: Timeline) -> range:
-    return range(timeline.schedule.program.num_devices)
-
-
-def _peak(timeline: Timeline) -> float:
-    return max(map(timeline.peak_activations, _devices(timeline)))
+def _highest(timeline: Timeline, peak: Callable[[int], float]) -> float:
+    """Return the largest peak of any device."""
+    return max(map(peak, range(timeline.schedule.program.num_devices)))

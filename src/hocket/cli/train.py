@@ -82,11 +82,7 @@ def train_command(
     TensorBoard, checkpoints if the recipe wants some, and report.html with the
     predicted and the measured timeline.
     """
-    settings = [
-        *(settings or []),
-        *layout_settings(layout),
-        *num_workers_settings(workers),
-    ]
+    settings = with_workers(settings, workers, layout)
     if resume is not None:
         settings.append(f"checkpoint.resume={json.dumps(resume)}")
     resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
@@ -147,22 +143,22 @@ def run_workers(
     return results[0]
 
 
-def num_workers_settings(workers: int | None) -> list[str]:
-    """Return what `--workers` and torchrun's number of workers set in the recipe."""
+def with_workers(
+    settings: list[str] | None, workers: int | None, layout: str | None
+) -> list[str]:
+    """Return settings, with those of `--workers` or torchrun, and of `--layout`.
+
+    A layout replaces the recipe's own numbers.
+    """
+    found = list(settings or [])
+    if layout is not None:
+        found += ["pipeline.num_workers=", "pipeline.num_replicas="]
+        found.append(f"pipeline.layout={json.dumps(layout)}")
     if env.RANK.is_set:
         workers = env.WORLD_SIZE.integer()
-    return [] if workers is None else [f"pipeline.num_workers={workers}"]
-
-
-def layout_settings(layout: str | None) -> list[str]:
-    """Return what `--layout` sets in the recipe, replacing its own layout."""
-    if layout is None:
-        return []
-    return [
-        "pipeline.num_workers=",
-        "pipeline.num_replicas=",
-        f"pipeline.layout={json.dumps(layout)}",
-    ]
+    if workers is not None:
+        found.append(f"pipeline.num_workers={workers}")
+    return found
 
 
 def refuse_restarts(max_restarts: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.draw.html import Chart, Facts, Line, Table, to_html, to_report
+from hocket.draw.html import Chart, Facts, Line, Table, to_html
 from hocket.draw.layout import Style
 from hocket.draw.palette import Theme
 from hocket.draw.perfetto import to_perfetto
@@ -20,7 +20,6 @@ __all__ = [
     "to_html",
     "to_perfetto",
     "to_png",
-    "to_report",
     "to_svg",
     "to_text",
 ]

@@ -1,4 +1,4 @@
-"""Draw the lanes of a picture: tracks, steps and ops."""
+"""Draw the lanes of a picture: tracks, steps, ops and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hocket.core.op import ASYNCHRONOUS, MESSAGES
 from hocket.core.timelines.timeline import Span, Timeline
 from hocket.draw.palette import KIND_NAMES, stage_tones
 from hocket.draw.quantity import percent, seconds
-from hocket.draw.scene import Anchor, Box, Fill, Role, Shape, Text, TextOn
+from hocket.draw.scene import Anchor, Box, Fill, Path, Role, Shape, Text, TextOn
 from hocket.draw.steps import step_ends
 
 if TYPE_CHECKING:
@@ -35,6 +35,24 @@ def lane_shapes(
             y = top + span.lane * (height + _GAP)
             fill = Fill(span.op.kind, tones[span.op.stage])
             yield from _op(span, fill, _place(timeline, axis, span), y, height)
+
+
+def transfer_shapes(
+    timeline: Timeline, axis: Axis, top: float, height: float
+) -> Iterator[Shape]:
+    """Draw a thin line per message between the first lanes of two devices."""
+    first = {
+        lane.device: i for i, lane in reversed(list(enumerate(timeline.schedule.lanes)))
+    }
+    for transfer in timeline.transfers:
+        a, b = first[transfer.from_device], first[transfer.to_device]
+        if a == b:
+            continue
+        y_from, y_to = (top + i * (height + _GAP) + height / 2 for i in (a, b))
+        edge = height / 2 if b > a else -height / 2
+        start = axis.x(transfer.start_s - timeline.begin_s)
+        end = axis.x(transfer.end_s - timeline.begin_s)
+        yield Path(((start, y_from + edge), (end, y_to - edge)), Role.INK, width=0.7)
 
 
 def span_text(span: Span) -> str:

@@ -19,13 +19,12 @@ from dataclasses import dataclass
 
 from hocket.core.op import MESSAGES, Kind
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.lanes import lane_labels, lane_shapes
+from hocket.draw.lanes import lane_labels, lane_shapes, transfer_shapes
 from hocket.draw.memory import memory_shapes
 from hocket.draw.palette import KIND_NAMES
 from hocket.draw.quantity import percent, seconds, ticks, time_unit
 from hocket.draw.scene import Anchor, Box, Fill, Path, Role, Scene, Shape, Text
 from hocket.draw.summary import summarize
-from hocket.draw.transfers import transfer_shapes
 from hocket.errors import PlanError
 
 Titled = tuple[str, Timeline]

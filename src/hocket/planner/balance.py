@@ -18,12 +18,7 @@ from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ShapeError
 
 
-def balance(
-    layer_s: Sequence[float],
-    num_stages: int,
-    *,
-    boundary_s: Sequence[float] | None = None,
-) -> tuple[int, ...]:
+def balance(layer_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
     """Return the boundaries with the fastest possible slowest stage.
 
     Dynamic programming over (stages, layers), in `num_stages * num_layers^2` steps. Of
@@ -33,8 +28,6 @@ def balance(
     Args:
         layer_s: seconds of each layer.
         num_stages: the number of stages, each of at least one layer.
-        boundary_s: seconds that a cut before each layer adds to the stage before and to
-            the stage behind it (messages); entry 0 is not used.
 
     Returns:
         The layers at which stages 1, 2, ... begin.
@@ -42,7 +35,7 @@ def balance(
     Raises:
         ShapeError: there are fewer layers than stages.
     """
-    return Balancer(layer_s, boundary_s=boundary_s).cut(num_stages)
+    return Balancer(layer_s).cut(num_stages)
 
 
 class Balancer:
@@ -50,23 +43,13 @@ class Balancer:
 
     Args:
         layer_s: seconds of each layer.
-        boundary_s: seconds that a cut before each layer adds to both stages; see
-            `balance`.
     """
 
-    def __init__(
-        self,
-        layer_s: Sequence[float],
-        *,
-        boundary_s: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, layer_s: Sequence[float]) -> None:
         """Compute the seconds of every possible stage."""
         self.num_layers = len(layer_s)
         until = np.array([0.0, *accumulate(layer_s)])
-        edge_s = np.zeros(self.num_layers + 1)
-        if boundary_s is not None:
-            edge_s[1 : self.num_layers] = boundary_s[1 : self.num_layers]
-        stage_s = until[None, :] - until[:, None] + edge_s[:, None] + edge_s[None, :]
+        stage_s = until[None, :] - until[:, None]
         places = np.arange(self.num_layers + 1)
         is_stage = places[:, None] < places[None, :]
         self._stage_s: Floats = np.where(is_stage, stage_s, inf)  # [begin, end]

@@ -19,7 +19,7 @@ from hocket.planner.trial import (
     as_measured,
     nearest,
 )
-from hocket.planner.work import LayerCost, ModelCosts
+from hocket.planner.work import ModelCosts
 
 
 class CutCosts:
@@ -31,15 +31,16 @@ class CutCosts:
 
     Attributes:
         layers: returns the layers' costs for microbatches of a size; cached.
+        sums: returns the sums over the stages of the balanced cut; cached.
     """
 
     def __init__(self, work: ModelCosts, trials: MeasuredTrials) -> None:
         """Make empty caches."""
         self.work = work
         self.trials = trials
-        self.layers = cache(self._make_layers)
+        self.layers = cache(work.layers)
         self._balancer = cache(self._make_balancer)
-        self._sums = cache(self._make_sums)
+        self.sums = cache(self._make_sums)
 
     def boundaries(self, num_samples: int, num_stages: int) -> tuple[int, ...]:
         """Return the balanced cut.
@@ -74,16 +75,6 @@ class CutCosts:
         same = self._added(trial.num_samples, trial.boundaries, False)
         return tuple(map(StageSlowdown.of(trial, same).slowed, stages))
 
-    def sums(
-        self, num_samples: int, num_devices: int, num_stages: int, *, recomputes: bool
-    ) -> StageSums:
-        """Return the sums over the stages of the balanced cut; cached.
-
-        Raises:
-            ShapeError: there are fewer layers than stages.
-        """
-        return self._sums(num_samples, num_devices, num_stages, recomputes)
-
     def in_place(
         self, num_samples: int, num_devices: int, num_stages: int, link: Link
     ) -> Costs:
@@ -102,9 +93,6 @@ class CutCosts:
             replace(trial.costs, link=link) if trial.num_devices == 1 else trial.costs
         )
 
-    def _make_layers(self, num_samples: int) -> tuple[LayerCost, ...]:
-        return self.work.layers(num_samples)
-
     def _make_balancer(self, num_samples: int) -> Balancer:
         return Balancer(
             [layer.forward_s + layer.backward_s for layer in self.layers(num_samples)]
@@ -113,6 +101,7 @@ class CutCosts:
     def _make_sums(
         self, num_samples: int, num_devices: int, num_stages: int, recomputes: bool
     ) -> StageSums:
+        """Return the sums; raises ShapeError if there are fewer layers than stages."""
         boundaries = self.boundaries(num_samples, num_stages)
         costs = self.stage_costs(
             num_samples, num_devices, boundaries, recomputes=recomputes

@@ -215,7 +215,7 @@ class Predictor:
             self._num_samples(candidate),
             candidate.num_devices,
             candidate.num_stages,
-            recomputes=candidate.recomputes,
+            candidate.recomputes,
         )
 
     def _corrected(self, candidate: Candidate) -> tuple[StageCost, ...]:

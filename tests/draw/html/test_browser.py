@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.html import Chart, Facts, Line, to_html, to_report
+from hocket.draw.html import Chart, Facts, Line, to_html
 from tests.draw.chromium import Page, find, running
 from tests.draw.timelines import REAL, measured, simulated
 
@@ -50,7 +50,7 @@ def report(browser: Page, tmp_path: Path) -> Page:
         Chart("Not a number", (Line("loss", (0.0,), (float("nan"),)),)),
     ]
     facts = [Facts("Recipe", text="[model]\nwidth = 64")]
-    page = to_report(two_steps(), "digits", charts=charts, facts=facts)
+    page = to_html(two_steps(), "digits", charts=charts, facts=facts)
     return opened(browser, page, tmp_path)
 
 

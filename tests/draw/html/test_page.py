@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.html import Chart, Facts, Line, Table, to_html, to_report
+from hocket.draw.html import Chart, Facts, Line, Table, to_html
 from hocket.errors import PlanError
 from tests.draw.timelines import REAL, measured, simulated, teacher_and_student
 
@@ -90,7 +90,7 @@ def test_timelines_of_different_lanes_can_be_compared() -> None:
 
 def test_samples_make_a_throughput() -> None:
     """64 samples in the 33 seconds of a step."""
-    page = to_report(simulated("1f1b", 4, 8), "run", samples_per_step=64)
+    page = to_html(simulated("1f1b", 4, 8), "run", samples_per_step=64)
     rows = {row[0]: row[1:] for row in rows_of(page)}
 
     assert rows["throughput, samples/s"] == ["1.939"]
@@ -99,7 +99,7 @@ def test_samples_make_a_throughput() -> None:
 def test_nothing_breaks_out_of_the_page() -> None:
     """Titles, tables, charts and facts may hold any text."""
     line = Line(EVIL, (0.0, 1.0), (2.0, float("nan")))
-    page = to_report(
+    page = to_html(
         [(EVIL, teacher_and_student())],
         EVIL,
         summary=EVIL,

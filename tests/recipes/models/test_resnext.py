@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
+from bench.networks.resnext import resnext
 from hocket.errors import DataError
-from hocket.planner.published.resnext import resnext, resnext_blocks
 from hocket.recipes.config.model_settings import ResnextSettings
+from hocket.recipes.config.resnext_depths import resnext_blocks
 from hocket.recipes.models.resnext import make_resnext
 
 pytest.importorskip("torchvision", reason="extra `vision`")

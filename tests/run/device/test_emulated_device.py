@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from hocket.run.device.device import Device
 from hocket.run.device.emulated import emulated_device
+from hocket.run.device.stopwatch import make_stopwatch
 
 OP_S = 0.02
 EARLY_S = 1e-4  # the resolution of a sleep
@@ -58,7 +59,7 @@ def test_an_event_delays_an_op_by_what_it_waits_for() -> None:
     """A lane that waits for two ops of another one begins after both."""
     with make_device(2) as device:
         event = device.new_event()
-        watches = [lane.stopwatch(3) for lane in device.lanes]
+        watches = [make_stopwatch(3, device.torch_device) for _ in device.lanes]
 
         def submit(lane: int, i: int, label: str) -> None:
             device.lanes[lane].submit(partial(watches[lane].start, i), label="0SEND_F0")

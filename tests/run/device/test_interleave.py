@@ -10,7 +10,7 @@ import pytest
 from hocket.errors import WaitError
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.device import Event
-from hocket.run.device.interleave import Interleaver, ScheduleChoice
+from tests.run.device.support.interleaver import Interleaver, ScheduleChoice
 
 NUM_LANES = 3
 OPS_PER_LANE = 4

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hocket.errors import RaceError
 from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.interleave import Interleaver, ScheduleChoice
 from hocket.run.device.sanitize import Sanitizer
+from tests.run.device.support.interleaver import Interleaver, ScheduleChoice
 from tests.run.device.support.lane_plans import (
     PlannedOp,
     lane_plans,

@@ -17,11 +17,11 @@ from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, RaceError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.interleave import Interleaver
 from hocket.run.device.sanitize import Sanitizer
 from hocket.run.engine import playable_order, worker_context
 from hocket.run.engine.lanes import play_plan
 from hocket.run.engine.program_run import ProgramRun
+from tests.run.device.support.interleaver import Interleaver
 from tests.run.support.forked import run_forked
 from tests.run.support.program_workers import arguments, make_batches
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.run.stage.versions import WeightVersions
-from hocket.run.weights.stale_ties.same_device import SameDeviceSource
+from hocket.run.weights.stale_ties.make import SameDeviceSource
 
 NUM_STEPS: Final = 6
 

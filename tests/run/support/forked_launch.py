@@ -1,8 +1,8 @@
 """`hocket.launch` whose processes are forked from one that has loaded torch.
 
-All is as `launch` does it: torch's elastic agent starts, watches and ends the workers,
-which are children of the launching process in sessions of their own. But neither that
-process nor a worker loads Python, torch and hocket anew, which takes seconds each.
+All is as `launch` does it: workers are children of the launching process, in sessions
+of their own. But neither that process nor a worker loads Python, torch and hocket anew,
+which takes seconds each.
 
     fork server ──fork──▶ process that calls `launch` ──fork──▶ workers
 """
@@ -24,10 +24,7 @@ from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
 from tests.run.support.fork_server import fork_server
 
-POPEN: Final = (
-    "torch.distributed.elastic.multiprocessing.subprocess_handler."
-    "subprocess_handler.Popen"
-)
+POPEN: Final = "hocket.run.cluster.worker_processes.Popen"
 _RESET: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 

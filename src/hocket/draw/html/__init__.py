@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from hocket.draw.html.content import Chart, Facts, Figure, Line, Table
-from hocket.draw.html.page import to_html, to_report
+from hocket.draw.html.page import to_html
 
-__all__ = ["Chart", "Facts", "Figure", "Line", "Table", "to_html", "to_report"]
+__all__ = ["Chart", "Facts", "Figure", "Line", "Table", "to_html"]

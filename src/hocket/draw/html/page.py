@@ -39,26 +39,6 @@ def to_html(
     timelines: Timeline | Sequence[Titled],
     title: str = "timeline",
     *,
-    tables: Sequence[Table] = (),
-) -> str:
-    """Draw timelines one above the other on one time axis, to zoom and to point at.
-
-    Args:
-        timelines: a timeline, or `(title, timeline)` pairs such as "predicted" and
-            "measured"; the tables compare two.
-        title: the page's title.
-        tables: further tables, below the numbers of the timelines.
-
-    Raises:
-        PlanError: no timeline was given.
-    """
-    return to_report(timelines, title, tables=tables)
-
-
-def to_report(
-    timelines: Timeline | Sequence[Titled],
-    title: str,
-    *,
     summary: str = "",
     samples_per_step: float | None = None,
     tables: Sequence[Table] = (),
@@ -66,10 +46,11 @@ def to_report(
     figures: Sequence[Figure] = (),
     facts: Sequence[Facts] = (),
 ) -> str:
-    """Draw the page of `to_html` with more about a training run.
+    """Draw timelines one above the other on one time axis, to zoom and to point at.
 
     Args:
-        timelines: a timeline, or `(title, timeline)` pairs.
+        timelines: a timeline, or `(title, timeline)` pairs such as "predicted" and
+            "measured"; the tables compare two.
         title: the page's title.
         summary: one sentence below the title; by default the program's sizes.
         samples_per_step: turns steps per second into samples per second.

@@ -9,36 +9,19 @@ They are counted by hand, so there is no model to run: a kind of device must be 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.nearest import nearest
 from hocket.planner.counted import CountedCosts
-from hocket.planner.published.networks import (
-    CountedLayer,
-    bert,
-    deep_bert,
-    dense,
-    gpt3_medium,
-    recurrent,
-)
-from hocket.planner.published.resnext import resnext
+from hocket.planner.published.counted_layer import CountedLayer, Product
 from hocket.planner.rank import PlanConfig, rank
 from hocket.planner.ranking.ranking import Ranking
-
-_LAYERS: Final[Mapping[str, Callable[..., tuple[CountedLayer, ...]]]] = {
-    "bert": bert,
-    "deep-bert": deep_bert,
-    "dense": dense,
-    "gpt3-medium": gpt3_medium,
-    "recurrent": recurrent,
-    "resnext": resnext,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +29,30 @@ class Network:
     """A network that can be planned by its name.
 
     Args:
-        layers: the function that counts its layers.
-        sizes: the function's arguments.
         batch_size: samples per step, as in its experiment.
         summary: what it is.
+        groups: the layers that follow each other `times` times, numbered from `first`.
     """
 
-    layers: str
-    sizes: Mapping[str, int]
     batch_size: int
     summary: str
+    groups: Sequence[Mapping[str, Any]]
 
     def make(self) -> tuple[CountedLayer, ...]:
-        """Count its layers."""
-        return _LAYERS[self.layers](**self.sizes)
+        """Return its layers, in order."""
+        return tuple(
+            _layer(layer, number)
+            for group in self.groups
+            for number in range(group["first"], group["first"] + group["times"])
+            for layer in group["layers"]
+        )
+
+
+def _layer(entry: Mapping[str, Any], number: int) -> CountedLayer:
+    """Return a layer; `{}` in its name becomes the number."""
+    name, products = entry["name"].format(number), entry["products"]
+    made = tuple(Product(*product) for product in products)
+    return CountedLayer(**{**entry, "name": name, "products": made})
 
 
 def _read() -> dict[str, Network]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from hocket.draw.html import Facts, Figure, Table, to_report
+from hocket.draw import html
+from hocket.draw.html import Facts, Figure, Table
 from hocket.draw.quantity import byte_size, percent, short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
@@ -37,7 +38,7 @@ def to_html(ranking: Ranking) -> str:
         tuple(cells(outcome, ranking))
         for outcome in islice(ranking.fitting, _MOST_ROWS)
     )
-    return to_report(
+    return html.to_html(
         [("the best, one step, predicted", ranking.timeline)],
         f"Plan for {ranking.model}",
         summary="; ".join(line.rstrip(".") for line in choice(ranking)) + ".",

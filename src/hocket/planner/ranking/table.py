@@ -10,7 +10,6 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from hocket.draw.palette import Theme
 from hocket.draw.quantity import (
     Unit,
     byte_size,
@@ -50,34 +49,29 @@ def columns(ranking: Ranking) -> tuple[str, ...]:
     )
 
 
-def to_text(ranking: Ranking, *, num_rows: int = NUM_ROWS, width: int = _WIDTH) -> str:
+def to_text(
+    ranking: Ranking,
+    *,
+    num_rows: int = NUM_ROWS,
+    width: int = _WIDTH,
+    is_terminal: bool = False,
+) -> str:
     """Return everything as plain text.
 
     Args:
         ranking: what to show.
         num_rows: rows of the best; then the best of each further schedule.
         width: the most columns.
+        is_terminal: whether to set the table's styles for a terminal.
     """
     page = StringIO()
-    show(ranking, Console(file=page, width=width, color_system=None), num_rows=num_rows)
+    console = Console(file=page, width=width, force_terminal=is_terminal)
+    _show(ranking, console, num_rows)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def show(
-    ranking: Ranking,
-    console: Console,
-    *,
-    num_rows: int = NUM_ROWS,
-    colour: Theme | None = None,
-) -> None:
-    """Print a ranking to a console.
-
-    Args:
-        ranking: what to show.
-        console: the console.
-        num_rows: rows of the best.
-        colour: the terminal's colours, for the picture; none by default.
-    """
+def _show(ranking: Ranking, console: Console, num_rows: int) -> None:
+    """Print a ranking to a console."""
     for line in head(ranking):
         console.print(line, highlight=False, markup=False)
     console.print()
@@ -97,7 +91,7 @@ def show(
         console.print(line, highlight=False, markup=False)
     if ranking.timeline is not None:
         console.print()
-        picture = timeline_text(ranking.timeline, width=console.width, colour=colour)
+        picture = timeline_text(ranking.timeline, width=console.width)
         console.file.write(picture + "\n")
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from hocket.errors import ShapeError
-from hocket.planner.published.resnext import resnext_blocks
+from hocket.recipes.config.resnext_depths import resnext_blocks
 from hocket.recipes.config.settings import (
     Count,
     Decay,

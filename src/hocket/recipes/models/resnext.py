@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hocket.errors import DataError, MissingPackageError
-from hocket.planner.published.resnext import resnext_blocks
 from hocket.recipes.config.model_settings import ResnextSettings
+from hocket.recipes.config.resnext_depths import resnext_blocks
 
 _FILE: Final = "model.safetensors"
 _HEAD: Final = "fc."

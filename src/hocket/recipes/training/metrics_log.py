@@ -21,6 +21,8 @@ from hocket.recipes.training.records import EvaluationRecord, StepRecord, Summar
 
 JSON_NAME: Final = "metrics.jsonl"
 TENSORBOARD_NAME: Final = "tensorboard"
+_PLACES: Final = ("step", "epoch", "num_steps", "num_samples")  # not drawn
+_STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
 
 
 class MetricsLog:
@@ -58,62 +60,50 @@ class MetricsLog:
         """Write a step's numbers."""
         if record.step % self._every:
             return
-        numbers = {
-            **{name: value for name, value in record.losses.items() if name != "loss"},
-            "loss": record.loss,
-            "samples_per_s": record.samples_per_s,
-            "seconds": record.seconds,
-            "bubble_fraction": record.bubble_fraction,
-            "learning_rate": record.learning_rate,
-            "grad_norm": record.grad_norm,
-            "peak_bytes": record.peak_bytes,
-        }
-        place = {"step": record.step, "epoch": record.epoch}
-        self._write("step", place | {"num_samples": record.num_samples}, numbers)
-        self._draw("train", numbers, record.step)
+        self._write("step", _flat(record, record.losses))
+        self._draw("train", _flat(record, record.losses), record.step)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Write an evaluation's numbers."""
-        numbers = {"loss": record.loss, **record.metrics}
-        place = {"num_steps": record.num_steps, "epoch": record.epoch}
-        self._write("evaluation", place | {"num_samples": record.num_samples}, numbers)
-        self._draw("evaluation", numbers, record.num_steps)
+        self._write("evaluation", _flat(record, record.metrics))
+        self._draw("evaluation", _flat(record, record.metrics), record.num_steps)
 
     def summary(self, record: SummaryRecord) -> None:
-        """Write the run's totals."""
-        numbers = {
-            "loss": record.evaluation.loss,
-            **record.evaluation.metrics,
-            "seconds": record.seconds,
-            "training_s": record.training_s,
-            "samples_per_s": record.samples_per_s,
-            "predicted_bubble_fraction": record.predicted_bubble_fraction,
-            "measured_bubble_fraction": record.measured_bubble_fraction,
-            "predicted_step_s": record.predicted_step_s,
-            "measured_step_s": record.measured_step_s,
-        }
-        place = {"num_steps": record.num_steps, "num_samples": record.num_samples}
-        self._write("summary", place, numbers)
+        """Write the run's totals, and the last evaluation's loss and metrics."""
+        last = record.evaluation
+        self._write("summary", _flat(record, {"loss": last.loss, **last.metrics}))
 
     def close(self) -> None:
         """Close the files."""
         self._lines.close()
         self._board.close()
 
-    def _write(
-        self, kind: str, place: Mapping[str, int], numbers: Mapping[str, float | None]
-    ) -> None:
+    def _write(self, kind: str, numbers: Mapping[str, float | None]) -> None:
         """Write one line; JSON has no NaN, so that null replaces it."""
         finite = {
             name: x if x is not None and isfinite(x) else None
             for name, x in numbers.items()
         }
-        self._lines.write(json.dumps({"kind": kind, **place, **finite}) + "\n")
+        self._lines.write(json.dumps({"kind": kind, **finite}) + "\n")
         self._lines.flush()
 
-    def _draw(self, group: str, numbers: Mapping[str, float], step: int) -> None:
+    def _draw(self, group: str, numbers: Mapping[str, Any], step: int) -> None:
         for name, value in numbers.items():
-            self._board.add_scalar(f"{group}/{name}", value, step)
+            if name not in _PLACES:
+                self._board.add_scalar(f"{group}/{name}", value, step)
+
+
+def _flat(
+    record: StepRecord | EvaluationRecord | SummaryRecord, named: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return a record's numbers, with those that the user names beside the others."""
+    numbers = {
+        field.name: getattr(record, field.name) for field in dataclasses.fields(record)
+    }
+    if not isinstance(record, EvaluationRecord):
+        numbers["samples_per_s"] = record.samples_per_s
+    plain = {name: x for name, x in numbers.items() if name not in _STRUCTURES}
+    return {**named, **plain}
 
 
 def _truncate(path: Path, first_step: int) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from rich.console import Console
 
 from hocket.planner.rank import PlanConfig, Search
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.report import to_html
-from hocket.planner.ranking.table import show
+from hocket.planner.ranking.table import to_text
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.recipes.training.run_folder import RECIPE_NAME
@@ -64,12 +61,12 @@ class Shown:
         Raises:
             PlanError: a page was wanted, and nothing fits.
         """
-        file = StringIO()
-        console = Console(
-            file=file, width=paper.width, force_terminal=paper.is_terminal
+        text = to_text(
+            ranking,
+            num_rows=paper.num_rows,
+            width=paper.width,
+            is_terminal=paper.is_terminal,
         )
-        show(ranking, console, num_rows=paper.num_rows)
-        text = "\n".join(line.rstrip() for line in file.getvalue().splitlines())
         page = to_html(ranking) if paper.has_page else ""
         return cls(text, ranking.to_json(), page)
 
@@ -88,7 +85,7 @@ def main(
         On rank 0 a `Shown`, else nothing.
     """
     resolved = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True)
-    with _joined() as world:
+    with closing(join_world()) as world:
         config = TypeAdapter(PlanConfig).validate_python(request)
         ranking = plan_recipe(resolved, config, world)
         return {} if world.rank else asdict(Shown.of(ranking, Paper(**paper)))
@@ -128,12 +125,3 @@ def plan_recipe(
         world=world,
         **values_of(PlanConfig, config),
     )
-
-
-@contextmanager
-def _joined() -> Iterator[World]:
-    world = join_world()
-    try:
-        yield world
-    finally:
-        world.close()

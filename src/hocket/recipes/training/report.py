@@ -12,7 +12,7 @@ import torch
 from hocket import __version__
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.html import Chart, Facts, Line, to_report
+from hocket.draw.html import Chart, Facts, Line, to_html
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
 from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
@@ -42,7 +42,7 @@ def write_report(
     timelines = [("predicted", predicted_beside(plan, measured))]
     if measured is not None:
         timelines.append(("measured", measured))
-    page = to_report(
+    page = to_html(
         timelines,
         run_dir.name,
         summary=result_line(summary),

@@ -9,7 +9,7 @@ Both see the same batches in the same order; worker 0 alone reports and prints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
@@ -18,8 +18,6 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from hocket import errors
-from hocket.errors import CheckpointError, RecipeError
 from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.recipes.config.model_settings import GptSettings
 from hocket.recipes.config.pipeline_settings import discounted_updates
@@ -36,6 +34,7 @@ from hocket.recipes.training.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_f
 from hocket.recipes.training.saving import NEWEST, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
+from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
@@ -82,7 +81,7 @@ def train_in_job(resolved: Resolved, run_dir: Path | None) -> EvaluationRecord:
             stack.callback(lock.release)
             return str(folder)
 
-        folder = _agreed(world, "folder of the run", enter)
+        folder = decide_on_rank_0(world, enter, "folder of the run")
         return train_recipe(resolved.recipe, Path(folder), world=world)
 
 
@@ -161,7 +160,7 @@ def _go_on(
         start = resume_point(run_dir, settings, is_restart=is_restart)
         return None if start is None else [str(start.folder), start.step]
 
-    found = _agreed(pipeline.world, "where to begin", find)
+    found = decide_on_rank_0(pipeline.world, find, "checkpoint to begin with")
     if found is None:
         if settings.resume == NEWEST:
             line = f"no checkpoint in {run_dir} yet: training begins at step 0"
@@ -196,24 +195,6 @@ def _watchers(
     yield make_progress(layout.num_steps, num_epochs, console, first_step=first_step)
     for name in settings.callbacks:
         yield load_watcher(name, run_dir)
-
-
-def _agreed(world: World, what: str, decide: Callable[[], Any]) -> Any:
-    """What rank 0 decides, on every worker; or its refusal.
-
-    Raises:
-        HocketError: rank 0's error, on every rank.
-    """
-    decision: dict[str, Any] = {}
-    if world.rank == 0:
-        try:
-            decision = {"decided": decide()}
-        except (RecipeError, CheckpointError) as error:
-            decision = {"refused": str(error), "kind": type(error).__name__}
-    decision = world.exchange.broadcast(what, decision)
-    if "refused" in decision:
-        raise getattr(errors, decision["kind"])(decision["refused"])
-    return decision["decided"]
 
 
 def make_pipeline(

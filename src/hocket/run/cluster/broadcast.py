@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from hocket.errors import FitError, PlanError
+from hocket import errors
+from hocket.errors import CheckpointError, HocketError, PlanError, RecipeError
 from hocket.run.cluster.world import World
 
 _TIMEOUT_S: Final = 600.0  # deciding may search for an order
+_FIT_NUMBERS: Final = ("device", "needed_bytes", "memory_bytes")
 
 
 def decide_on_rank_0(world: World, decide: Callable[[], Any], name: str) -> Any:
@@ -26,9 +28,10 @@ def decide_on_rank_0(world: World, decide: Callable[[], Any], name: str) -> Any:
         name: the decision's name, for errors.
 
     Raises:
-        FitError: `decide` raised it; raised on every worker.
-        PlanError: `decide` raised it; also raised on the other ranks if `decide` raised
-            any other exception.
+        PlanError: `decide` raised it, or a FitError; raised on every worker. Also
+            raised on the other ranks if `decide` raised any other exception.
+        RecipeError: `decide` raised it; raised on every worker.
+        CheckpointError: `decide` raised it; raised on every worker.
         WaitError: rank 0 did not answer for ten minutes, or for the job's timeout if
             that is longer.
     """
@@ -36,24 +39,25 @@ def decide_on_rank_0(world: World, decide: Callable[[], Any], name: str) -> Any:
     if world.rank == 0:
         try:
             message = {"decided": decide()}
-        except FitError as error:
-            numbers = {
-                "device": error.device,
-                "needed_bytes": error.needed_bytes,
-                "memory_bytes": error.memory_bytes,
-            }
-            message = {"missing": str(error), "numbers": numbers}
-        except PlanError as error:
-            message = {"refused": str(error)}
+        except (PlanError, RecipeError, CheckpointError) as error:
+            message = _refusal(error)
         except Exception as error:
             # Broadcast the failure, so that the other ranks stop waiting.
             reason = f"rank 0 failed at the {name} ({type(error).__name__}: {error})"
-            world.broadcast_json({"refused": reason}, name=name)
+            world.broadcast_json(_refusal(PlanError(reason)), name=name)
             raise
     timeout_s = max(_TIMEOUT_S, world.timeout_s)
     message = world.broadcast_json(message, name=name, timeout_s=timeout_s)
-    if "missing" in message:
-        raise FitError(message["missing"], **message["numbers"])
-    if "refused" in message:
-        raise PlanError(message["refused"])
-    return message["decided"]
+    if "decided" in message:
+        return message["decided"]
+    raise getattr(errors, message["kind"])(message["text"], **message["numbers"])
+
+
+def _refusal(error: HocketError) -> dict[str, Any]:
+    """Return an error as JSON; plan errors but FitError become plain ones."""
+    numbers = {
+        name: getattr(error, name) for name in _FIT_NUMBERS if hasattr(error, name)
+    }
+    is_plain = isinstance(error, PlanError) and not numbers
+    kind = PlanError if is_plain else type(error)
+    return {"kind": kind.__name__, "text": str(error), "numbers": numbers}

@@ -1,13 +1,12 @@
 """Starts the workers of one machine, waits for them, and reports their failures.
 
-Torch's elastic launcher does the starting, the watching and the restarts
-(run/cluster/agent.py); the workers find each other in a file. Nothing listens but the
-workers' own gloo and NCCL, on the loopback.
+The workers find each other in a file. Nothing listens but their own gloo and NCCL, on
+the loopback.
 
-    launch ──▶ elastic agent ──▶ python -c ... job.json   (rank 0)  ─┐
-        │                   └──▶ python -c ... job.json   (rank 1)  ─┤ rings, reports
-        │                                                            ▼
-        └── WorkerWatch ◀───────── <run>/workers/job-.../attempt-0/
+    launch ──▶ WorkerProcesses ──▶ python -c ... job.json   (rank 0)  ─┐
+        │                     └──▶ python -c ... job.json   (rank 1)  ─┤ rings, reports
+        │                                                              ▼
+        └───────────────────────── <run>/workers/job-.../attempt-0/ ◀──┘
 """
 
 from __future__ import annotations
@@ -16,27 +15,22 @@ import contextlib
 import inspect
 import json
 import logging
-import math
 import os
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import elastic_launch
+from typing import Any, Final, NoReturn
 
 from hocket import env
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
-from hocket.run.cluster.agent import agent_config, restored_launcher_globals
 from hocket.run.cluster.start import PROGRAM, Job
-from hocket.run.cluster.watch import GRACE_S, WorkerWatch
+from hocket.run.cluster.worker_processes import WorkerProcesses
 from hocket.run.diagnostics.failure import (
     FailureCause,
     FailureReport,
@@ -54,6 +48,7 @@ from hocket.run.diagnostics.job_folder import (
     store_path,
     write_json,
 )
+from hocket.run.diagnostics.process_wide import signal_handler
 from hocket.run.diagnostics.root_cause import (
     failure_headline,
     first_failures,
@@ -66,8 +61,15 @@ log = logging.getLogger(__name__)
 _DETERMINED: Final = frozenset({ExitCode.USAGE, ExitCode.PLAN, ExitCode.NON_FINITE})
 
 
-class _WouldFailAgainError(Exception):
-    """Another attempt would fail in the same way."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class _StoppedBySignal(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number: Final = signal.Signals(number)
 
 
 def launch(
@@ -118,20 +120,18 @@ def launch(
     (run_dir / "failure.json").unlink(missing_ok=True)
     write_json(attempts.folder / "job.json", job)
     try:
-        _start(attempts)
-    except ChildFailedError as failed:
-        codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-        attempts.end()
-        raise attempts.failure(codes, run_dir) from None
-    except _WouldFailAgainError:
-        raise attempts.failure({}, run_dir) from None
-    except SignalException as stopped:
-        describe_positions = attempts.positions()
-        attempts.end()
+        with _signals_raised():
+            succeeded = attempts.run()
+    except _StoppedBySignal as stopped:
+        positions = attempts.positions()
+        attempts.workers.stop(stopped.number)
+        attempts.workers.stop(signal.SIGKILL)
         attempts.remove()
-        raise _stopped(stopped.sigval, describe_positions) from None
+        raise _stopped(stopped.number, positions) from None
     finally:
-        attempts.end()
+        attempts.workers.stop(signal.SIGKILL)
+    if not succeeded:
+        raise attempts.failure(run_dir)
     results = [json.loads(files.result.read_bytes()) for files in attempts.files()]
     attempts.remove()
     return results
@@ -152,54 +152,68 @@ class _Attempts:
     num_workers: int
     max_restarts: int
     timeout_s: float
-    _watches: list[WorkerWatch] = field(default_factory=list)
+    number: int = 0
+    workers: WorkerProcesses = field(default_factory=lambda: WorkerProcesses((), ()))
 
-    def begin(self, attempt: int) -> dict[str, str]:
-        """Make an attempt's folder, watch it, and return its workers' variables."""
-        if attempt:
-            self.end()
-            self._log_restart(attempt)
-        watch = WorkerWatch(attempt_dir(self.folder, attempt), self.num_workers)
-        self._watches.append(watch)
-        watch.start()
-        variables = {
-            env.JOB_DIR.name: str(self.folder),
-            env.LAUNCHER_PID.name: str(os.getpid()),
-            env.TIMEOUT_S.name: repr(self.timeout_s),
-        }
+    def run(self) -> bool:
+        """Run attempts until one succeeds; return whether one did."""
+        while not self._succeeds():
+            if self.number == self.max_restarts or self._would_fail_again():
+                return False
+            self.number += 1
+        return True
+
+    def _succeeds(self) -> bool:
+        """Run one attempt; return whether all of its workers succeeded."""
+        self.workers = WorkerProcesses(
+            (sys.executable, "-c", PROGRAM, str(self.folder / "job.json")),
+            [self._environment(rank) for rank in range(self.num_workers)],
+        )
+        self.workers.start()
+        return self.workers.wait()
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """Return the environment variables of a worker."""
+        threads = env.THREADS.text()
         if not env.THREADS.is_set:
             num_cores = len(os.sched_getaffinity(0))
-            variables[env.THREADS.name] = str(max(1, num_cores // self.num_workers))
-        return variables
-
-    def end(self) -> None:
-        """Kill the workers that are left."""
-        for watch in self._watches[-1:]:
-            watch.stop()
-            watch.kill()
+            threads = str(max(1, num_cores // self.num_workers))
+        return env.with_variables(
+            {
+                env.THREADS: threads,
+                env.RANK: str(rank),
+                env.WORLD_SIZE: str(self.num_workers),
+                env.LOCAL_RANK: str(rank),
+                env.LOCAL_WORLD_SIZE: str(self.num_workers),
+                env.ATTEMPT: str(self.number),
+                env.JOB_DIR: str(self.folder),
+                env.LAUNCHER_PID: str(os.getpid()),
+                env.TIMEOUT_S: repr(self.timeout_s),
+            }
+        )
 
     def files(self) -> list[WorkerFiles]:
         """Return the files of each worker in the last attempt."""
-        folder = self._watches[-1].folder
+        folder = attempt_dir(self.folder, self.number)
         return [WorkerFiles(folder, rank) for rank in range(self.num_workers)]
 
     def positions(self) -> str:
         """Describe where each worker stands, in one line."""
         places = []
-        for files in self.files() if self._watches else []:
+        for files in self.files():
             snapshot = read_flight_recorder(files.recorder)
             if snapshot is not None and snapshot.entries:
                 places.append(f"rank {files.rank} {stopped_at(snapshot.entries[-1])}")
         return ", ".join(places)
 
-    def failure(self, codes: Mapping[int, int], run_dir: Path) -> WorkerError:
+    def failure(self, run_dir: Path) -> WorkerError:
         """Return the last attempt's error, also written to `failure.json`."""
         for files in self.files():
             files.result.unlink(missing_ok=True)
             store_path(files.folder).unlink(missing_ok=True)
             if files.faults.exists() and not files.faults.stat().st_size:
                 files.faults.unlink()
-        reports = self._reports(codes)
+        reports = self._reports()
         error = worker_error(reports, self.files()[0].folder)
         root_cause = {
             "message": str(error),
@@ -214,53 +228,46 @@ class _Attempts:
         with contextlib.suppress(OSError):  # another job's may be there
             self.folder.parent.rmdir()
 
-    def _reports(self, codes: Mapping[int, int]) -> list[FailureReport]:
+    def _reports(self) -> list[FailureReport]:
         """Return each failed worker's report, or what the launcher knows of it."""
-        watch = self._watches[-1]
         reports = []
+        codes = self.workers.codes
         for files in self.files():
-            report = read_report(files.report)
-            hung = files.rank in watch.hung
-            code = codes.get(files.rank) or watch.codes.get(files.rank, 0)
+            report, hung = read_report(files.report), files.rank in self.workers.hung
+            code = codes.get(files.rank, 0)
             if report is None and (hung or code):
-                ended_s = watch.ended_s.get(files.rank, time.time())
+                ended_s = self.workers.ended_s.get(files.rank, time.time())
                 report = silent_failure_report(files, code, ended_s, hung=hung)
             if report is not None:
                 reports.append(report)
         return reports
 
-    def _log_restart(self, attempt: int) -> None:
-        """Log what ended the last attempt, and that another one starts.
-
-        Raises:
-            _WouldFailAgainError: the next attempt would end in the same way.
-        """
-        reports = first_failures(self._reports({}))
-        what = (
-            failure_headline(reports[0])
-            if reports
-            else "a worker ended without a report"
-        )
-        raised = bool(reports) and reports[0].cause is FailureCause.RAISED
-        if raised and reports[0].code in _DETERMINED:
-            raise _WouldFailAgainError(what)
+    def _would_fail_again(self) -> bool:
+        """Return whether another attempt would fail alike; log its start if not."""
+        first = first_failures(self._reports())[0]
+        if first.cause is FailureCause.RAISED and first.code in _DETERMINED:
+            return True
         log.warning(
-            "%s; starting the workers again, %d of %d", what, attempt, self.max_restarts
+            "%s; starting the workers again, %d of %d",
+            failure_headline(first),
+            self.number + 1,
+            self.max_restarts,
         )
+        return False
 
 
-def _start(attempts: _Attempts) -> None:
-    config = agent_config(
-        attempts.folder.name,
-        attempts.num_workers,
-        attempts.max_restarts,
-        math.ceil(GRACE_S),
-        attempts.begin,
-    )
-    with restored_launcher_globals():
-        elastic_launch(config, sys.executable)(
-            "-c", PROGRAM, str(attempts.folder / "job.json")
-        )
+@contextlib.contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Raise `_StoppedBySignal` on a signal; does nothing outside of the main thread."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise _StoppedBySignal(number)
+
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                stack.enter_context(signal_handler(number, stop))
+        yield
 
 
 def _refuse_inside_a_worker() -> None:

@@ -23,7 +23,7 @@ from hocket.errors import RunError, WaitError
 from hocket.run.device.cpu_lane import CpuEvent, CpuLane, LaneGroup, RunOp
 from hocket.run.device.device import Device, DeviceLane, IssueOrder, Work
 from hocket.run.device.generators import generator_lock, seeded
-from hocket.run.device.interleave import FreeRunning, LaneScheduler
+from hocket.run.device.lane_scheduler import FreeRunning, LaneScheduler
 from hocket.run.device.memory import peak_bytes, reset_resident_peak, resident_bytes
 from hocket.run.device.sanitize import Sanitizer
 

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from hocket.errors import RunError, WaitError
 from hocket.run.device.device import DeviceLane, Event, Work
-from hocket.run.device.interleave import LaneScheduler
+from hocket.run.device.lane_scheduler import LaneScheduler
 from hocket.run.device.sanitize import Clock, Sanitizer
-from hocket.run.device.stopwatch import HostWatch
 
 log = logging.getLogger(__name__)
 
@@ -224,10 +223,6 @@ class CpuLane(DeviceLane):
 
     def keep_alive(self, tensors: Iterable[Tensor]) -> None:
         """See `DeviceLane.keep_alive`. An op on a CPU holds what it reads."""
-
-    def stopwatch(self, num_ops: int) -> HostWatch:
-        """See `DeviceLane.stopwatch`."""
-        return HostWatch(num_ops)
 
     def _serve(self) -> None:
         """Run the ops of the queue, one by one, until the device is closed."""

@@ -25,7 +25,6 @@ from hocket.errors import RunError, WaitError
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder, Work
 from hocket.run.device.generators import generator_lock, seeded
 from hocket.run.device.sanitize import Clock, Sanitizer
-from hocket.run.device.stopwatch import StreamWatch
 
 _POLL_S: Final = 20e-6  # between two queries; a blocking wait has no timeout
 
@@ -144,10 +143,6 @@ class CudaLane(DeviceLane):
         """
         for tensor in tensors:
             tensor.record_stream(self.stream)
-
-    def stopwatch(self, num_ops: int) -> StreamWatch:
-        """See `DeviceLane.stopwatch`."""
-        return StreamWatch(num_ops, lambda: _Moment(self.stream))
 
 
 class CudaDevice(Device):
@@ -273,23 +268,6 @@ class CudaDevice(Device):
 
     def close(self) -> None:
         """See `Device.close`. A stream ends the work that it was given."""
-
-
-class _Moment:
-    """An event that takes the time on one stream; see `stopwatch.TimingEvent`."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self.event: Final = torch.cuda.Event(enable_timing=True)
-
-    def record(self) -> None:
-        self.event.record(self._stream)
-
-    def synchronize(self) -> None:
-        self.event.synchronize()
-
-    def elapsed_time(self, other: _Moment, /) -> float:
-        return float(self.event.elapsed_time(other.event))
 
 
 def _own(event: Event) -> CudaEvent:

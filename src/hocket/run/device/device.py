@@ -1,4 +1,4 @@
-"""The interface of a device: lanes, events, random state, memory, capture, stopwatches.
+"""The interface of a device: lanes, events, random state, memory and capture.
 
 One host thread issues the ops of all lanes of a device. Each lane runs its ops in the
 order in which they were submitted; between lanes only events order anything:
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from hocket.run.device.sanitize import Sanitizer
-from hocket.run.device.stopwatch import Stopwatch
 
 Work: TypeAlias = Callable[[], object]  # its result is not used
 
@@ -111,13 +110,6 @@ class DeviceLane(ABC):
 
         A CUDA allocator gives freed memory to the next op of the lane that allocated
         it, even while another lane reads it. Call it before the host lets them go.
-        """
-
-    @abstractmethod
-    def stopwatch(self, num_ops: int) -> Stopwatch:
-        """Make a stopwatch for ops of this lane; their `work` calls `start` and `end`.
-
-        Times are seconds of this process's `perf_counter`, as float64 arrays.
         """
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
-from hocket.model.stages.splitter import Remainder, Splitter
+from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.stage.backward import run_backward
@@ -29,7 +29,6 @@ from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
 from hocket.run.stage.saved_forward import SavedForward, StageGradients
 from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.layers.pending import Pending
-from hocket.run.stage.split.splitter import SplitBy
 from hocket.run.stage.stale_weight_check import check_stale_weights
 from hocket.run.stage.versions import WeightVersions
 
@@ -52,7 +51,7 @@ class StageRunner:
         precision: the type that forwards and losses compute in.
         recomputes: keep nothing of a forward but its input, and run it once more in
             the backward; to the same result, bit for bit.
-        splits: the way to split backwards into I and W, if they are split.
+        make_splitter: makes the splitter when a backward is split for the first time.
         checks_loss: whether the loss must be a mean over samples, for each microbatch
             is only a part of the batch.
         trainable: whether it has backwards.
@@ -82,7 +81,7 @@ class StageRunner:
         first_microbatch: int = 0,
         precision: Precision = Precision.FLOAT32,
         recomputes: bool = False,
-        splits: SplitBy = SplitBy.LAYERS,
+        make_splitter: MakeSplitter = make_splitter,
         checks_loss: bool = False,
         trainable: bool = True,
         training: bool = True,
@@ -115,7 +114,7 @@ class StageRunner:
         self._replayer = (
             Replayer(module, device) if recomputes and self._has_backward else None
         )
-        self._splits = splits
+        self._make_splitter = make_splitter
         self._splitter: Splitter | None = None  # until a backward is split
         self._checks_loss = checks_loss  # until one was checked
         self._is_checked = False  # whether it may compute with old weights
@@ -300,7 +299,7 @@ class StageRunner:
     def _made_splitter(self) -> Splitter:
         """Return the splitter, made when it is first needed."""
         if self._splitter is None:
-            self._splitter = make_splitter(self._splits, self.module)
+            self._splitter = self._make_splitter(self.module)
         return self._splitter
 
     def _run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -67,20 +67,13 @@ def seed_generators(device: torch.device, value: int) -> None:
         torch.default_generator.manual_seed(value)
 
 
-@contextmanager
-def preserve_generators(device: torch.device) -> Iterator[None]:
+def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
     """Restore the user's generators when the block ends.
 
     Without this, each worker's global generator would end a step in another state, and
     shuffling loaders would yield different batches on each worker.
     """
-    cpu = torch.default_generator.get_state()
-    own = random_state(device)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(cpu)
-        set_random_state(device, own)
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def random_state(device: torch.device) -> Tensor:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Costs
@@ -21,8 +20,7 @@ from hocket.core.simulate import simulate
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.profile.costs import stage_costs
-from hocket.model.profile.measure import profile
-from hocket.model.profile.profile import Profile, conditions_of, mean_profile, path_of
+from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stages
 from hocket.model.stages.stage import StageModule
 from hocket.passes.freeze_stages import freeze_stages
@@ -30,7 +28,6 @@ from hocket.planner.balance import balance
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, call_arguments, digest
-from hocket.run.data.loss import TOTAL, losses_of
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -38,11 +35,11 @@ from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import Precision
-from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
+from hocket.run.tune.profile_workers import profile_layers
 from hocket.run.tune.update_costs import measure_updates
 from hocket.run.weights.update_text import update_text
 
@@ -237,21 +234,7 @@ def _profile(
     if found is not None:
         return Profile.from_json(found)
 
-    def finish(output: object) -> Tensor:
-        return losses_of(config.loss, output, microbatch.targets)[TOTAL]
-
-    world.barrier("profile")
-    with precision.autocast(world.device):
-        own = profile(
-            captured,
-            microbatch.leaves,
-            device=world.device,
-            make_splitter=ByLayers,
-            finish=finish,
-            targets=microbatch.targets,
-        )
-    parts = world.gather_json(own.to_json(), "profile measured")
-    mean = mean_profile([Profile.from_json(part) for part in parts])
+    mean = profile_layers(captured, microbatch, config.loss, precision, world)
     if world.rank == 0 and path is not None:
         mean.save(path)
     return mean

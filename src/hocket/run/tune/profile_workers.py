@@ -11,8 +11,9 @@ All workers measure at the same time, as they will train at the same time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.ddp_trial import ddp_seconds
 from hocket.run.tune.trial_runs import TrialConfig, measure_ring, run_trials
@@ -86,13 +88,6 @@ class ProfileConfig:
             num_samples,
         )
 
-    def finish(self, microbatch: Microbatch) -> Callable[[Any], Tensor] | None:
-        """Return a function that computes the loss of the model's outputs."""
-        loss = self.loss
-        if loss is None:
-            return None
-        return lambda output: losses_of(loss, output, microbatch.targets)[TOTAL]
-
 
 def resized(targets: Any, known: int, num_samples: int) -> Any:
     """Return targets for so many samples, repeating the example's.
@@ -136,7 +131,12 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
         world: as many workers as there are devices, or one that represents all.
     """
     captured, device = config.captured, world.device
-    profiles = {size: _profile(config, size, world) for size in config.sizes}
+    microbatches = {size: config.microbatch(size) for size in config.sizes}
+    precision = config.settings.compute_precision
+    profiles = {
+        size: profile_layers(captured, microbatch, config.loss, precision, world)
+        for size, microbatch in microbatches.items()
+    }
     make_optimizer = config.settings.make_optimizer
     rate = _update_s_per_byte(captured, make_optimizer, config.states, device)
     work = measured_work(
@@ -153,11 +153,11 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
             config.loss,
             config.settings,
             profiles,
-            {size: config.microbatch(size) for size in config.sizes},
+            microbatches,
         )
         cuts = run_trials(subject, world, config.stages_per_device)
-        largest = config.microbatch(config.sizes[-1])
-        with config.settings.compute_precision.autocast(device):
+        largest = microbatches[config.sizes[-1]]
+        with precision.autocast(device):
             whole_s = ddp_seconds(captured, config.loss, largest, world)
         trials = MeasuredTrials(cuts, _added_by_ddp(whole_s, cuts, largest.num_samples))
     return WorkerProfiles(work, trials, measure_ring(world), _shares_cores(world))
@@ -175,20 +175,40 @@ def _added_by_ddp(
     return max(0.0, whole_s - plain_s)
 
 
-def _profile(config: ProfileConfig, num_samples: int, world: World) -> Profile:
-    microbatch = config.microbatch(num_samples)
+def profile_layers(
+    captured: Captured,
+    microbatch: Microbatch,
+    loss: LossFunction | None,
+    precision: Precision,
+    world: World,
+) -> Profile:
+    """Return the mean of what all workers measure. Every worker must call this.
+
+    Args:
+        captured: the captured model.
+        microbatch: what it is measured with.
+        loss: the loss; the sum of the outputs if there is none.
+        precision: the type that forwards and losses compute in.
+        world: all workers.
+    """
+    targets = microbatch.targets
     world.barrier("profile")
-    with config.settings.compute_precision.autocast(world.device):
+    with precision.autocast(world.device):
         own = profile(
-            config.captured,
+            captured,
             microbatch.leaves,
             device=world.device,
-            finish=config.finish(microbatch),
-            targets=microbatch.targets,
             make_splitter=ByLayers,
+            finish=None if loss is None else partial(_total, loss, targets),
+            targets=targets,
         )
     parts = world.gather_json(own.to_json(), "profile measured")
     return mean_profile([Profile.from_json(part) for part in parts])
+
+
+def _total(loss: LossFunction, targets: Any, output: Any) -> Tensor:
+    """Return the loss that is trained."""
+    return losses_of(loss, output, targets)[TOTAL]
 
 
 def _update_s_per_byte(

@@ -14,8 +14,8 @@ from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.model.stages.stage import StageModule
-from hocket.run.stage.split.by_graph import ByGraph
 from hocket.run.stage.split.by_layers import ByLayers
+from tests.run.support.split_by_graph import ByGraph
 
 Gradients: TypeAlias = dict[str, Tensor | None]
 How: TypeAlias = Literal["export", "sequential"]

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
+from hocket.model.stages.splitter import MakeSplitter
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.split.splitter import SplitBy
+from hocket.run.stage.split.by_layers import ByLayers
 from tests.run.support.small_models import ZOO, batches, make_model
+from tests.run.support.split_by_graph import ByGraph
 
 CPU = torch.device("cpu")
 NUM = 3
@@ -32,7 +34,7 @@ def parts_of(name: str) -> tuple[Microbatch, ...]:
 
 def runner_of(
     name: str,
-    splits: SplitBy = SplitBy.LAYERS,
+    make_splitter: MakeSplitter = ByLayers,
     *,
     recomputes: bool = False,
     precision: Precision = Precision.FLOAT32,
@@ -56,7 +58,7 @@ def runner_of(
         seed=3,
         precision=precision,
         recomputes=recomputes,
-        splits=splits,
+        make_splitter=make_splitter,
     )
 
 
@@ -84,16 +86,16 @@ def assert_equal(a: StageRunner, b: StageRunner) -> None:
     assert a.losses.read() == b.losses.read()
 
 
-@pytest.mark.parametrize("splits", SplitBy)
+@pytest.mark.parametrize("make_splitter", [ByLayers, ByGraph])
 @pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("name", ["dropout", "resnet", "tied-dropout"])
 def test_three_microbatches_on_their_way(
-    name: str, recomputes: bool, splits: SplitBy
+    name: str, recomputes: bool, make_splitter: MakeSplitter
 ) -> None:
     """Twice, so that gradients add up to those that are there."""
     parts = parts_of(name)
     whole = runner_of(name)
-    split = runner_of(name, splits, recomputes=recomputes)
+    split = runner_of(name, make_splitter, recomputes=recomputes)
     for step in (0, 1):
         for m, part in enumerate(parts):
             whole.forward(step, m, part, (), 1 / NUM)

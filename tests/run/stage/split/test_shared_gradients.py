@@ -11,16 +11,18 @@ from torch import nn
 
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
+from hocket.model.stages.splitter import MakeSplitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.split.splitter import SplitBy
+from hocket.run.stage.split.by_layers import ByLayers
 from tests.run.stage.compiled.test_shared_gradients import NUM, WIDTH, Summed
 from tests.run.stage.split.test_runner import CPU, grads_of
 from tests.run.support.comparison import difference
+from tests.run.support.split_by_graph import ByGraph
 
 
-@pytest.mark.parametrize("splits", SplitBy)
-def test_of_microbatches_of_one_sample(splits: SplitBy) -> None:
+@pytest.mark.parametrize("make_splitter", [ByLayers, ByGraph])
+def test_of_microbatches_of_one_sample(make_splitter: MakeSplitter) -> None:
     """They add up to those of whole backwards, whatever comes where one was received.
 
     Past bug: of `base + delta`, both had one tensor as `.grad`, to which each
@@ -34,7 +36,9 @@ def test_of_microbatches_of_one_sample(splits: SplitBy) -> None:
     found = []
     for in_halves in (False, True):
         (_, module, _) = cut(captured, (1, 2))
-        runner = StageRunner(1, module, None, device=CPU, seed=0, splits=splits)
+        runner = StageRunner(
+            1, module, None, device=CPU, seed=0, make_splitter=make_splitter
+        )
         for parameter in runner.parameters.values():
             parameter.grad = None
         for m in range(NUM):

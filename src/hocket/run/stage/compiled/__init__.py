@@ -17,7 +17,6 @@ Other sizes (a smaller last microbatch) run uncompiled.
     trace.py        forward and backward in one graph
     functional.py   that graph without side effects
     traceable.py    refuses modules whose own code may not be fixed in a graph
-    containers.py   changes in the lists, dicts and sets that modules keep
     divide.py       divides operators that make both gradients at once
     split_backward.py  the nodes of I and of W, and the values held between
     lower.py        Inductor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,29 +14,14 @@ from hocket.model.stages.splitter import SplitGradients, Splitter, Starts
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.stage.compiled.remainder import CompiledRemainder
-from hocket.run.stage.split.by_graph import ByGraph
 from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.stage.split.splitter import SplitBy
 
 
-def make_splitter(by: SplitBy, stage: StageModule) -> Splitter:
-    """Make a stage's splitter.
-
-    Args:
-        by: the way to split.
-        stage: the stage's module.
-    """
-    match by:
-        case SplitBy.LAYERS if isinstance(
-            stage.training_code.function, CompiledFunction
-        ):
-            return ByCompiled(stage)
-        case SplitBy.LAYERS:
-            return ByLayers(stage)
-        case SplitBy.GRAPH:
-            return ByGraph(stage)
-        case _:
-            assert_never(by)
+def make_splitter(stage: StageModule) -> Splitter:
+    """Make a stage's splitter: by graphs if it is compiled, or else by layers."""
+    if isinstance(stage.training_code.function, CompiledFunction):
+        return ByCompiled(stage)
+    return ByLayers(stage)
 
 
 class ByCompiled:

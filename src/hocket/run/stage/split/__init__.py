@@ -20,6 +20,4 @@ own formula. All other parameters get their gradients in I, from autograd.
     routes.py        which operators they replace
     module_routes.py the same for modules that are run as they are
     by_layers.py     the splitter of a stage, from all of the above
-    by_graph.py      another, for any stage and slowly: it splits autograd's own graph
-    splitter.py      the names of both
 """

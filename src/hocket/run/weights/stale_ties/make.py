@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -14,12 +15,36 @@ from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.versions import VersionSource, WeightVersions
 from hocket.run.weights.stale_ties.owner import TieOwner
 from hocket.run.weights.stale_ties.replica import TieReplica
-from hocket.run.weights.stale_ties.same_device import SameDeviceSource
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 
 # Returns predicted weights by name, which forwards read in place of the newest.
 Predict = Callable[[], Mapping[str, Tensor] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SameDeviceSource:
+    """Reads the leaves of another stage; gradients accumulate in them.
+
+    Args:
+        delay: how many updates behind the newest it is read.
+        leaf: returns the leaf that a step reads.
+    """
+
+    delay: int
+    leaf: Callable[[int], Tensor]
+
+    def read(self, step: int) -> Tensor:
+        """Return the leaf that both stages read."""
+        return self.leaf(step)
+
+    def set_old(self, old: Sequence[Tensor]) -> None:
+        """Do nothing: the other stage loads them, too."""
+
+    @property
+    def num_bytes(self) -> int:
+        """0: the other stage counts them."""
+        return 0
 
 
 def attach_versions(

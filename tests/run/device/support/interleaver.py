@@ -1,7 +1,7 @@
-"""Decides which lane of a CPU device may run: freely, or in an order drawn from a seed.
+"""Runs a CPU device's lanes one at a time, in an order drawn from a seed.
 
-With `Interleaver` one lane runs at a time, and another may follow where an op begins or
-an event is recorded or waited for. What a test then finds, the same seed replays:
+Another lane may follow where an op begins or an event is recorded or waited for. What a
+test then finds, the same seed replays:
 
     points     0      1      2      3      4
     lane 0   [0F0]   ...    ...   [0F1]   ...        `picked`: 0 1 1 0 1
@@ -13,67 +13,14 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Final, TypeAlias, assert_never
+from typing import Final, assert_never
 
 from hocket.run.device.generators import GeneratorLock
+from hocket.run.device.lane_scheduler import LaneScheduler, Ready
 
 log = logging.getLogger(__name__)
-
-Ready: TypeAlias = Callable[[], bool]
-
-
-class LaneScheduler(ABC):
-    """Decides in which order the threads of one device run.
-
-    Attributes:
-        condition: guards the device's state, and is notified of each change.
-    """
-
-    condition: threading.Condition
-
-    @abstractmethod
-    def wait_for(self, lane: int, ready: Ready, timeout_s: float | None) -> bool:
-        """Block the thread of a lane until `ready()`; call it with `condition` held.
-
-        Returns:
-            `ready()`, which is false if the time is up or no lane can make it true.
-        """
-
-    @abstractmethod
-    def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
-        """Acquire a lock for the thread of a lane; return whether it was acquired."""
-
-    @abstractmethod
-    def switch(self, lane: int) -> None:
-        """Let another lane run first, if the scheduler chooses one."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Let all lanes run freely from now on, since the device ends."""
-
-
-class FreeRunning(LaneScheduler):
-    """All lanes run at once, as the system schedules their threads."""
-
-    def __init__(self) -> None:
-        self.condition = threading.Condition()
-
-    def wait_for(self, lane: int, ready: Ready, timeout_s: float | None) -> bool:
-        """See `LaneScheduler.wait_for`."""
-        return self.condition.wait_for(ready, timeout_s)
-
-    def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
-        """See `LaneScheduler.acquire`."""
-        return lock.acquire(timeout_s)
-
-    def switch(self, lane: int) -> None:
-        """See `LaneScheduler.switch`."""
-
-    def release(self) -> None:
-        """See `LaneScheduler.release`."""
 
 
 class ScheduleChoice(Enum):
@@ -84,7 +31,7 @@ class ScheduleChoice(Enum):
 
 
 class Interleaver(LaneScheduler):
-    """One lane runs at a time; which one follows from the seed alone. For tests.
+    """One lane runs at a time; which one follows from the seed alone.
 
     With `ScheduleChoice.PCT`, a fault that needs `d` lanes' ops in a certain order is
     found with a probability of at least 1 / (n k^(d-1)) for n lanes and k points.

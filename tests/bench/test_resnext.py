@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hocket.errors import ShapeError
-from hocket.planner.published.resnext import resnext, resnext_blocks
+from bench.networks.resnext import resnext
 
 # torchvision's: millions of weights, and 10^9 multiplications of one image.
 KNOWN = {(50, 4): (25.029, 4.23), (101, 8): (88.791, 16.41)}
@@ -32,15 +31,3 @@ def test_a_layer_receives_what_the_one_before_makes() -> None:
     assert received[:2] == [3 * 224**2, 64 * 56**2]
     assert received[-1] == 2048 * 7**2
     assert {b / a for a, b in pairwise(received[2:])} == {1.0, 0.5}
-
-
-@pytest.mark.parametrize(("depth", "times"), [(200, 4), (302, 6), (500, 10), (800, 16)])
-def test_the_deep_ones_are_multiples_of_the_fifty(depth: int, times: int) -> None:
-    """As the published scripts make them."""
-    assert resnext_blocks(depth) == tuple(times * n for n in (3, 4, 6, 3))
-
-
-def test_no_other_depth_is_made_up() -> None:
-    """Between the published ones."""
-    with pytest.raises(ShapeError, match="no ResNeXt has depth 60: there are 14, 26,"):
-        resnext_blocks(60)

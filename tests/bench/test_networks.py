@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from bench.networks.transformers import bert, dense, gpt3_medium, recurrent
+from bench.networks.write import networks, text_of
+from bench.published import PACKAGED
 from hocket.core.hardware import load_catalogue
 from hocket.planner.counted import CountedCosts
-from hocket.planner.published.networks import (
-    CountedLayer,
-    bert,
-    dense,
-    gpt3_medium,
-    recurrent,
-)
+from hocket.planner.published.catalogue import NETWORKS
+from hocket.planner.published.counted_layer import CountedLayer
 
 # In millions, from the papers.
 PARAMETERS = {
@@ -74,3 +72,11 @@ def test_a_recurrent_layer_waits_for_itself_but_in_w() -> None:
     assert ops.backward.flops.shape[1] == 50 + 2 + 2
     forward, back, weight = flops(layer)
     assert forward == back == weight == 2 * 50 * 256 * 1024 * 2
+
+
+def test_the_packaged_networks_are_the_counted_ones() -> None:
+    """`hocket plan` reads what `bench.networks.write` writes."""
+    packaged = (PACKAGED / "networks.toml").read_text(encoding="utf-8")
+    assert packaged == text_of(networks())
+    for name, network in networks().items():
+        assert NETWORKS[name].make() == network.layers

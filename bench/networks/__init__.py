@@ -1,0 +1,1 @@
+"""Networks of published experiments, counted by hand; `write` packages them."""
