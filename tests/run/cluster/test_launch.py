@@ -213,3 +213,21 @@ def test_at_least_one_worker(tmp_path: Path) -> None:
     """Nobody would do the work of none."""
     with pytest.raises(RunError, match="num_workers=0"):
         launch(f"{HERE}:greet", num_workers=0, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("how", ["return", "sys.exit", "os._exit"])
+def test_a_worker_that_leaves_early_is_the_first_failure(
+    tmp_path: Path, how: str
+) -> None:
+    """Its exit code is 0, but another one waited for it."""
+    with pytest.raises(WorkerError) as caught:
+        start_two("leave", str(tmp_path), how, run_dir=tmp_path)
+    assert caught.value.rank == 1
+    assert str(caught.value).startswith("rank 1 ended with exit code 0")
+    assert "rank 0 gave up at step 3 in 0B0" in str(caught.value)
+
+
+def test_what_a_dead_worker_started_dies_with_it(tmp_path: Path) -> None:
+    """`nothing_left` looks for it: the test's folder is in its command line."""
+    with pytest.raises(WorkerError, match="rank 1 was killed"):
+        start_two("leave_a_process", str(tmp_path), run_dir=tmp_path)

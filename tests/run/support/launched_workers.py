@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -92,6 +93,34 @@ def fail_until(attempt: int) -> Json:
     dist.all_reduce(total)
     world.close()
     return {"attempt": world.attempt, "arrival": first, "total": total.item()}
+
+
+def leave(run_dir: str, how: str) -> None:
+    """Rank 1 leaves where rank 0 still waits for it, and says that all is well."""
+    world = join_world()
+    if world.rank == 1:
+        match how:
+            case "sys.exit":
+                sys.exit(0)
+            case "os._exit":
+                os._exit(0)
+            case _:
+                return
+    with report_failures(world, Path(run_dir)) as recorder:
+        recorder.begin("0B0", 3)
+        recorder.wait("dx of stage 1", 1)
+        _receive(torch.zeros(4), 1)
+
+
+def leave_a_process(folder: str) -> None:
+    """Rank 1 starts a process that ignores signals, and is killed."""
+    world = join_world()
+    if world.rank == 1:
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+        command = (sys.executable, "-c", f"{code}; time.sleep(300)", folder)
+        subprocess.Popen(command)
+        FAULTS["kill"]()
+    world.barrier()
 
 
 def refuse() -> None:

@@ -208,12 +208,12 @@ class _Attempts:
 
     def failure(self, run_dir: Path) -> WorkerError:
         """Return the last attempt's error, also written to `failure.json`."""
+        reports = self._reports()
         for files in self.files():
             files.result.unlink(missing_ok=True)
             store_path(files.folder).unlink(missing_ok=True)
             if files.faults.exists() and not files.faults.stat().st_size:
                 files.faults.unlink()
-        reports = self._reports()
         error = worker_error(reports, self.files()[0].folder)
         root_cause = {
             "message": str(error),
@@ -238,9 +238,22 @@ class _Attempts:
             if report is None and (hung or code):
                 ended_s = self.workers.ended_s.get(files.rank, time.time())
                 report = silent_failure_report(files, code, ended_s, hung=hung)
-            if report is not None:
+            asked = report is not None and report.cause is FailureCause.STOPPED
+            if report is not None and not (asked and files.result.exists()):
                 reports.append(report)
-        return reports
+        return reports + self._left_early(reports)
+
+    def _left_early(self, reports: Sequence[FailureReport]) -> list[FailureReport]:
+        """Return reports on workers that returned while a failed one needed them."""
+        reported = {report.rank for report in reports}
+        needed = {report.waits_for_rank for report in reports}
+        return [
+            silent_failure_report(
+                files, 0, self.workers.ended_s[files.rank], hung=False
+            )
+            for files in self.files()
+            if files.rank in needed - reported and files.rank in self.workers.ended_s
+        ]
 
     def _would_fail_again(self) -> bool:
         """Return whether another attempt would fail alike; log its start if not."""

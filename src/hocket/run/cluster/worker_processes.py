@@ -92,3 +92,5 @@ class WorkerProcesses:
             rank = self._running.pop(handle)
             self.ended_s[rank] = time.time()
             os.close(handle)
+            with contextlib.suppress(ProcessLookupError):  # what it has left behind
+                os.killpg(self._processes[rank].pid, signal.SIGKILL)
