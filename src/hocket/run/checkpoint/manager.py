@@ -20,9 +20,9 @@ from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.background import BackgroundWriter
 from hocket.run.checkpoint.collect import WorkerShare, collect, describe
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
-from hocket.run.checkpoint.format.folder import find, previous
 from hocket.run.checkpoint.format.lock import FolderLock, token_in
 from hocket.run.checkpoint.format.manifest import RunRecord
+from hocket.run.checkpoint.format.newest import find, previous
 from hocket.run.checkpoint.format.opened import (
     check_pointer,
     check_tensors,
