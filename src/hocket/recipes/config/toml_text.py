@@ -1,4 +1,4 @@
-"""Recipes as TOML text: write one, and find the line that says a key.
+"""Recipes as TOML text: read and write one, and find the line that says a key.
 
 Python reads TOML and does not write it, and its reader forgets where a key stood.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import tomllib
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 Key = tuple[str, ...]  # ("training", "seed") is training.seed
@@ -37,6 +40,57 @@ def to_toml(
             if value is not None
         ]
     return "\n".join([*lines[1:], ""])
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read TOML.
+
+    Raises:
+        ValueError: it is not TOML, or nested too deeply; names the line.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        fault = error
+    lines = text.splitlines(keepends=True)
+    prefixes = ["".join(lines[:number]) for number in range(1, len(lines))]
+    line = 1 + bisect_left(prefixes, True, key=partial(_fails, kind=type(fault)))
+    raise ValueError(f"{fault} (at line {line})") from fault
+
+
+def _fails(text: str, kind: type[Exception]) -> bool:
+    """Return whether reading fails with just this kind of error."""
+    try:
+        tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        return type(error) is kind
+    return False
+
+
+def large_integers(sections: Mapping[str, Any]) -> Iterator[Key]:
+    """Yield each key whose value has an integer of more than 64 bits."""
+    for section, values in sections.items():
+        if not isinstance(values, dict):
+            if _is_large(values):
+                yield (section,)
+            continue
+        for name, value in values.items():
+            if _is_large(value):
+                yield section, name
+
+
+def _is_large(value: Any) -> bool:
+    match value:
+        case int():
+            return not -(2**63) <= value < 2**63
+        case list():
+            return any(map(_is_large, value))
+        case dict():
+            return any(map(_is_large, value.values()))
+        case _:
+            return False
 
 
 def lines_of_keys(text: str) -> dict[Key, int]:
