@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from hocket.core.formats.documents import Key, lines_of_keys, read_toml
 from hocket.errors import RecipeError
 from hocket.nearest import nearest
 from hocket.recipes.config.allowed_paths import (
@@ -25,14 +26,7 @@ from hocket.recipes.config.allowed_paths import (
     outside_paths,
 )
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import (
-    Key,
-    dotted,
-    large_integers,
-    lines_of_keys,
-    parse,
-    to_toml,
-)
+from hocket.recipes.config.toml_text import dotted, large_integers, to_toml
 from hocket.recipes.config.validation_errors import faults_of
 
 SUFFIX: Final = ".toml"
@@ -154,7 +148,7 @@ def _is_file(path: Path) -> bool:
 
 def _parse(label: str, text: str) -> Sections:
     try:
-        return parse(text)
+        return read_toml(text)
     except ValueError as error:
         raise RecipeError(f"{label} is not TOML: {error}") from error
 
@@ -190,7 +184,7 @@ def _key_of(setting: str) -> Key:
 def _value(text: str) -> Any:
     """A value as TOML reads it; what TOML does not read is a string as it stands."""
     try:
-        return parse(f"value = {text}")["value"]
+        return read_toml(f"value = {text}")["value"]
     except ValueError:
         return text
 

@@ -1,22 +1,12 @@
-"""Recipes as TOML text: read and write one, and find the line that says a key.
-
-Python reads TOML and does not write it, and its reader forgets where a key stood.
-"""
+"""Recipes as TOML text. Python reads TOML, and does not write it."""
 
 from __future__ import annotations
 
 import json
-import re
-import tomllib
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
-Key = tuple[str, ...]  # ("training", "seed") is training.seed
-
-_SECTION: Final = re.compile(r"\s*\[([^\[\]]+)\]")
-_ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
+from hocket.core.formats.documents import Key
 
 
 def dotted(key: Key) -> str:
@@ -42,33 +32,6 @@ def to_toml(
     return "\n".join([*lines[1:], ""])
 
 
-def parse(text: str) -> dict[str, Any]:
-    """Read TOML.
-
-    Raises:
-        ValueError: it is not TOML, or nested too deeply; names the line.
-    """
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        raise
-    except (ValueError, RecursionError) as error:
-        fault = error
-    lines = text.splitlines(keepends=True)
-    prefixes = ["".join(lines[:number]) for number in range(1, len(lines))]
-    line = 1 + bisect_left(prefixes, True, key=partial(_fails, kind=type(fault)))
-    raise ValueError(f"{fault} (at line {line})") from fault
-
-
-def _fails(text: str, kind: type[Exception]) -> bool:
-    """Return whether reading fails with just this kind of error."""
-    try:
-        tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        return type(error) is kind
-    return False
-
-
 def large_integers(sections: Mapping[str, Any]) -> Iterator[Key]:
     """Yield each key whose value has an integer of more than 64 bits."""
     for section, values in sections.items():
@@ -91,27 +54,6 @@ def _is_large(value: Any) -> bool:
             return any(map(_is_large, value.values()))
         case _:
             return False
-
-
-def lines_of_keys(text: str) -> dict[Key, int]:
-    """The line, from 1, that says each key or opens each section.
-
-    Reads one entry per line, as recipes are written. In other TOML (multi-line strings,
-    inline tables) it may miss a key, and then an error names the file without a line.
-    """
-    lines: dict[Key, int] = {}
-    section: Key = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        if opened := _SECTION.match(line):
-            section = _parts(opened[1])
-            lines.setdefault(section, number)
-        elif entry := _ENTRY.match(line):
-            lines.setdefault(section + _parts(entry[1]), number)
-    return lines
-
-
-def _parts(name: str) -> Key:
-    return tuple(part.strip(" \"'") for part in name.split("."))
 
 
 def _value(value: Any) -> str:

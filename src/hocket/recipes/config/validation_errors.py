@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from hocket.core.formats.documents import Key
 from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import Key, dotted
+from hocket.recipes.config.toml_text import dotted
 
 
 def faults_of(

@@ -229,7 +229,9 @@ def _profile(
     path = None if folder is None else path_of(folder, conditions)
     found = None
     if world.rank == 0 and path is not None and path.exists():
-        found = Profile.load(path).to_json()
+        kept = Profile.load(path)
+        kept.check_layers([layer.name for layer in captured.layers], path)
+        found = kept.to_json()
     found = world.broadcast_json(found, name="profile found")
     if found is not None:
         return Profile.from_json(found)
