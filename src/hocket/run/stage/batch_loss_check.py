@@ -241,7 +241,9 @@ def _text(numbers: str) -> str:
     return (
         f"{numbers}compares samples with each other. A pipeline computes it "
         "for each microbatch by itself, which is not the loss of the whole batch. "
-        "Return the mean of what each sample costs for itself; or leave the batch "
+        "Return the mean of what each sample costs for itself; or have it computed "
+        "over the batch, with all microbatches alive at once: "
+        "loss=hocket.WholeBatch(loss); or leave the batch "
         "whole (num_microbatches=1, num_replicas=1, accumulate=1); or, if it is "
         "enough to compare the samples of one microbatch, declare it: "
         "loss=hocket.PerMicrobatch(loss)"
