@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hocket.planner.search.result import SearchResult as SearchResult
     from hocket.run.cluster.launch import launch as launch
     from hocket.run.cluster.world import World as World
+    from hocket.run.data.loss import WholeBatch as WholeBatch
     from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
@@ -131,6 +132,7 @@ _HOMES = {
     "StepResult": "hocket.run.engine.sync.step_result",
     "Timeline": "hocket.core.timelines.timeline",
     "WaitError": "hocket.errors",
+    "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",
     "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",

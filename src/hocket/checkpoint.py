@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hocket.run.checkpoint.format.folder import newest as newest
 from hocket.run.checkpoint.format.folder import saved as saved
+from hocket.run.checkpoint.format.newest import newest as newest
 from hocket.run.checkpoint.format.verify import verify as verify
 
 if TYPE_CHECKING:

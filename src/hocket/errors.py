@@ -67,7 +67,7 @@ class DeadlockError(ScheduleError):
 
 
 class ParseError(PlanError):
-    """A schedule text or file cannot be read; names the path and the line."""
+    """A text or file cannot be read; names the path, and the line or JSON's entry."""
 
 
 class CostsError(PlanError):

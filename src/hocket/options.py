@@ -12,10 +12,10 @@ can inherit from all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from hocket.core.schedule import Schedule
 from hocket.planner.recompute import RecomputeName
@@ -120,70 +120,75 @@ def faults_of(options: object) -> Iterator[str]:
     Args:
         options: an instance of any of the classes above; other objects have no faults.
     """
-    if isinstance(options, UpdateOptions):
-        yield from _update_faults(options)
+    for kind in (UpdateOptions, StaleOptions, ScheduleOptions):
+        if isinstance(options, kind):
+            for name in kind.__annotations__:
+                yield from value_faults(name, getattr(options, name))
     if isinstance(options, StaleOptions):
         yield from _stale_faults(options)
     if isinstance(options, ScheduleOptions):
-        yield from _schedule_faults(options)
+        yield from _delay_faults(options)
 
 
-def _update_faults(options: UpdateOptions) -> Iterator[str]:
-    if options.clip_norm is not None and not options.clip_norm > 0.0:
-        yield (
-            f"clip_norm is {options.clip_norm}: it must be above 0 (leave it out, and "
-            "no gradient is clipped)"
-        )
-    if options.accumulate < 1:
-        yield f"accumulate is {options.accumulate}: each update takes 1 batch or more"
-    if options.precision not in get_args(PrecisionName):
-        names = ", ".join(get_args(PrecisionName))
-        yield f"precision is {options.precision!r}: it may be {names}"
-    if options.ema_decay is not None and not 0.0 <= options.ema_decay < 1.0:
-        yield (
-            f"ema_decay is {options.ema_decay}: it must be at least 0 and below 1, "
-            "such as 0.999"
-        )
+def value_faults(name: str, value: object) -> Iterator[str]:
+    """Yield a sentence if a value is not valid, whatever the other options are.
+
+    Args:
+        name: the option's name; other names have no faults.
+        value: its value; None is no number, which has no limits.
+    """
+    if name in _LIMITS and value is not None:
+        is_valid, sentence = _LIMITS[name]
+        if not is_valid(value):
+            yield f"{name} is {value}: {sentence}"
+    if name in _CHOICES and value not in _CHOICES[name]:
+        yield f"{name} is {value!r}: it may be {', '.join(_CHOICES[name])}"
+
+
+def _is_positive(value: float) -> bool:
+    return value > 0.0  # NaN is not
+
+
+def _is_count(value: int) -> bool:
+    return value >= 1
+
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "precision": get_args(PrecisionName),
+    "correction": get_args(CorrectionName),
+    "recompute": get_args(RecomputeName),
+}
+_AT_LEAST_1: Final = (_is_count, "it must be at least 1")
+_LIMITS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "clip_norm": (
+        _is_positive,
+        "it must be above 0 (leave it out, and no gradient is clipped)",
+    ),
+    "accumulate": (_is_count, "each update takes 1 batch or more"),
+    "ema_decay": (
+        lambda x: 0.0 <= x < 1.0,
+        "it must be at least 0 and below 1, such as 0.999",
+    ),
+    "num_discounted_updates": (_is_count, "the discount fades over 1 update or more"),
+    "max_delay": (lambda x: x >= 0, "weights are 0 or more updates old"),
+    "num_microbatches": _AT_LEAST_1,
+    "num_replicas": _AT_LEAST_1,
+    "stages_per_device": _AT_LEAST_1,
+    "memory_bytes": _AT_LEAST_1,
+    "timeout_s": (_is_positive, "it must be above 0"),
+}
 
 
 def _stale_faults(options: StaleOptions) -> Iterator[str]:
-    if options.correction not in get_args(CorrectionName):
-        names = ", ".join(get_args(CorrectionName))
-        yield f"correction is {options.correction!r}: it may be {names}"
     number = options.num_discounted_updates
-    if number is None:
-        return
-    if options.correction != "lr-discount":
+    if number is not None and options.correction != "lr-discount":
         yield (
             f"num_discounted_updates {number} has no effect unless correction is "
             f"'lr-discount'; it is {options.correction!r}"
         )
-    if number < 1:
-        yield (
-            f"num_discounted_updates is {number}: the discount fades over 1 update "
-            "or more"
-        )
-
-
-_COUNTS = ("num_microbatches", "num_replicas", "stages_per_device", "memory_bytes")
-
-
-def _schedule_faults(options: ScheduleOptions) -> Iterator[str]:
-    for name in _COUNTS:
-        count = getattr(options, name)
-        if count is not None and count < 1:
-            yield f"{name} is {count}: it must be at least 1"
-    if options.timeout_s is not None and not options.timeout_s > 0.0:
-        yield f"timeout_s is {options.timeout_s}: it must be above 0"
-    if options.recompute not in get_args(RecomputeName):
-        names = ", ".join(get_args(RecomputeName))
-        yield f"recompute is {options.recompute!r}: it may be {names}"
-    yield from _delay_faults(options)
 
 
 def _delay_faults(options: ScheduleOptions) -> Iterator[str]:
-    if options.max_delay < 0:
-        yield f"max_delay is {options.max_delay}: weights are 0 or more updates old"
     if options.max_delay and options.schedule != "auto":
         yield (
             f"max_delay {options.max_delay} has no effect unless schedule is 'auto': "

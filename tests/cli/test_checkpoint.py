@@ -39,6 +39,15 @@ def test_show_lists_all_of_them(run: Path) -> None:
     assert second.endswith("latest")
 
 
+def test_show_says_what_is_wrong_with_the_pointer(run: Path) -> None:
+    """Below the checkpoints, which it lists all the same."""
+    (run / "latest").write_text("damaged")
+    lines = checkpoint("show", run).output.splitlines()[1:]
+    assert lines[1].startswith("step-00000002")
+    assert lines[2].startswith("latest")
+    assert "is damaged" in lines[2]
+
+
 def test_verify_reads_every_byte(run: Path) -> None:
     """The newest, one of a step, one by its path; damage has an exit code."""
     assert "step-00000002: whole" in checkpoint("verify", run).output

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.run.checkpoint.format.folder import newest
+from hocket.run.checkpoint.format.newest import newest
 from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from tests.cli.shell import hocket
 from tests.run.support.processes import eventually

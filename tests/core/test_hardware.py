@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hocket.core.hardware import PRECISIONS, load_catalogue
 from hocket.errors import ParseError, PlanError
@@ -154,6 +159,68 @@ def test_a_file_with_faults_names_path_and_key(
     with pytest.raises(ParseError, match=match) as caught:
         load_catalogue(path)
     assert str(path) in str(caught.value)
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-3, 3) | st.floats() | st.text("ab'\"=[", max_size=4),
+    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text("ab"), x, max_size=2),
+    max_leaves=3,
+)
+KEYS = ["memory_gib", "bandwidth_gb_per_s", "source", "tflops", "links", "value", "why"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sections=st.dictionaries(
+        st.sampled_from(["devices.h100", "devices.x", "links.x", "assumed.op_s"]),
+        st.dictionaries(st.sampled_from(KEYS), VALUES),
+    )
+)
+def test_any_file_is_read_or_refused_by_its_line(
+    tmp_path: Path, sections: dict[str, dict[str, Any]]
+) -> None:
+    """Infinite, enormous and misplaced values end in no traceback."""
+    path = tmp_path / "mine.toml"
+    text = "".join(
+        f"[{name}]\n"
+        + "".join(
+            f"{key} = {json.dumps(value).lower()}\n" for key, value in own.items()
+        )
+        for name, own in sections.items()
+    )
+    assert_read_or_refused(path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[links.x]\nlatency_s = " + "[" * 100_000,
+        "[devices.h100]\nmemory_gib = " + "9" * 5000,
+        "[devices.h100]\nmemory_gib = " + "9" * 400,
+        "[devices.h100]\nmemory_gib = inf",
+        "[devices.h100]\nmemory_gib = nan",
+        "[links]\nx = 3",
+        "[assumed]\nop_s = 3",
+    ],
+)
+def test_values_beyond_all_measure(tmp_path: Path, text: str) -> None:
+    """Each was a traceback, or taken."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ParseError, match=r"mine\.toml.*line [12]"):
+        load_catalogue(path)
+
+
+def assert_read_or_refused(path: Path, text: str) -> None:
+    """Nothing but our own error, which names a line."""
+    path.write_text(text)
+    try:
+        load_catalogue(path)
+    except ParseError as error:
+        message = str(error)
+    else:
+        message = "line 1"
+    assert re.search(r"line \d+", message)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

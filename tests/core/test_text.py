@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
@@ -43,6 +46,38 @@ def test_says_no_more_than_it_must(schedule: Schedule) -> None:
     except ParseError:
         follows = False
     assert follows == (len(lines) == len(schedule.lanes))
+
+
+@given(schedule=orders(), data=st.data())
+def test_every_error_names_a_line(schedule: Schedule, data: st.DataObject) -> None:
+    """Of any text that is nearly a schedule's."""
+    words = re.split(r"(\s+)", str(schedule))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        words[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.lists(
+                st.sampled_from([*WORDS, *words]) | st.text(max_size=3), max_size=2
+            )
+        )
+    try:
+        Schedule.parse("".join(words), path="order.txt")
+    except ParseError as error:
+        message = str(error)
+    else:
+        message = "order.txt, line 1"
+    assert re.match(r"order.txt, line \d+", message)
+
+
+WORDS = [
+    "\n",
+    " ",
+    "|:",
+    ":|",
+    "repeats 2\n",
+    "flow 0>9\n",
+    "copies 0 1\n",
+    "d7  0F0\n",
+]
 
 
 def test_reads_comments_and_blank_lines() -> None:

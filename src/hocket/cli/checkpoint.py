@@ -78,11 +78,15 @@ def checkpoint_command(
 
 def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
     from hocket.draw.quantity import byte_size
-    from hocket.run.checkpoint.format.folder import newest, saved
+    from hocket.run.checkpoint.format.folder import saved
+    from hocket.run.checkpoint.format.newest import newest
     from hocket.run.checkpoint.format.opened import open_checkpoint
 
     yield "checkpoint", "saved", "workers", "size", ""
-    latest = newest(folder)
+    try:
+        latest, damage = newest(folder), ""
+    except CheckpointError as error:
+        latest, damage = None, str(error)
     for path in saved(folder):
         mark = "latest" if path == latest else ""
         try:
@@ -98,12 +102,14 @@ def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
             byte_size(sum(file.num_bytes for file in files)),
             mark,
         )
+    if damage:
+        yield "latest", "", "", "", damage
 
 
 def _verify(folder: Path, step: str) -> None:
     from hocket.draw.quantity import byte_size
-    from hocket.run.checkpoint.format.folder import find
     from hocket.run.checkpoint.format.manifest import MANIFEST
+    from hocket.run.checkpoint.format.newest import find
     from hocket.run.checkpoint.format.verify import verify
 
     path = folder if (folder / MANIFEST).exists() else find(folder, _step(step))

@@ -10,8 +10,8 @@ of the same form overrides them.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from hocket.core.costs import Link
+from hocket.core.formats.documents import lines_of_keys, read_toml
+from hocket.core.formats.given import read_text
 from hocket.errors import ParseError, PlanError
 from hocket.nearest import nearest
 
@@ -26,8 +28,10 @@ PRECISIONS: Final = ("float32", "tf32", "bfloat16", "float16")
 BUILT_IN: Final = "hocket's own hardware.toml"
 
 _Entry: TypeAlias = Mapping[str, Any]
+_Where: TypeAlias = Callable[..., str]  # names the place of an entry, by its key
 
 _GIB: Final = 2**30
+_MOST: Final = 1e30  # of any number here, in any unit
 _DEVICE_NUMBERS: Final = ("memory_gib", "bandwidth_gb_per_s")
 _DEVICE_ASSUMED: Final = ("bandwidth_fraction", "usable_fraction", "op_s")
 _LINK_NUMBERS: Final = ("gb_per_s", "latency_s")
@@ -167,59 +171,69 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
         path: a TOML file of the same form as hocket's own.
 
     Raises:
-        ParseError: the file cannot be read, or has an unknown key; names the path and
-            the key.
+        ParseError: the file cannot be read, or has an unknown key; names the path, the
+            line and the key.
     """
     return _built_in() if path is None else _laid_over(path)
 
 
 @cache
 def _built_in() -> Catalogue:
-    return _catalogue(_own_document(), BUILT_IN)
+    return _catalogue(_own_document(), lambda *_: BUILT_IN)
 
 
 def _own_document() -> dict[str, Any]:
     text = (files("hocket.core") / "hardware.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(text)
 
 
 def _laid_over(path: Path) -> Catalogue:
+    text = read_text(path)
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        given = read_toml(text)
+    except ValueError as error:
         raise ParseError(f"{path}: cannot be read as TOML: {error}") from None
+    lines = {
+        tuple(part.lower() for part in key): number
+        for key, number in lines_of_keys(text).items()
+    }
+
+    def where(*key: str) -> str:
+        said = (n for known, n in lines.items() if known[: len(key)] == key)
+        return f"{path}, line {min(said, default=1)}: [{'.'.join(key)}]"
+
     known = _own_document()
     for section, entries in given.items():
         if section not in known or not isinstance(entries, dict):
             raise ParseError(
-                f"{path}: [{section}] is no section; there are [devices.NAME], "
+                f"{where(section)} is no section; there are [devices.NAME], "
                 "[links.NAME] and [assumed.NAME]"
             )
         known[section].update({name.lower(): one for name, one in entries.items()})
-    return _catalogue(known, str(path))
+    return _catalogue(known, where)
 
 
-def _catalogue(document: Mapping[str, Any], path: str) -> Catalogue:
+def _catalogue(document: Mapping[str, Any], where: _Where) -> Catalogue:
     assumed = {
         name: Assumption(
-            _number(entry, "value", f"{path}: [assumed.{name}]"),
+            _number(entry, "value", where("assumed", name)),
             str(entry.get("why", "")),
         )
         for name, entry in document["assumed"].items()
     }
     links = {
-        key: _link(key, entry, assumed, f"{path}: [links.{key}]")
+        key: _link(key, entry, assumed, where("links", key))
         for key, entry in document["links"].items()
     }
     devices = {
-        key: _device(key, entry, assumed, f"{path}: [devices.{key}]")
+        key: _device(key, entry, assumed, where("devices", key))
         for key, entry in document["devices"].items()
     }
     for device in devices.values():
         for link in device.links:
             if link not in links:
                 raise ParseError(
-                    f"{path}: [devices.{device.key}] links: {link!r} is no link; "
+                    f"{where('devices', device.key)} links: {link!r} is no link; "
                     f"{nearest(link, links)}"
                 )
     return Catalogue(devices, links, assumed)
@@ -241,6 +255,9 @@ def _device(
     if not isinstance(reached, dict):
         reached = dict.fromkeys(tflops, reached)
     usual = assumed["matmul_fraction"].value
+    links = entry.get("links", [])
+    if not isinstance(links, list) or not all(isinstance(x, str) for x in links):
+        raise ParseError(f"{where} links: must be a list of names")
     fractions = {
         name: _number(entry, name, where, assumed[name].value)
         for name in _DEVICE_ASSUMED
@@ -251,7 +268,7 @@ def _device(
         memory_bytes=int(memory_gib * _GIB),
         bytes_per_s=bandwidth * 1e9,
         flops={name: _number(tflops, name, where) * 1e12 for name in tflops},
-        links=tuple(entry.get("links", ())),
+        links=tuple(links),
         source=str(entry["source"]),
         why=str(entry.get("why", "")),
         matmul_fraction={
@@ -304,7 +321,10 @@ def _key_faults(
 def _number(
     entry: Mapping[str, Any], name: str, where: str, default: float | None = None
 ) -> float:
-    value = entry.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ParseError(f"{where} {name}: must be a number above 0, got {value!r}")
+    value = entry.get(name, default) if isinstance(entry, dict) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or not is_number or not 0 < value <= _MOST:
+        raise ParseError(
+            f"{where} {name}: must be a number above 0, got {reprlib.repr(value)}"
+        )
     return float(value)

@@ -100,7 +100,9 @@ def _assembled(
         timeout_s=timeout_s,
         clips=config.clip_norm is not None,
     )
-    plan, play_plan, modules, channels = build_plan(config, order, context, known)
+    plan, play_plan, modules, channels, output = build_plan(
+        config, order, context, known
+    )
     if world.rank == 0:
         warn_of_repeating_bubble(asked, plan)
     names = [name for name, _ in config.model.named_parameters()]
@@ -108,11 +110,11 @@ def _assembled(
     training = config.training
     executor = make_executor(
         play_plan,
-        [NetSetup(net.name, modules, names, config.loss, training)],
+        [NetSetup(net.name, modules, names, config.loss, training, output=output)],
         training,
         context,
         channels,
-        wiring=wire_one_net(plan.schedule.program, modules),
+        wiring=wire_one_net(plan.schedule.program, modules, output),
         seed=config.seed,
         recomputes=[i for i, x in enumerate(plan.costs.stages) if x.recomputes],
         on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,
@@ -138,6 +140,7 @@ def _make_order(
             config.num_microbatches,
             config.stages_per_device,
             clips=config.clip_norm is not None,
+            whole_batch=config.whole_batch,
         )
         return order, profiled
     store = dist.PrefixStore("before the order", store)

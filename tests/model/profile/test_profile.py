@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from hocket.errors import ModelError
@@ -59,6 +63,75 @@ def test_a_malformed_file_names_its_path(
 
     with pytest.raises(ModelError, match=f"profile.json: {message}"):
         Profile.load(path)
+
+
+def changed(key: str, value: Any) -> str:
+    """The profile with one other value in its first layer, as JSON."""
+    document = PROFILE.to_json()
+    document["layers"][0][key] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "format is missing"),
+        ("[" * 100_000, r"recursion.*\(line 1\)"),
+        ("\n" + "9" * 5000, r"4300.*\(line 2\)"),
+        (
+            changed("forward_s", float("nan")),
+            r"layers\[0\].forward_s is nan, which no t",
+        ),
+        (changed("forward_s", -1), r"layers\[0\].forward_s is -1, which no time"),
+        (
+            changed("forward_s", 10**400),
+            "forward_s is 1000.*which no time",
+        ),
+        (changed("activation_bytes", 10**400), "which no size"),
+        (changed("activation_bytes", 1.5), "another type"),
+        (changed("name", 3), r"layers\[0\].name is 3"),
+        (json.dumps(PROFILE.to_json() | {"layers": {}}), "layers is {}"),
+    ],
+)
+def test_impossible_values_are_refused_where_they_are(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    """They used to become plans, or tracebacks."""
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(ModelError, match=f"profile.json: .*{words}"):
+        Profile.load(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=3), x),
+    max_leaves=3,
+)
+
+
+@given(data=st.data())
+def test_any_value_anywhere_is_read_or_refused(data: st.DataObject) -> None:
+    """What is read is as good as measured."""
+    document = PROFILE.to_json()
+    first = document["layers"][0]
+    place = data.draw(st.sampled_from([document, first, document["conditions"]]))
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(JSON)
+    try:
+        read = Profile.from_json(document, path="profile.json")
+    except ModelError as error:
+        message = str(error)
+    else:
+        message = "profile.json"
+        assert all(math.isfinite(seconds) for seconds in read.layer_s)
+    assert message.startswith("profile.json")
+
+
+def test_a_profile_of_other_layers_is_refused(tmp_path: Path) -> None:
+    """Under the right name, as after a copy by hand."""
+    PROFILE.check_layers(["a", "b"], tmp_path)
+    with pytest.raises(ModelError, match="of the 2 layers a, b, but the model has the"):
+        PROFILE.check_layers(["a"], tmp_path)
 
 
 def test_conditions_tell_what_numbers_depend_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -140,7 +140,7 @@ def test_windows_hold_long_paragraphs_of_many_questions(tmp_path: Path) -> None:
 WRONG = [{"text": "1889", "answer_start": 19}]
 NO_ANSWER: list[Any] = []
 FAULTS = {
-    "no JSON": ('{"data": [\n}', "line 2, column 1: no JSON"),
+    "no JSON": ('{"data": [\n}', r"no JSON \(.*line 2 column 1"),
     "a list": ("[]", "the file has no 'data'"),
     "no paragraphs": ('{"data": [{"title": "x"}]}', r"data\[0\] has no 'paragraphs'"),
     "no question": (file_of("text"), "has no question"),
@@ -172,6 +172,49 @@ def test_a_fault_names_file_record_and_way_out(tmp_path: Path, fault: str) -> No
         load_squad(write(tmp_path, text))
     assert "train-v1.1.json" in str(caught.value)
     assert "get it from https://rajpurkar.github.io/SQuAD-explorer" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"data": [\n' + "9" * 5000 + "]}", "{", "\ufeff", "\0"]
+)
+def test_no_document_ends_in_a_traceback(tmp_path: Path, text: str) -> None:
+    """Deep nesting, long integers: the file and the line are named."""
+    with pytest.raises(DataError, match=r"train-v1.1.json: no JSON .*line [12]"):
+        load_squad(write(tmp_path, text))
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=3), x),
+    max_leaves=3,
+)
+PLACES = ["data", "paragraphs", "context", "qas", "question", "answers", "text"]
+PLACES += ["answer_start", "is_impossible"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    place=st.sampled_from(PLACES),
+    value=ANY | st.integers(-(10**40), 10**40) | st.just("\ud800"),
+)
+def test_any_value_anywhere_is_read_or_refused(
+    tmp_path: Path, place: str, value: Any
+) -> None:
+    """With its file; half a surrogate pair is text to JSON."""
+
+    def replaced(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {k: value if k == place else replaced(x) for k, x in found.items()}
+        return [replaced(x) for x in found] if isinstance(found, list) else found
+
+    document = replaced(json.loads(file_of(CONTEXT, question(CONTEXT, "1889"))))
+    write(tmp_path, json.dumps(document))
+    try:
+        message = f"train-v1.1.json {load_squad(tmp_path)[0].num_samples}"
+    except DataError as error:
+        message = str(error)
+    assert "train-v1.1.json" in message
+    assert len(message) < 1000
 
 
 def test_missing_files_are_told(tmp_path: Path) -> None:

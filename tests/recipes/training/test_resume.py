@@ -19,7 +19,7 @@ from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import CHECKPOINTS_NAME, ResumePoint, resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.exchange.export import open_one
-from hocket.run.checkpoint.format.folder import saved
+from hocket.run.checkpoint.format.folder import LATEST, saved
 
 SMALL: Final = (
     "model.width=16",
@@ -207,6 +207,18 @@ def test_auto_begins_anew_where_nothing_was_saved(
     train(free_dir / "run", resolved("checkpoint.resume=auto", "training.max_steps=1"))
     assert "no checkpoint in" in capsys.readouterr().out
     assert len(records(free_dir / "run", "step")) == 1
+
+
+def test_auto_resumes_where_the_pointer_is_lost(free_dir: Path) -> None:
+    """Training anew would remove the checkpoints of the run beside it."""
+    train(free_dir / "run", resolved(), 3)
+    folder = free_dir / "run" / CHECKPOINTS_NAME
+    before = saved(folder)
+    (folder / LATEST).unlink()
+    train(free_dir / "run", resolved("checkpoint.resume=auto"))
+    steps = [step["step"] for step in records(free_dir / "run", "step")]
+    assert steps == list(range(6))
+    assert before[-1] in saved(folder)
 
 
 def test_what_was_asked_for_must_be_there(free_dir: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.commit import clean
-from hocket.run.checkpoint.format.folder import newest, saved
+from hocket.run.checkpoint.format.folder import saved
+from hocket.run.checkpoint.format.newest import newest
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, save_and_die, struck
 from tests.run.checkpoint.made import files_below, numbers_in, save
 from tests.run.support.fork_server import fork_server

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.commit import clean
-from hocket.run.checkpoint.format.folder import find, newest, previous, saved
+from hocket.run.checkpoint.format.folder import LATEST, saved
 from hocket.run.checkpoint.format.lock import FolderLock
+from hocket.run.checkpoint.format.newest import find, newest, previous
 from hocket.run.checkpoint.format.retention import prune
 from hocket.run.checkpoint.format.verify import is_whole, verify
 from tests.run.checkpoint.made import numbers_in, save
@@ -57,6 +58,35 @@ def test_one_that_is_broken_does_not_count(tmp_path: Path) -> None:
     assert prune(tmp_path, 1) == []
     save(tmp_path, 3, keep=1)
     assert names(tmp_path) == ["step-00000003"]
+
+
+def test_without_its_pointer_a_folder_has_a_newest_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lost `latest` must not look like a folder in which nothing was saved.
+
+    The order of saving decides, and an incomplete checkpoint is passed over.
+    """
+    for step in (9, 3, 4):
+        save(tmp_path, step)
+    (tmp_path / LATEST).unlink()
+    assert newest(tmp_path) == find(tmp_path, "latest") == tmp_path / "step-00000004"
+    assert "latest is missing: taking step-00000004" in caplog.text
+    (tmp_path / "step-00000004" / "weights-0.safetensors").unlink()
+    assert newest(tmp_path) == tmp_path / "step-00000003"
+    assert names(tmp_path) == ["step-00000009", "step-00000003", "step-00000004"]
+
+
+def test_without_pointer_and_complete_checkpoints_nothing_is_loaded(
+    tmp_path: Path,
+) -> None:
+    """What is left of a run is an error, not an empty folder."""
+    path = save(tmp_path, 1)
+    (tmp_path / LATEST).unlink()
+    (path / "manifest.json").unlink()
+    with pytest.raises(DamagedError, match=r"none of the 1 checkpoints .* is complete"):
+        newest(tmp_path)
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_the_same_step_again_gets_a_name_of_its_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 import hocket
 from hocket import env
-from hocket.run.checkpoint.format.folder import newest
+from hocket.run.checkpoint.format.newest import newest
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from tests.run.support.failing_workers import (
     LINGER,

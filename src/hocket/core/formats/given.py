@@ -45,11 +45,16 @@ def read_text(path: Path) -> str:
         ParseError: it cannot be read, or is not text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise ParseError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise ParseError(f"{path}: is not text in UTF-8 (byte {error.start})") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ParseError(
+            f"{path}, line {line}: is not text in UTF-8 (byte {error.start})"
+        ) from None
 
 
 def refuse_other_sizes(

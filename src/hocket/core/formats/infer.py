@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from hocket.core.op import COLLECTIVES, Kind
 from hocket.core.program import Program
@@ -14,25 +14,37 @@ _IN_EVALUATION = frozenset(
 )
 
 
-def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
+def infer_program(
+    lanes: Sequence[Lane], *, path: str = "<text>", lines: Sequence[int] = ()
+) -> Program:
     """Infer one net with its stages in a chain without delay.
 
     Args:
         lanes: whose ops are read.
         path: named in errors.
+        lines: the line of each lane, named in errors; 1, 2, ... when not given.
 
     Raises:
         ParseError: the ops contradict each other (a stage on two devices, or a
             stage, microbatch or step that is left out).
         PlanError: the numbers of the devices have gaps.
     """
+    lines = lines or range(1, len(lanes) + 1)
     ops = [op for lane in lanes for op in lane.ops]
-    devices = _devices(lanes, path)
+    places = [
+        f"{path}, line {line}"
+        for line, lane in zip(lines, lanes, strict=True)
+        for _ in lane.ops
+    ]
+    devices = _devices(lanes, path, lines)
     kinds = {op.kind for op in ops}
     return Program.chain(
-        [devices[stage] for stage in range(_count("stage", devices, path))],
-        _count("microbatch", {op.microbatch or 0 for op in ops}, path),
-        num_steps=_count("step", {op.step for op in ops}, path),
+        [
+            devices[stage]
+            for stage in range(_count("stage", [op.stage for op in ops], places))
+        ],
+        _count("microbatch", [op.microbatch or 0 for op in ops], places),
+        num_steps=_count("step", [op.step for op in ops], places),
         num_replicas=1 if kinds.isdisjoint(COLLECTIVES) else 2,
         trainable=not kinds <= _IN_EVALUATION,
         batch_loss=Kind.LOSS in kinds,
@@ -40,28 +52,36 @@ def infer_program(lanes: Sequence[Lane], *, path: str = "<text>") -> Program:
     )
 
 
-def _devices(lanes: Sequence[Lane], path: str) -> dict[int, int]:
+def _devices(lanes: Sequence[Lane], path: str, lines: Sequence[int]) -> dict[int, int]:
     devices: dict[int, int] = {}
-    for lane in lanes:
+    for lane, line in zip(lanes, lines, strict=True):
         for op in lane.ops:
             other = devices.setdefault(op.stage, lane.device)
             if other != lane.device:
                 raise ParseError(
-                    f"{path}: stage {op.stage} runs on device {other} and, as {op}, "
-                    f"on device {lane.device}; a stage lives on one device"
+                    f"{path}, line {line}: stage {op.stage} runs on device {other} "
+                    f"and, as {op}, on device {lane.device}; a stage lives on one "
+                    "device"
                 )
     return devices
 
 
-def _count(noun: str, numbers: Collection[int], path: str) -> int:
-    """Count the numbers, and refuse gaps.
+def _count(noun: str, numbers: Sequence[int], places: Sequence[str]) -> int:
+    """Count the different numbers, and refuse gaps.
 
     Looks at no more numbers than there are: a file may hold any, like 999999999.
+
+    Args:
+        noun: what the numbers count.
+        numbers: the number of each op.
+        places: the place of each op, named in errors.
     """
-    left_out = set(range(len(numbers))).difference(numbers)
+    different = set(numbers)
+    left_out = set(range(len(different))) - different
     if left_out:
+        largest = max(different)
         raise ParseError(
-            f"{path}: no op of {noun} {min(left_out)}, but one of {noun} "
-            f"{max(numbers)}; count from 0 without gaps"
+            f"{places[numbers.index(largest)]}: no op of {noun} {min(left_out)}, but "
+            f"one of {noun} {largest}; count from 0 without gaps"
         )
-    return len(numbers)
+    return len(different)

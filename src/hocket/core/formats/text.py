@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, TypeVar
 
 from hocket.core.formats.infer import infer_program
@@ -70,7 +71,13 @@ def from_text(text: str, *, path: str = "<text>") -> Schedule:
             draft.read(words)
         except HocketError as error:
             raise ParseError(f"{path}, line {number}: {error}") from None
+        draft.lines.setdefault(_subject(words[0]), []).append(number)
     return draft.schedule(path)
+
+
+def _subject(word: str) -> str:
+    """Return what a line is about, by its first word."""
+    return "lane" if _LANE.fullmatch(word) else word
 
 
 def _follows_from_lanes(schedule: Schedule) -> bool:
@@ -101,7 +108,7 @@ def _header(program: Program) -> list[str]:
 
 @dataclass
 class _Draft:
-    """What has been read so far."""
+    """What has been read so far, and the lines that said it, by their subject."""
 
     lanes: list[Lane] = field(default_factory=list)
     body: list[tuple[int, int]] = field(default_factory=list)
@@ -110,6 +117,7 @@ class _Draft:
     flows: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, ...]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)
 
     def read(self, words: list[str]) -> None:
         """Read one line."""
@@ -177,7 +185,10 @@ class _Draft:
     def schedule(self, path: str) -> Schedule:
         """Make the schedule from the lines that were read."""
         if not self.lanes:
-            raise ParseError(f"{path}: no lanes; expected lines like 'd0  0F0 0B0 0U'")
+            last = max(chain([1], *self.lines.values()))
+            raise ParseError(
+                f"{path}, line {last}: no lanes; expected lines like 'd0  0F0 0B0 0U'"
+            )
         lanes = tuple(self.lanes)
         num_repeats = self.counts.get("repeats", 1) if self.body else 0
         self._refuse_what_would_be_ignored(path)
@@ -185,25 +196,29 @@ class _Draft:
             if self.stages:
                 program = self._program()
             else:
-                program = infer_program(lanes, path=path)
+                program = infer_program(lanes, path=path, lines=self.lines["lane"])
             return Schedule(program, lanes, tuple(self.body), num_repeats)
         except ParseError:
             raise
         except HocketError as error:
-            raise ParseError(f"{path}: {error}") from None
+            every = sorted(chain(*self.lines.values()))
+            where = f"line {every[0]}" + f" to {every[-1]}" * (len(every) > 1)
+            raise ParseError(f"{path}, {where}: {error}") from None
 
     def _refuse_what_would_be_ignored(self, path: str) -> None:
         if "repeats" in self.counts and not self.body:
             raise ParseError(
-                f"{path}: repeats, but no lane marks its body by |: and :|"
+                f"{path}, line {self.lines['repeats'][0]}: repeats, but no lane marks "
+                "its body by |: and :|"
             )
         header = [*self.counts.keys() - {"repeats"}]
         header += ["net"] * bool(self.nets) + ["flow"] * bool(self.flows)
         header += ["copies"] * bool(self.copies)
         if header and not self.stages:
             raise ParseError(
-                f"{path}: a line that begins with {min(header)}, but none with stage: "
-                "name every stage, or leave out all such lines"
+                f"{path}, line {self.lines[min(header)][0]}: a line that begins with "
+                f"{min(header)}, but none with stage: name every stage, or leave out "
+                "all such lines"
             )
 
     def _program(self) -> Program:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hocket.core.formats.documents import read_json
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.memory import MemoryCurve
@@ -70,11 +71,11 @@ def from_json(text: str, *, path: str = "<json>") -> Timeline:
     """Read a timeline; `path` is named in errors.
 
     Raises:
-        ParseError: with the path, and what is wrong where.
+        ParseError: with the path, and the line or the entry.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = read_json(text)
+    except ValueError as error:
         raise ParseError(f"{path}: not JSON: {error}") from None
     return _Reader(path).timeline(document)
 

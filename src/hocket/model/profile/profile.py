@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured
 from hocket.planner.work import HeldBytes, LayerCost, Weights
 
 FORMAT = 5
+_MOST: Final = 2**62  # bytes, or seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +123,45 @@ class Profile:
         }
 
     @classmethod
-    def from_json(cls, value: Any, *, path: str = "<profile>") -> Profile:
+    def from_json(cls, value: object, *, path: str = "<profile>") -> Profile:
         """Read what `to_json` returns.
 
         Raises:
-            ModelError: the value is no profile of this format; names the path.
+            ModelError: the value is no profile of this format; names the path and the
+                entry.
         """
-        try:
-            if value["format"] != FORMAT:
-                raise ModelError(
-                    f"{path}: profile of format {value['format']}, this hocket reads "
-                    f"format {FORMAT}: delete it to have it measured again"
-                )
-            layers = tuple(LayerProfile(**layer) for layer in value["layers"])
-            return cls(layers, {str(k): str(v) for k, v in value["conditions"].items()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path}: not a profile: {error!r}") from None
+        read = partial(_entry, path)
+        found = read(value, "format", int)
+        if found != FORMAT:
+            raise ModelError(
+                f"{path}: profile of format {found!r:.40}, this hocket reads "
+                f"format {FORMAT}: delete it to have it measured again"
+            )
+        conditions = read(value, "conditions", dict)
+        layers = [
+            LayerProfile(
+                **{
+                    field.name: _measured(path, layer, field.name, f"layers[{i}].")
+                    for field in fields(LayerProfile)
+                }
+            )
+            for i, layer in enumerate(read(value, "layers", list))
+        ]
+        return cls(tuple(layers), {str(k): str(v) for k, v in conditions.items()})
+
+    def check_layers(self, names: Sequence[str], path: Path) -> None:
+        """Check that the profile is of these layers.
+
+        Raises:
+            ModelError: it is of others; names the path.
+        """
+        own = [layer.name for layer in self.layers]
+        if own != [*names]:
+            raise ModelError(
+                f"{path}: a profile of the {len(own)} layers {', '.join(own):.200}, "
+                f"but the model has the {len(names)} layers {', '.join(names):.200}: "
+                "delete it to have it measured again"
+            )
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, whole or not at all."""
@@ -153,10 +180,52 @@ class Profile:
             ModelError: the file is no profile; names the path.
         """
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = read_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
         return cls.from_json(value, path=str(path))
+
+
+def _entry(
+    path: str,
+    value: object,
+    name: str,
+    kind: type[Any] | tuple[type[Any], ...],
+    where: str = "",
+) -> Any:
+    """Return a value of a JSON object, which must be there and of this kind.
+
+    Raises:
+        ModelError: it is not; names the path and the place.
+    """
+    if not isinstance(value, dict) or name not in value:
+        raise ModelError(f"{path}: not a profile: {where}{name} is missing")
+    found = value[name]
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise ModelError(
+            f"{path}: not a profile: {where}{name} is {reprlib.repr(found)}, and "
+            "should be of another type"
+        )
+    return found
+
+
+def _measured(path: str, layer: object, name: str, where: str) -> Any:
+    """Return a layer's name, seconds or bytes, which must be possible.
+
+    Raises:
+        ModelError: they are not; names the path and the place.
+    """
+    if name == "name":
+        return _entry(path, layer, name, str, where)
+    is_bytes = name.endswith("_bytes")
+    number = _entry(path, layer, name, int if is_bytes else (int, float), where)
+    least = -_MOST if name == "split_s" else 0
+    if not least <= number <= _MOST:  # NaN is not, either
+        raise ModelError(
+            f"{path}: not a profile: {where}{name} is {reprlib.repr(number)}, which "
+            f"no {'size' if is_bytes else 'time'} is"
+        )
+    return number
 
 
 def conditions_of(captured: Captured, device: torch.device) -> dict[str, str]:

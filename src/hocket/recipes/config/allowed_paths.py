@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hocket.recipes.config.toml_text import Key
+from hocket.core.formats.documents import Key
 
 READ: Final[tuple[Key, ...]] = (  # relative to the recipe's folder
     ("data", "path"),

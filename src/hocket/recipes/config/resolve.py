@@ -9,7 +9,6 @@ A later source replaces single keys of an earlier one, never whole sections.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from hocket.core.formats.documents import Key, lines_of_keys, read_toml
 from hocket.errors import RecipeError
 from hocket.nearest import nearest
 from hocket.recipes.config.allowed_paths import (
@@ -26,7 +26,7 @@ from hocket.recipes.config.allowed_paths import (
     outside_paths,
 )
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import Key, dotted, lines_of_keys, to_toml
+from hocket.recipes.config.toml_text import dotted, large_integers, to_toml
 from hocket.recipes.config.validation_errors import faults_of
 
 SUFFIX: Final = ".toml"
@@ -103,6 +103,9 @@ def resolve(
     faults = [*_lay_over(sections, origins, settings)]
     if functions_in(sections) & said_here or (import_folders and allow_outside):
         import_folders.append(Path.cwd())
+    for key in [*large_integers(sections)]:
+        found.append((key, "an integer of more than 64 bits"))
+        (sections if len(key) == 1 else sections[key[0]]).pop(key[-1])
     for section in Recipe.model_fields:
         sections.setdefault(section, {})
     if isinstance(sections["run"], dict):
@@ -123,7 +126,7 @@ def _read(source: str) -> tuple[str, str, Path]:
     if source in builtin_names():
         entry = files("hocket.recipes") / "builtin" / f"{source}{SUFFIX}"
         return source, entry.read_text(encoding="utf-8"), Path.cwd()
-    if not path.is_file():
+    if not _is_file(path):
         way_out = (
             f"there is no such file in {path.resolve().parent}"
             if path.suffix == SUFFIX or len(path.parts) > 1
@@ -136,10 +139,17 @@ def _read(source: str) -> tuple[str, str, Path]:
         raise RecipeError(f"{source} cannot be read as text: {error}") from error
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL
+        return False
+
+
 def _parse(label: str, text: str) -> Sections:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return read_toml(text)
+    except ValueError as error:
         raise RecipeError(f"{label} is not TOML: {error}") from error
 
 
@@ -174,8 +184,8 @@ def _key_of(setting: str) -> Key:
 def _value(text: str) -> Any:
     """A value as TOML reads it; what TOML does not read is a string as it stands."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return read_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

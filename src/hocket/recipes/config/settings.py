@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from hocket.options import faults_of
+from hocket.options import StaleOptions, UpdateOptions, faults_of, value_faults
 
 Count = Annotated[int, Field(ge=1)]
 NaturalNumber = Annotated[int, Field(ge=0)]
@@ -30,12 +39,12 @@ FunctionName = Annotated[str, AfterValidator(_is_function)]
 
 
 def _is_plain(value: Any) -> bool | int | float | str:
-    if not isinstance(value, bool | int | float | str):
-        # pydantic takes only a ValueError for a fault of the value's.
-        raise ValueError(  # noqa: TRY004
-            f"{value!r} should be a number, a truth or a string"
+    is_plain = isinstance(value, bool | int | float | str)
+    if not is_plain or (isinstance(value, float) and not isfinite(value)):
+        raise ValueError(
+            f"{value!r:.80} should be a finite number, a truth or a string"
         )
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 Arguments = dict[str, Annotated[Any, AfterValidator(_is_plain)]]
@@ -47,6 +56,15 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False
     )
+
+    @field_validator("*")
+    @classmethod
+    def _value_is_valid(cls, value: Any, info: ValidationInfo) -> Any:
+        """Check options one by one, so that all faults come at once."""
+        is_option = issubclass(cls, UpdateOptions | StaleOptions)
+        if is_option and (faults := [*value_faults(info.field_name or "", value)]):
+            raise ValueError("\n".join(faults))
+        return value
 
     @model_validator(mode="after")
     def _options_are_valid(self) -> Self:

@@ -1,19 +1,12 @@
-"""Recipes as TOML text: write one, and find the line that says a key.
-
-Python reads TOML and does not write it, and its reader forgets where a key stood.
-"""
+"""Recipes as TOML text. Python reads TOML, and does not write it."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-Key = tuple[str, ...]  # ("training", "seed") is training.seed
-
-_SECTION: Final = re.compile(r"\s*\[([^\[\]]+)\]")
-_ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
+from hocket.core.formats.documents import Key
 
 
 def dotted(key: Key) -> str:
@@ -39,25 +32,28 @@ def to_toml(
     return "\n".join([*lines[1:], ""])
 
 
-def lines_of_keys(text: str) -> dict[Key, int]:
-    """The line, from 1, that says each key or opens each section.
-
-    Reads one entry per line, as recipes are written. In other TOML (multi-line strings,
-    inline tables) it may miss a key, and then an error names the file without a line.
-    """
-    lines: dict[Key, int] = {}
-    section: Key = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        if opened := _SECTION.match(line):
-            section = _parts(opened[1])
-            lines.setdefault(section, number)
-        elif entry := _ENTRY.match(line):
-            lines.setdefault(section + _parts(entry[1]), number)
-    return lines
+def large_integers(sections: Mapping[str, Any]) -> Iterator[Key]:
+    """Yield each key whose value has an integer of more than 64 bits."""
+    for section, values in sections.items():
+        if not isinstance(values, dict):
+            if _is_large(values):
+                yield (section,)
+            continue
+        for name, value in values.items():
+            if _is_large(value):
+                yield section, name
 
 
-def _parts(name: str) -> Key:
-    return tuple(part.strip(" \"'") for part in name.split("."))
+def _is_large(value: Any) -> bool:
+    match value:
+        case int():
+            return not -(2**63) <= value < 2**63
+        case list():
+            return any(map(_is_large, value))
+        case dict():
+            return any(map(_is_large, value.values()))
+        case _:
+            return False
 
 
 def _value(value: Any) -> str:

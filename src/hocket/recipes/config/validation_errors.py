@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from hocket.core.formats.documents import Key
 from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import Key, dotted
+from hocket.recipes.config.toml_text import dotted
 
 
 def faults_of(
@@ -65,15 +66,15 @@ def _sentences(
             yield _kind_fault(context.get("tag"), _kinds(key[0]))
         case "literal_error":
             names = re.findall(r"'([^']+)'", context["expected"])
-            yield f"no {value!r}; {nearest(str(value), names)}"
+            yield f"no {value!r:.80}; {nearest(str(value), names)}"
         case "value_error":
             yield from str(context["error"]).splitlines()
         case "tuple_type" | "sequence_str":
-            yield f"{value!r} should be a list, such as [{value!r}]"
+            yield f"{value!r:.80} should be a list, such as [{value!r:.80}]"
         case "model_type" | "model_attributes_type":
-            yield f"{value!r} should be a section, [{dotted(key)}] and its keys"
+            yield f"{value!r:.80} should be a section, [{dotted(key)}] and its keys"
         case _:
-            yield details["msg"].replace("Input", repr(value), 1)
+            yield details["msg"].replace("Input", f"{value!r:.80}", 1)
 
 
 def _kind_fault(kind: str | None, kinds: list[str]) -> str:
@@ -87,8 +88,12 @@ def _names_beside(key: Key, sections: Mapping[str, Any]) -> list[str]:
     """The names that could stand where `key` stands."""
     if len(key) == 1:
         return list(Recipe.model_fields)
-    kind = sections[key[0]].get("kind")
-    return list(_classes(key[0]).get(kind, Recipe).model_fields)
+    classes = _classes(key[0])
+    if len(classes) == 1:
+        (found,) = classes.values()
+    else:
+        found = classes[sections[key[0]]["kind"]]
+    return list(found.model_fields)
 
 
 def _kinds(section: str) -> list[str]:

@@ -64,6 +64,22 @@ class DataOrigin:
             raise DataError(f"{path} is empty: {self.advice}")
         return data
 
+    def text(self, path: Path) -> str:
+        """Return a text file's content, without a byte order mark.
+
+        Raises:
+            DataError: as `read`, or the file is not UTF-8; names the line.
+        """
+        data = self.read(path)
+        try:
+            return data.decode("utf-8").removeprefix(_MARK)
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise DataError(
+                f"{path}, line {line}: byte {data[error.start]:#04x} is not UTF-8: "
+                "convert the file (iconv -f latin1 -t utf-8, where it is Latin-1)"
+            ) from error
+
     def lines(self, path: Path) -> list[str]:
         """Return a text file's lines, without their ends; line n is at n - 1.
 
@@ -73,16 +89,7 @@ class DataOrigin:
         Raises:
             DataError: as `read`, or the file is not UTF-8; names the line.
         """
-        data = self.read(path)
-        try:
-            text = data.decode("utf-8").removeprefix(_MARK)
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise DataError(
-                f"{path}, line {line}: byte {data[error.start]:#04x} is not UTF-8: "
-                "convert the file (iconv -f latin1 -t utf-8, where it is Latin-1)"
-            ) from error
-        lines = text.split("\n")
+        lines = self.text(path).split("\n")
         if not lines[-1]:
             lines.pop()
         return [line.removesuffix("\r") for line in lines]

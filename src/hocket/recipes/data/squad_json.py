@@ -12,13 +12,15 @@ Source: Rajpurkar et al., arXiv:1606.05250 and arXiv:1806.03822.
 
 from __future__ import annotations
 
-import json
+import re
+import reprlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hocket.core.formats.documents import read_json
 from hocket.errors import DataError
 from hocket.recipes.data.origin import DataOrigin
 
@@ -27,6 +29,8 @@ SQUAD: Final = DataOrigin(
     "https://rajpurkar.github.io/SQuAD-explorer",
     "a folder with train-v1.1.json and dev-v1.1.json, or the same of v2.0",
 )
+
+_HALF_PAIR: Final = re.compile("[\ud800-\udfff]")  # JSON can escape one alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +82,15 @@ def read_squad(path: Path) -> SquadFile:
     Raises:
         DataError: it is missing or malformed; names the line or the record.
     """
-    data = SQUAD.read(path)
+    text = SQUAD.text(path)
     try:
-        content = json.loads(data)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}, line {error.lineno}, column {error.colno}: no JSON "
-            f"({error.msg}). {SQUAD.advice}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: byte {error.start} is not UTF-8. {SQUAD.advice}"
-        ) from error
+        content = read_json(text)
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}). {SQUAD.advice}") from error
     paragraphs = tuple(_paragraphs(_Record(path, "the file", content)))
     if not any(paragraph.questions for paragraph in paragraphs):
         raise DataError(f"{path} has no question: {SQUAD.advice}")
-    return SquadFile(paragraphs, zlib.crc32(data))
+    return SquadFile(paragraphs, zlib.crc32(SQUAD.read(path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +108,10 @@ class _Record:
         value = self.content[key]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.fault(
-                f"has {key!r} {value!r:.40}, where a {kind.__name__} is due"
+                f"has {key!r} {reprlib.repr(value)}, where a {kind.__name__} is due"
             )
+        if isinstance(value, str) and _HALF_PAIR.search(value):
+            raise self.fault(f"has {key!r} {reprlib.repr(value)}, which is no Unicode")
         return value
 
     def each(self, key: str) -> Iterator[_Record]:
@@ -148,7 +147,7 @@ def _question(record: _Record, context: str) -> Question:
     if not words or begin < 0 or not context.startswith(words, begin):
         found = context[max(0, begin) : max(0, begin) + len(words)]
         raise answer.fault(
-            f"should be {words!r:.60} at character {begin}, where the context has "
-            f"{found!r:.60}"
+            f"should be {words!r:.60} at character {reprlib.repr(begin)}, where the "
+            f"context has {found!r:.60}"
         )
     return Question(text, begin, begin + len(words))

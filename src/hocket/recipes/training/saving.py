@@ -15,7 +15,8 @@ from typing import Final
 
 from hocket.errors import CheckpointError
 from hocket.recipes.config.recipe import CheckpointSettings
-from hocket.run.checkpoint.format.folder import newest, step_of
+from hocket.run.checkpoint.format.folder import step_of
+from hocket.run.checkpoint.format.newest import newest
 
 CHECKPOINTS_NAME: Final = "checkpoints"
 NEWEST: Final = "auto"

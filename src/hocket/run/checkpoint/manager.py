@@ -20,16 +20,22 @@ from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.background import BackgroundWriter
 from hocket.run.checkpoint.collect import WorkerShare, collect, describe
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
-from hocket.run.checkpoint.format.folder import find, previous
 from hocket.run.checkpoint.format.lock import FolderLock, token_in
 from hocket.run.checkpoint.format.manifest import RunRecord
+from hocket.run.checkpoint.format.newest import find, previous
 from hocket.run.checkpoint.format.opened import (
     check_pointer,
     check_tensors,
     open_checkpoint,
 )
 from hocket.run.checkpoint.format.read import read_tensors
-from hocket.run.checkpoint.restore import Key, RestorePlan, make_restore_plan, restore
+from hocket.run.checkpoint.restore import (
+    Key,
+    RestorePlan,
+    check_states,
+    make_restore_plan,
+    restore,
+)
 from hocket.run.checkpoint.snapshot import HostCopies
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.store.poll import poll
@@ -238,7 +244,9 @@ class CheckpointManager:
                 )
                 if exchange.rank == 0:
                     check_tensors(needs.spare)
-                found.append((needs, read_tensors(needs.locations)))
+                tensors = read_tensors(needs.locations)
+                check_states(needs, tensors, self._executor, self._layout, self._world)
+                found.append((needs, tensors))
             except DamagedError as error:
                 return str(error)
             return ""

@@ -38,16 +38,42 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     Raises:
         DamagedError: the states are not valid.
     """
+    cuda = torch.cuda.default_generators[device.index or 0] if _on_gpu(device) else None
+    _set(state, torch.default_generator, random, np.random, cuda)
+
+
+def check_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Check that states can be restored; no generator in use changes.
+
+    Raises:
+        DamagedError: the states are not valid.
+    """
+    cuda = torch.Generator(device) if _on_gpu(device) else None
+    _set(state, torch.Generator(), random.Random(), np.random.RandomState(), cuda)
+
+
+def _set(
+    state: Mapping[str, Any],
+    cpu: torch.Generator,
+    python: Any,
+    numpy: Any,
+    cuda: torch.Generator | None,
+) -> None:
+    """Set the states of generators, or of the modules that have one."""
     try:
-        torch.default_generator.set_state(_tensor(state["torch"]))
+        cpu.set_state(_tensor(state["torch"]))
         version, numbers, gauss = state["python"]
-        random.setstate((version, tuple(numbers), gauss))
+        python.setstate((version, tuple(numbers), gauss))
         kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-        if device.type == "cuda" and "cuda" in state:
-            torch.cuda.set_rng_state(_tensor(state["cuda"]), device)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        numpy.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+        if cuda is not None and "cuda" in state:
+            cuda.set_state(_tensor(state["cuda"]))
+    except Exception as error:  # each of the generators refuses in ways of its own
         raise DamagedError(f"random states are not valid: {error}") from error
+
+
+def _on_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _text(state: Tensor) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
+from hocket.run.checkpoint.check_states import check_kind, check_updates
 from hocket.run.checkpoint.collect import state_of_stage
 from hocket.run.checkpoint.corrections import (
     ResumedCorrection,
@@ -23,7 +24,7 @@ from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
 from hocket.run.checkpoint.format.values import decode, tensor_names
 from hocket.run.checkpoint.match import check_setup, match_names
-from hocket.run.checkpoint.random_state import set_random_state
+from hocket.run.checkpoint.random_state import check_random_state, set_random_state
 from hocket.run.checkpoint.regroup import RegroupedUpdates, SavedUpdates
 from hocket.run.checkpoint.stale_weights import (
     num_wanted,
@@ -130,9 +131,37 @@ def restore(
         runner.seed = run.seed
     if executor.scaler is not None:
         executor.scaler.load_state_dict(run.scaler)
+    set_random_state(_random(plan_to_restore, layout, world), world.device)
+
+
+def _random(
+    plan_to_restore: RestorePlan, layout: Layout, world: World
+) -> Mapping[str, Any]:
+    """Return the generators' states that this worker takes."""
     parts = plan_to_restore.opened.parts
-    own = parts[layout.rank if len(parts) == world.world_size else 0]
-    set_random_state(own.random, world.device)
+    return parts[layout.rank if len(parts) == world.world_size else 0].random
+
+
+def check_states(
+    plan_to_restore: RestorePlan,
+    tensors: Mapping[Key, Tensor],
+    executor: Executor,
+    layout: Layout,
+    world: World,
+) -> None:
+    """Check all state but the weights; nothing is changed.
+
+    Raises:
+        CheckpointError: it is of another kind than this run's.
+    """
+    run = plan_to_restore.opened.manifest.run
+    if run.weights_only:
+        return
+    for stage, new in plan_to_restore.updates.items():
+        check_updates(executor.updaters[stage], new, partial(_placed, tensors, None))
+    if executor.scaler is not None:
+        check_kind("the gradient scaler", run.scaler, executor.scaler.state_dict())
+    check_random_state(_random(plan_to_restore, layout, world), world.device)
 
 
 def _put_weights(

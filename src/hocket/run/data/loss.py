@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,28 @@ from torch import Tensor
 from hocket.errors import ModelError
 
 LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch:
+    """Declares a loss over the whole batch, which may compare any of its samples.
+
+    The pipeline computes it once per step (op L), from the outputs of all microbatches
+    and replicas, behind all forwards and before the first backward. So all microbatches
+    are alive at once. `Pipeline.evaluate` takes its mean over microbatches.
+
+    Args:
+        loss: `loss(output, targets)`, called with the outputs and targets of the whole
+            batch, joined in the order of its samples; returns a scalar tensor, or a
+            dict of named ones.
+    """
+
+    loss: LossFunction
+
+    def __call__(self, output: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
+        """Compute the loss."""
+        return self.loss(output, targets)
+
 
 TOTAL = "loss"  # the name of what is trained
 

@@ -45,6 +45,11 @@ def refuse_settings(settings: TrainingConfig, schedule: Schedule) -> None:
     Raises:
         ConfigError: they do not; says all reasons.
     """
+    if schedule.program.loss_stages and settings.accumulate > 1:
+        raise ConfigError(
+            f"accumulate is {settings.accumulate}: a loss over the whole batch sees "
+            "one batch; take larger batches, and as many more microbatches"
+        )
     if not schedule.body:
         return
     if faults := [*_faults(settings, schedule)]:

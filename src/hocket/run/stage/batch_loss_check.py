@@ -16,16 +16,20 @@ They are distinguished by some samples and the same samples twice:
     sum over samples                      a+b        twice as much
     compares samples                      against 1  against 3
 
-So a weighted mean passes, also over classes with weights or over the words of uneven
-sentences (`ignore_index`): there, microbatches' means add up to nearly the batch's, and
-exactly to what a plain loop over the microbatches finds. What passes besides, though it
-is no mean, is a function of means, such as the root of a mean square.
+and then by the gradients of samples while the others of the microbatch, and their
+number, are exchanged (`loss_parts.py`). So a weighted mean passes, also over classes
+with weights or over the words of uneven sentences (`ignore_index`): there,
+microbatches' means add up to nearly the batch's, and exactly to what a plain loop over
+the microbatches finds.
+
+What is refused is proved to be no weighted mean, with these samples. What passes is not
+proved to be one: samples may be compared in a way that these few outputs do not show.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +42,7 @@ from hocket.errors import ModelError
 from hocket.model.capture.calls import preserve_attributes
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.stage.loss_parts import LossOfRows, is_mean_of_parts, two_parts
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _MOST: Final = 4  # samples that are tried
@@ -89,17 +94,44 @@ def check_mean(
     num = min(num_samples, _MOST)
     rows = torch.arange(num)
     trial = _LossTrial(named, output, targets, num_samples)
+    parts = None
     with preserve_generators(device), _restored_attributes(loss), torch.no_grad():
         seed_generators(device, 0)
         once = trial.loss_of(rows)
         twice = trial.loss_of(torch.cat([rows, rows]))
         seed_generators(device, 1)
         backwards = trial.loss_of(rows.flip(0))
-    if once is None or twice is None or backwards is None:
-        return
-    if _is_near(once, twice) or not _is_near(once, backwards):
-        return
-    raise ModelError(_text(once, twice, num))
+        if once is None or twice is None or backwards is None:
+            return
+        if not _is_near(once, backwards):
+            return
+        if not _is_near(once, twice):
+            raise ModelError(_text(_as_often(once, twice, num)))
+        parts = _no_mean(trial, num)
+    if parts is not None:
+        raise ModelError(_text(parts))
+
+
+def _no_mean(trial: _LossTrial, num: int) -> str | None:
+    """Return how the loss differs from a mean over its samples' parts, if it does."""
+    for dtype in (torch.float64, torch.float32, None):
+        whole = trial.with_gradients(torch.arange(num), dtype)
+        if whole is not None:
+            break
+    else:
+        return None
+    for rows in two_parts(num):
+        parts = [trial.with_gradients(own, dtype) for own in rows]
+        known = [part for part in parts if part is not None]
+        if len(known) == 2 and not is_mean_of_parts(whole, known, rows):
+            first, second = (f"{part.value.item():.6g}" for part in known)
+            return (
+                f"loss(output, targets) of {num} samples is {whole.value.item():.6g}, "
+                f"of {len(rows[0])} of them {first}, and of the other {len(rows[1])} "
+                f"{second}: by its gradients it is no mean of both. It is a function "
+                "of a mean, or "
+            )
+    return None
 
 
 @contextmanager
@@ -133,6 +165,43 @@ class _LossTrial:
             return None
         return value if bool(value.isfinite()) else None
 
+    def with_gradients(
+        self, rows: Tensor, dtype: torch.dtype | None
+    ) -> LossOfRows | None:
+        """Return the loss of these samples, and its gradients in the output's leaves.
+
+        Args:
+            rows: the samples.
+            dtype: the type to compute in; the output's own when None.
+
+        Returns:
+            The loss; None if it cannot be computed so.
+        """
+
+        def converted(leaf: Any) -> Any:
+            is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return leaf.detach().to(dtype or leaf.dtype) if is_float else leaf
+
+        try:
+            given = pytree.tree_map(converted, self._taken(self.output, rows))
+            targets = pytree.tree_map(converted, self._taken(self.targets, rows))
+            wanted = [
+                leaf.requires_grad_()
+                for leaf in pytree.tree_leaves(given)
+                if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point()
+            ]
+            with torch.enable_grad():
+                value = self.named(given, targets)[TOTAL]
+            grads: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
+            if value.requires_grad and wanted:
+                grads = torch.autograd.grad(
+                    value, wanted, allow_unused=True, materialize_grads=True
+                )
+        except Exception:
+            return None
+        is_finite = all(bool(x.isfinite().all()) for x in (value, *grads))
+        return LossOfRows(value.detach(), grads) if is_finite else None
+
     def _taken(self, structure: Any, rows: Tensor) -> Any:
         """Return the rows of every leaf that has samples.
 
@@ -157,18 +226,24 @@ def _is_near(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs() <= least * torch.maximum(a.abs(), b.abs()))
 
 
-def _text(once: Tensor, twice: Tensor, num: int) -> str:
+def _as_often(once: Tensor, twice: Tensor, num: int) -> str:
+    """Describe a loss that changes when all samples are there twice."""
     samples = "1 sample" if num == 1 else f"{num} samples"
     numbers = (
         f"loss(output, targets) of {samples} is {once.item():.6g}, and of the same "
-        f"{samples} twice {twice.item():.6g}"
+        f"{samples} twice {twice.item():.6g}: it "
     )
     is_sum = _is_near(2 * once, twice)
-    what = "it is a sum over samples, or " if is_sum else "it "
+    return f"{numbers}is a sum over samples, or " if is_sum else numbers
+
+
+def _text(numbers: str) -> str:
     return (
-        f"{numbers}: {what}compares samples with each other. A pipeline computes it "
+        f"{numbers}compares samples with each other. A pipeline computes it "
         "for each microbatch by itself, which is not the loss of the whole batch. "
-        "Return the mean of what each sample costs for itself; or leave the batch "
+        "Return the mean of what each sample costs for itself; or have it computed "
+        "over the batch, with all microbatches alive at once: "
+        "loss=hocket.WholeBatch(loss); or leave the batch "
         "whole (num_microbatches=1, num_replicas=1, accumulate=1); or, if it is "
         "enough to compare the samples of one microbatch, declare it: "
         "loss=hocket.PerMicrobatch(loss)"

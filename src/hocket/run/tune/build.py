@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Costs
@@ -20,6 +21,7 @@ from hocket.core.simulate import simulate
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.profile.costs import stage_costs
+from hocket.model.profile.measure import restored_model
 from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stages
 from hocket.model.stages.stage import StageModule
@@ -34,6 +36,7 @@ from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.precision import Precision
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
@@ -146,7 +149,7 @@ def build_plan(
     order: Schedule,
     context: WorkerContext,
     known: ProfiledModel | CutModel | None,
-) -> tuple[Plan, PlayPlan, tuple[StageModule, ...], PointToPoint]:
+) -> tuple[Plan, PlayPlan, tuple[StageModule, ...], PointToPoint, NetOutput | None]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
@@ -158,7 +161,8 @@ def build_plan(
         known: what was measured already to choose or make the order.
 
     Returns:
-        The plan, its schedule planned op by op, all stages, and this worker's messages.
+        The plan, its schedule planned op by op, all stages, this worker's messages, and
+        the form of the model's output if a loss over the whole batch reads it.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -181,7 +185,8 @@ def build_plan(
         compile_stages(work, order, microbatches, context)
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
-    if world.device.type == "cpu":
+    output = _output(captured, order) if config.whole_batch else None
+    if world.device.type == "cpu" and output is None:
         costs = dry_run(
             costs,
             captured,
@@ -205,7 +210,16 @@ def build_plan(
         simulate(order, costs),
     )
     refuse_differences(world, {"plan": plan.digest})
-    return plan, play_plan, modules, channels
+    return plan, play_plan, modules, channels, output
+
+
+def _output(captured: Captured, order: Schedule) -> NetOutput:
+    """Run the model once, to see the form of its output."""
+    example = captured.example
+    args, kwargs = pytree.tree_unflatten(list(example.leaves), example.spec)
+    with restored_model(captured, torch.device("cpu")), torch.no_grad():
+        captured.model.train()
+        return NetOutput.of(captured.model(*args, **kwargs), order.program.nets[0].name)
 
 
 def _recomputing(
@@ -229,7 +243,9 @@ def _profile(
     path = None if folder is None else path_of(folder, conditions)
     found = None
     if world.rank == 0 and path is not None and path.exists():
-        found = Profile.load(path).to_json()
+        kept = Profile.load(path)
+        kept.check_layers([layer.name for layer in captured.layers], path)
+        found = kept.to_json()
     found = world.broadcast_json(found, name="profile found")
     if found is not None:
         return Profile.from_json(found)

@@ -127,7 +127,14 @@ def _search(config: PipelineConfig, layout: Layout) -> Search:
     elif config.cut is not None:
         choices = ((len(config.cut) + 1) // layout.num_devices,)
     return Search(
-        schedules=tuple(playable(layout, num_microbatches, config.max_delay)),
+        schedules=tuple(
+            playable(
+                layout,
+                num_microbatches,
+                config.max_delay,
+                whole_batch=config.whole_batch,
+            )
+        ),
         num_devices=(layout.num_devices,),
         num_microbatches=(num_microbatches,),
         stages_per_device=choices,
@@ -138,17 +145,22 @@ def _search(config: PipelineConfig, layout: Layout) -> Search:
     )
 
 
-def playable(layout: Layout, num_microbatches: int, max_delay: int) -> Iterator[str]:
+def playable(
+    layout: Layout, num_microbatches: int, max_delay: int, *, whole_batch: bool = False
+) -> Iterator[str]:
     """Return the schedules that the runtime runs, with weights no staler than allowed.
 
     Args:
         layout: the ranks by device and replica.
         num_microbatches: microbatches of each replica.
         max_delay: by how many updates weights may be stale.
+        whole_batch: whether the loss is over the whole batch.
     """
     for name in sorted(SCHEDULES):
         try:
-            order = make_order(name, layout, num_microbatches, None)
+            order = make_order(
+                name, layout, num_microbatches, None, whole_batch=whole_batch
+            )
         except PlanError:
             continue
         if max(stage.delay for stage in order.program.stages) <= max_delay:

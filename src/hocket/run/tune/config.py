@@ -19,7 +19,7 @@ from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
-from hocket.run.data.loss import LossFunction
+from hocket.run.data.loss import LossFunction, WholeBatch
 from hocket.run.weights.settings import TrainingConfig
 from hocket.signatures import values_of
 
@@ -35,6 +35,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
             scalar tensor or a dict of named ones (see `hocket.run.data.loss`). One that
             compares samples is refused where batches are cut, unless it is given as
+            `hocket.WholeBatch(loss)`, which computes it over the batch, or as
             `hocket.PerMicrobatch(loss)`.
         example: a batch `(inputs, targets)` as the loader will give them. The inputs
             are a tensor, a tuple of positional or a dict of keyword arguments.
@@ -65,6 +66,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     def num_parts(self) -> int:
         """The number of microbatches in a batch, over all replicas."""
         return self.num_microbatches * self.num_replicas
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the loss is over the whole batch (op L)."""
+        return isinstance(self.loss, WholeBatch)
 
     @property
     def training(self) -> TrainingConfig:

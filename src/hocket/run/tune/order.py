@@ -6,6 +6,7 @@ other's end.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any, Final
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
-from hocket.errors import ScheduleError
+from hocket.errors import PlanError, ScheduleError, ShapeError
+from hocket.passes.add_whole_batch_loss import add_whole_batch_loss
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.playable_order import playable_order
-from hocket.schedules import make_schedule, options_of
+from hocket.schedules import SCHEDULES, make_schedule, options_of
 
 RUNS = frozenset(
     {
@@ -28,6 +30,8 @@ RUNS = frozenset(
         Kind.BACKWARD_WEIGHT,
         Kind.REDUCE,
         Kind.UPDATE,
+        Kind.LOSS,
+        Kind.GATHER,
     }
 )
 
@@ -39,6 +43,7 @@ def make_order(
     stages_per_device: int | None,
     *,
     clips: bool = False,
+    whole_batch: bool = False,
     **options: Any,
 ) -> Schedule:
     """Make the order of this pipeline's work.
@@ -52,11 +57,13 @@ def make_order(
         stages_per_device: the stages per device, if the schedule has a choice.
         clips: whether updates need all gradients of their group; schedules that can
             have late updates then have updates so late that no op waits.
+        whole_batch: whether the loss is over the whole batch (op L).
         options: further options of the schedule of this name.
 
     Raises:
         ShapeError: the schedule's constraints refuse the numbers, or the given schedule
-            has other numbers.
+            has other numbers; or it cannot have a loss over the whole batch; names
+            those that can.
         ScheduleError: the pipeline does not run such schedules; gives all reasons.
         ParseError: the file cannot be read.
     """
@@ -66,10 +73,34 @@ def make_order(
         order = _made(schedule, layout, num_microbatches, stages_per_device, options)
     else:
         order = _given(schedule, layout, num_microbatches)
-    faults = tuple(_faults(order))
+    if whole_batch and not order.program.loss_stages:
+        order = _with_loss(order, layout, num_microbatches)
+    faults = tuple(_faults(order, whole_batch=whole_batch))
     if faults:
         raise ScheduleError(faults, str(order))
     return order
+
+
+def _with_loss(order: Schedule, layout: Layout, num_microbatches: int) -> Schedule:
+    try:
+        return add_whole_batch_loss(order)
+    except ShapeError as error:
+        names = ", ".join(_whole_batch_names(layout, num_microbatches))
+        raise ShapeError(
+            f"this order cannot play hocket.WholeBatch: {error}. With "
+            f"{num_microbatches} microbatches on {layout.num_devices} devices these "
+            f"can: {names}"
+        ) from None
+
+
+def _whole_batch_names(layout: Layout, num_microbatches: int) -> Iterator[str]:
+    """Yield the schedules that can have a loss over the whole batch."""
+    for name in sorted(SCHEDULES):
+        with contextlib.suppress(PlanError):
+            made = _made(name, layout, num_microbatches, None, {})
+            if all(stage.trainable for stage in made.program.stages):
+                add_whole_batch_loss(made)
+                yield name
 
 
 _NUM_REPEATS: Final = 3  # of a body, to predict a step's time among others
@@ -116,7 +147,7 @@ def _given(
     return playable_order(schedule)
 
 
-def _faults(order: Schedule) -> Iterator[str]:
+def _faults(order: Schedule, *, whole_batch: bool) -> Iterator[str]:
     """Return what the pipeline does not run, though the schedule may be valid."""
     yield from _stage_faults(order)
     if len(order.program.nets) > 1:
@@ -128,10 +159,9 @@ def _faults(order: Schedule) -> Iterator[str]:
     kinds = {op.kind for lane in order.lanes for op in lane.ops} - RUNS
     if kinds:
         letters = ", ".join(sorted(kind.value for kind in kinds))
-        yield (
-            f"ops {letters}: the pipeline runs F, B, I, W, R and U; L needs a loss "
-            "over the whole batch"
-        )
+        yield f"ops {letters}: the pipeline runs F, B, I, W, R, U, L and G"
+    if order.program.loss_stages and not whole_batch:
+        yield "op L needs a loss over the whole batch: loss=hocket.WholeBatch(loss)"
 
 
 def _stage_faults(order: Schedule) -> Iterator[str]:

@@ -13,6 +13,7 @@ final one needs is known when there is an order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from hocket.core.costs import Costs
@@ -76,7 +77,14 @@ def timed_order(
         return _for_costs(name, config, context, known)
     known = profile_model(config, context.world) if known is None else known
     v = _stages_per_device(config, known, context)
-    return make_order(name, context.layout, config.num_microbatches, v), known
+    order = make_order(
+        name,
+        context.layout,
+        config.num_microbatches,
+        v,
+        whole_batch=config.whole_batch,
+    )
+    return order, known
 
 
 def _takes_costs(name: str) -> bool:
@@ -92,7 +100,8 @@ def _for_costs(
     """Make the order for measured costs."""
     shape = context.layout, config.num_microbatches, config.stages_per_device
     world = context.world
-    first = make_order(name, *shape)  # whatever its costs, it has these stages
+    make = partial(make_order, name, *shape, whole_batch=config.whole_batch)
+    first = make()  # whatever its costs, it has these stages
     found = cut_and_measure(config, first.program, context, known)
     most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
@@ -104,10 +113,10 @@ def _for_costs(
         *before, last = _recomputing(config, first, found)
         for costs in before:  # the fewer recompute, the better
             try:
-                return str(make_order(name, *shape, costs=costs, **options))
+                return str(make(costs=costs, **options))
             except FitError:
                 continue
-        return str(make_order(name, *shape, costs=last, **options))
+        return str(make(costs=last, **options))
 
     text = decide_on_rank_0(world, decide, f"order of {name}")
     return Schedule.parse(text), found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from hocket.errors import CheckpointError
 from hocket.restricted_pickle import PickleError, read_pickle
+from hocket.run.checkpoint.exchange.torch_file import load_values
+from hocket.run.checkpoint.format.tensor_file import unknown_kind
 
 METADATA: Final = ".metadata"
 _FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -98,41 +100,77 @@ def _tensors(folder: Path, metadata: Any) -> Iterator[tuple[str, Tensor]]:
         (index.fqn, tuple(getattr(index, "offset", None) or ())): info
         for index, info in metadata.storage_data.items()
     }
-    read = _reader(folder)
     for name, form in metadata.state_dict_metadata.items():
-        if not isinstance(form, _Tensors):
-            continue
-        dtype = form.properties.fields[0]
-        whole = torch.empty(tuple(form.size), dtype=dtype)
-        num_filled = 0
-        for piece in form.chunks:
-            at = tuple(piece.offsets)
-            value = read(where[name, at])
-            if tuple(value.shape) != tuple(piece.sizes) or value.dtype != dtype:
-                raise CheckpointError(f"{name} is of another form than it should be")
-            target = whole
-            for dim, (begin, size) in enumerate(zip(at, piece.sizes, strict=True)):
-                target = target.narrow(dim, begin, size)
-            target.copy_(value)
-            num_filled += value.numel()
-        if num_filled != whole.numel():
-            raise CheckpointError(f"{name} is not there as a whole")
-        yield name, whole
+        if isinstance(form, _Tensors):
+            try:
+                yield name, _whole(folder, name, form, where)
+            except CheckpointError as error:
+                raise CheckpointError(f"{name}: {error}") from error
+            except Exception as error:  # the metadata may hold anything
+                raise CheckpointError(
+                    f"{name}: {type(error).__name__}: {error}"
+                ) from error
 
 
-def _reader(folder: Path) -> Callable[[Any], Tensor]:
-    def read(info: Any) -> Tensor:
-        name = str(info.relative_path)
-        if not _FILE.fullmatch(name) or (folder / name).is_symlink():
-            raise CheckpointError(f"{name!r} is no file of this folder")
-        if getattr(info, "transform_descriptors", None):
-            raise CheckpointError(f"{name} is compressed or the like")
-        with (folder / name).open("rb") as file:
-            file.seek(int(info.offset))
-            content = io.BytesIO(file.read(int(info.length)))
-        value = torch.load(content, map_location="cpu", weights_only=True)
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name} holds a {type(value).__name__}")
-        return value.detach()
+def _whole(
+    folder: Path,
+    name: str,
+    form: _Tensors,
+    where: dict[tuple[str, tuple[int, ...]], Any],
+) -> Tensor:
+    """Put a tensor together from its pieces.
 
-    return read
+    Raises:
+        CheckpointError: a piece is not what the metadata say; two overlap; or they
+            leave a hole, whose memory would be uninitialised.
+    """
+    whole = torch.empty(tuple(form.size), dtype=form.properties.fields[0])
+    is_filled = torch.zeros(tuple(form.size), dtype=torch.bool)
+    for piece in form.chunks:
+        at, sizes = tuple(piece.offsets), tuple(piece.sizes)
+        value = _read_piece(folder, where[name, at])
+        if tuple(value.shape) != sizes or value.dtype != whole.dtype:
+            raise CheckpointError(
+                f"the piece at {list(at)} is {value.dtype}{list(value.shape)}, and "
+                f"should be {whole.dtype}{list(sizes)}"
+            )
+        filled = _part(is_filled, at, sizes)
+        if bool(filled.any()):
+            raise CheckpointError(f"the piece at {list(at)} overlaps another")
+        filled.fill_(True)
+        _part(whole, at, sizes).copy_(value)
+    num_missing = is_filled.numel() - int(is_filled.count_nonzero())
+    if num_missing:
+        raise CheckpointError(
+            f"its pieces leave a hole of {num_missing:,} of its {whole.numel():,} "
+            "elements"
+        )
+    return whole
+
+
+def _part(tensor: Tensor, at: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    """Return the view of a tensor that a piece fills."""
+    for dim, (begin, size) in enumerate(zip(at, sizes, strict=True)):
+        tensor = tensor.narrow(dim, begin, size)
+    return tensor
+
+
+def _read_piece(folder: Path, info: Any) -> Tensor:
+    """Read one tensor from a file of the folder."""
+    name = str(info.relative_path)
+    if not _FILE.fullmatch(name) or (folder / name).is_symlink():
+        raise CheckpointError(f"{name!r} is no file of this folder")
+    if getattr(info, "transform_descriptors", None):
+        raise CheckpointError(f"{name} is compressed or the like")
+    with (folder / name).open("rb") as file:
+        file.seek(int(info.offset))
+        content = io.BytesIO(file.read(int(info.length)))
+    try:
+        value = load_values(content)
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from error
+    if not isinstance(value, Tensor):
+        raise CheckpointError(f"{name} holds a {type(value).__name__}")
+    if kind := unknown_kind(value):
+        raise CheckpointError(f"{name} holds a {kind} tensor")
+    return value.detach()

@@ -29,8 +29,8 @@ from hocket.run.checkpoint.format.durable import (
     sync_folder,
     write_file,
 )
-from hocket.run.checkpoint.format.folder import find
 from hocket.run.checkpoint.format.manifest import MANIFEST, Section
+from hocket.run.checkpoint.format.newest import find
 from hocket.run.checkpoint.format.opened import (
     OpenedCheckpoint,
     TensorLocation,

@@ -7,15 +7,12 @@ Whatever could run code when it is read is refused, never read anyway.
 from __future__ import annotations
 
 import json
-import pickle
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,12 +20,29 @@ from hocket.errors import CheckpointError
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.exchange.dcp import METADATA, read_dcp
+from hocket.run.checkpoint.exchange.torch_file import flattened, load_values
 from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
+from hocket.run.checkpoint.format.tensor_file import TensorSource
 from hocket.run.cluster.store.store_exchange import StoreExchange
 
 _TIMEOUT_S: Final = 60.0  # no other worker is waited for
 _NUM_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One value of another program's file.
+
+    Args:
+        file: the file that holds it.
+        name: its name there.
+        value: a tensor, or anything else.
+    """
+
+    file: Path
+    name: str
+    value: Any
 
 
 def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") -> Path:
@@ -50,7 +64,7 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
             folder cannot be written.
     """
     source, folder = Path(source), Path(folder)
-    tensors = _with_prefix(source, _read(source), prefix)
+    tensors = _collected(source, _read(source), prefix)
     tensors, ties = _once(tensors)
     run = RunRecord(step=0, weights_only=True, ties=ties, config=_config(source))
     try:
@@ -67,75 +81,109 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
         lock.release()
 
 
-def _read(source: Path) -> dict[str, Any]:
+def _read(source: Path) -> Iterator[_Entry]:
+    """Yield everything that a source holds.
+
+    Raises:
+        CheckpointError: it cannot be read; names the file.
+    """
     if not source.exists():
         raise CheckpointError(f"{source} does not exist")
     if source.is_dir():
         if (source / METADATA).exists():
-            return dict(read_dcp(source))
-        return dict(_read_safetensors(source, sorted(source.glob("*.safetensors"))))
-    if source.suffix == ".safetensors":
-        return dict(_read_safetensors(source, [source]))
-    if source.suffix in {".pt", ".pth", ".bin"}:
-        return dict(_flat(_read_torch(source), ""))
-    raise CheckpointError(
-        f"{source}: known are .safetensors, .pt, .pth and .bin files, and folders of "
-        "safetensors or of torch.distributed.checkpoint"
-    )
+            for name, tensor in read_dcp(source).items():
+                yield _Entry(source / METADATA, name, tensor)
+            return
+        yield from _read_safetensors(source, sorted(source.glob("*.safetensors")))
+    elif source.suffix == ".safetensors":
+        yield from _read_safetensors(source, [source])
+    elif source.suffix in {".pt", ".pth", ".bin"}:
+        yield from _read_torch(source)
+    else:
+        raise CheckpointError(
+            f"{source}: known are .safetensors, .pt, .pth and .bin files, and folders "
+            "of safetensors or of torch.distributed.checkpoint"
+        )
 
 
-def _read_safetensors(source: Path, files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+def _read_safetensors(source: Path, files: list[Path]) -> Iterator[_Entry]:
     if not files:
         raise CheckpointError(f"{source} has neither {METADATA} nor safetensors files")
     for path in files:
         try:
-            yield from load_file(path).items()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+            names = _header_names(path)
+            tensors = load_file(path)
+        except Exception as error:  # a damaged file may fail in any way
+            raise CheckpointError(
+                f"{path} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        for name in names:
+            yield _Entry(path, name, tensors[name])
 
 
-def _read_torch(source: Path) -> Any:
+def _read_torch(source: Path) -> Iterator[_Entry]:
     try:
-        with warnings.catch_warnings():  # of what it then refuses
-            warnings.simplefilter("ignore", UserWarning)
-            return torch.load(source, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        first = str(error).strip().split("\n", 1)[0]
-        raise CheckpointError(
-            f"{source} holds more than tensors and plain values, so reading it could "
-            f"run code; it is not read ({first}). Where you trust it, load it yourself "
-            "and save the state dict alone"
-        ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{source} cannot be read: {error}") from error
+        for name, value in flattened(load_values(source)):
+            yield _Entry(source, name, value)
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from error
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Flatten nested dicts: `{"model": {"a": x}}` becomes `model.a`."""
-    if isinstance(value, Mapping):
-        for key, x in value.items():
-            yield from _flat(x, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
+def _header_names(path: Path) -> list[str]:
+    """Return the names in a safetensors file; one that is there twice comes twice."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError(f"its header should have {size:,} bytes: it is cut off")
+        pairs = json.loads(file.read(size), object_pairs_hook=list)
+    return [name for name, _ in pairs if name != "__metadata__"]
 
 
-def _with_prefix(
-    source: Path, values: Mapping[str, Any], prefix: str
+def _collected(
+    source: Path, entries: Iterable[_Entry], prefix: str
 ) -> dict[str, Tensor]:
-    taken = {
-        name.removeprefix(prefix): x
-        for name, x in values.items()
-        if name.startswith(prefix)
-    }
-    others = [name for name, x in taken.items() if not isinstance(x, Tensor)]
+    """Return the tensors whose names begin with the prefix, without it.
+
+    Raises:
+        CheckpointError: there are none, or values beside them; a name is there twice;
+            or a tensor is of a kind that a checkpoint cannot hold.
+    """
+    taken: dict[str, _Entry] = {}
+    seen: list[str] = []
+    for entry in entries:
+        seen.append(entry.name)
+        if not entry.name.startswith(prefix):
+            continue
+        name = entry.name.removeprefix(prefix)
+        if name in taken:
+            raise CheckpointError(
+                f"{entry.file}: {entry.name} is there twice, the first time in "
+                f"{taken[name].file}: import one file, or rename one of the two"
+            )
+        taken[name] = entry
+    others = [x.name for x in taken.values() if not isinstance(x.value, Tensor)]
     if not taken or others:
-        names = ", ".join((others or list(values))[:_NUM_SHOWN])
+        names = ", ".join((others or seen)[:_NUM_SHOWN])
         what = f"no tensors under {prefix!r}" if not taken else "more than tensors"
         raise CheckpointError(
             f"{source} holds {what} ({names}, ...): name the prefix under which the "
             "model's weights are, such as 'model.'"
         )
-    return taken
+    return {name: _dense(name, entry) for name, entry in taken.items()}
+
+
+def _dense(name: str, entry: _Entry) -> Tensor:
+    """Return a tensor that safetensors can hold.
+
+    Raises:
+        CheckpointError: it is of another kind; names file and entry.
+    """
+    value: Tensor = entry.value
+    try:
+        TensorSource.of(name, value)
+    except CheckpointError as error:
+        raise CheckpointError(f"{entry.file}: {error}") from error
+    return value.detach().resolve_conj().resolve_neg()
 
 
 def _once(

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: their names, and which one is the newest."""
+"""The names in a run's folder of checkpoints, and the content of `latest`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hocket.errors import CheckpointError, DamagedError
+from hocket.errors import DamagedError
 from hocket.run.checkpoint.format.manifest import MANIFEST
 
 LATEST: Final = "latest"
@@ -51,29 +51,9 @@ def pointer(folder: Path) -> Pointer | None:
     if found is None:
         raise DamagedError(
             f"{path} is damaged: it should name a checkpoint and the hash of its "
-            f"manifest. {_others(folder)}"
+            f"manifest. {others(folder)}"
         )
     return Pointer(found[1], found[2])
-
-
-def newest(folder: str | Path) -> Path | None:
-    """Return the newest complete checkpoint of a folder; None if there is none yet.
-
-    For runs that may be started again: load it if it is there.
-
-    Raises:
-        DamagedError: `latest` is not what was written, or what it names is gone.
-    """
-    folder = Path(folder)
-    found = pointer(folder)
-    if found is None:
-        return None
-    if not (folder / found.name).is_dir():
-        raise DamagedError(
-            f"{folder / LATEST} names {found.name}, which is not there. "
-            f"{_others(folder)}"
-        )
-    return folder / found.name
 
 
 def saved(folder: Path) -> list[Path]:
@@ -101,36 +81,6 @@ def step_of(path: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def find(folder: Path, step: int | str) -> Path:
-    """Return the checkpoint that the user asks for.
-
-    Args:
-        folder: the folder of all checkpoints.
-        step: "latest", or a number of steps; the last one saved if several have it.
-
-    Raises:
-        CheckpointError: there is none; lists those that there are.
-        DamagedError: `latest` is not what was written.
-    """
-    if step == LATEST:
-        found = newest(folder)
-        if found is None:
-            raise CheckpointError(f"no checkpoint in {folder}. {_others(folder)}")
-        return found
-    if not isinstance(step, int):
-        raise CheckpointError(f"step={step!r}: 'latest', or a number of steps")
-    matching = [path for path in saved(folder) if step_of(path) == step]
-    if not matching:
-        raise CheckpointError(f"no checkpoint of step {step}. {_others(folder)}")
-    return matching[-1]
-
-
-def previous(folder: Path, than: Path | None) -> list[Path]:
-    """Return those saved before one, newest first; all if that one is None."""
-    every = saved(folder)[::-1]
-    return every[every.index(than) + 1 :] if than in every else every
-
-
 def free_name(folder: Path, step: int) -> str:
     """Return a name for a new checkpoint: existing ones are never overwritten."""
     name = f"step-{step:08d}"
@@ -150,7 +100,8 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _others(folder: Path) -> str:
+def others(folder: Path) -> str:
+    """Return the sentence that lists a folder's checkpoints."""
     names = [path.name for path in saved(folder)]
     if not names:
         return f"Nothing was saved in {folder.absolute()}"

@@ -6,7 +6,8 @@ import logging
 from pathlib import Path
 
 from hocket.run.checkpoint.format.durable import remove_folder
-from hocket.run.checkpoint.format.folder import newest, saved
+from hocket.run.checkpoint.format.folder import saved
+from hocket.run.checkpoint.format.newest import newest
 from hocket.run.checkpoint.format.verify import is_whole
 
 log = logging.getLogger(__name__)

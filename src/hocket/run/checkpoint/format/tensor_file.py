@@ -30,6 +30,10 @@ from hocket.run.checkpoint.format.manifest import (
 SLICE_BYTES: Final = 4 * 2**20  # hashed, and written while the cache still has it
 
 
+_METADATA: Final = "__metadata__"
+_RESERVED: Final = frozenset({"", _METADATA})
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSource:
     """A tensor to be written, whose content is read later.
@@ -51,9 +55,14 @@ class TensorSource:
         Raises:
             CheckpointError: it is of a kind that safetensors cannot hold.
         """
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if name in _RESERVED:
             raise CheckpointError(
-                f"{name} is a sparse or quantized tensor, which safetensors cannot hold"
+                f"{name!r} names a tensor, but safetensors keeps that name for itself: "
+                "rename it"
+            )
+        if kind := unknown_kind(tensor):
+            raise CheckpointError(
+                f"{name} is a {kind} tensor, which safetensors cannot hold"
             )
         dtype = name_of(tensor.dtype, name)
         return cls(dtype, tuple(tensor.shape), lambda: tensor)
@@ -105,7 +114,7 @@ def make_header(
     sources: Mapping[str, TensorSource], metadata: Mapping[str, str]
 ) -> bytes:
     """Return the header that comes before the tensors."""
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    entries: dict[str, Any] = {_METADATA: dict(metadata)}
     begin = 0
     for name, source in sources.items():
         end = begin + source.num_bytes
@@ -118,6 +127,17 @@ def make_header(
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def unknown_kind(tensor: Tensor) -> str:
+    """Return why a tensor is no plain array of numbers; "" if it is one."""
+    kinds = {
+        "nested": tensor.is_nested,
+        "sparse": tensor.layout is not torch.strided,
+        "quantized": tensor.is_quantized,
+        "meta": tensor.is_meta,
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "")
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

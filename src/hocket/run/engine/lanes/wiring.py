@@ -115,11 +115,22 @@ def wire(
     return Wiring(links, takes, gives)
 
 
-def wire_one_net(program: Program, modules: Sequence[StageModule]) -> Wiring:
+def wire_one_net(
+    program: Program,
+    modules: Sequence[StageModule],
+    output: NetOutput | None = None,
+) -> Wiring:
     """Find what goes along each flow of a program of one net.
 
     Where each stage sends to the next alone, that is everything.
+
+    Args:
+        program: the whole.
+        modules: all stages.
+        output: the net's output, if a loss over the whole batch reads it.
     """
+    if output is not None:
+        return wire(program, modules, {program.nets[0].name: output})
     if program.flows == tuple((s, s + 1) for s in range(program.num_stages - 1)):
         return Wiring()
     return wire(program, modules, {})
