@@ -11,8 +11,12 @@ from typer.testing import CliRunner, Result
 
 import hocket
 from hocket.cli.main import app
+from tests.run.support.forked_command import hocket_forked
 
-V100 = ["plan", "digits-vit", "--devices", "4", "--hardware", "v100-32g"]
+V100 = [
+    *("plan", "digits-vit", "--devices", "4", "--hardware", "v100-32g"),
+    *("--set", "model.num_blocks=2"),
+]
 LARGE = [*V100, "--batch-size", "16384"]
 
 
@@ -73,7 +77,7 @@ def test_what_cannot_be_is_refused_with_a_way_out(
         assert words in done.output
 
 
-def test_measured_here_where_no_hardware_is_named() -> None:
+def test_measured_here_where_no_hardware_is_named(tmp_path: Path) -> None:
     """On this machine's CPU, with shared memory between workers.
 
     And with what the recipe's correction takes, of orders with old weights.
@@ -81,7 +85,10 @@ def test_measured_here_where_no_hardware_is_named() -> None:
     small = "--batch-size", "16", "--set", "model.num_blocks=2"
     late = "--max-delay", "1", "--set", "pipeline.schedule=wpipe"
     fed = "--set", "pipeline.correction=error-feedback"
-    done = shell("plan", "digits-vit", "-d", "2", *small, *late, *fed, "--json")
+    done = hocket_forked(
+        *("plan", "digits-vit", "-d", "2", *small, *late, *fed, "--json"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["correction"] == "error-feedback"
     for outcome in document["outcomes"]:

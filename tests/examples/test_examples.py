@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tests.run.support.forked_command import hocket_forked
+from tests.run.support.forked_python import run_forked_python
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.toml")])
@@ -108,14 +109,19 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Each as a script, one after the other: to start processes takes longer."""
+    """Each as a script, one after the other: to start processes takes longer.
+
+    A new Python runs them alone; torchrun and its workers are forked.
+    """
     folder = tmp_path_factory.mktemp("pipelines")
     (folder / "in_turn.py").write_text(IN_TURN)
     scripts = [str(folder / "in_turn.py"), *(str(FOLDER / x) for x in PIPELINES)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     alone = run([sys.executable, *scripts], folder).split(END)
     saved = sorted(path.name for path in (folder / "run").glob("step-*"))
-    both = run([sys.executable, *torchrun, *scripts], folder).split(END)
+    done = run_forked_python([*torchrun, *scripts], folder, timeout_s=100.0)
+    assert done.returncode == 0, done.stderr
+    both = done.stdout.split(END)
     assert len(alone) == len(both) == len(PIPELINES) + 1
     told = map(Told, alone, both)
     return Runs(dict(zip(PIPELINES, told, strict=False)), saved)

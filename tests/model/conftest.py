@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.run.support.exported_once import export_once
+
 HERE = Path(__file__).parent
 
 
@@ -19,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = None if cases is None else cases.params.get("name")
         if isinstance(name, str) and HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(f"capture of {name}"))
+
+
+@pytest.fixture(autouse=True)
+def _exported_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Export models of one form once, but where exporting is what is tested."""
+    if HERE / "capture" not in request.path.parents:
+        export_once(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

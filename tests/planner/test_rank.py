@@ -99,14 +99,7 @@ def test_the_parts_of_memory_add_up_to_the_peak() -> None:
             assert outcome.bubble_fraction == pytest.approx(timeline.bubble_fraction)
 
 
-@given(
-    num_devices=st.sampled_from([2, 3, 4, 6]),
-    batch_size=st.sampled_from([8, 12, 16]),
-    num_layers=st.integers(6, 9),
-    latency_s=st.sampled_from([0.0, 1e-4, 5e-3]),
-)
-@settings(max_examples=8)
-def test_what_is_left_out_could_not_have_been_among_the_best(
+def check_best(
     num_devices: int, batch_size: int, num_layers: int, latency_s: float
 ) -> None:
     """The bound is one: the best so many are those of simulating everything."""
@@ -121,6 +114,31 @@ def test_what_is_left_out_could_not_have_been_among_the_best(
         if not outcome.candidate.is_data_parallel:
             bound_s = predictor.bound_s(outcome.candidate)
             assert bound_s <= outcome.step_s * (1 + 1e-9)
+
+
+NUM_LAYERS = st.integers(6, 9)
+LATENCIES_S = st.sampled_from([0.0, 1e-4, 5e-3])
+
+
+@given(st.sampled_from([2, 3, 4]), st.sampled_from([8, 12]), NUM_LAYERS, LATENCIES_S)
+@settings(max_examples=4)
+def test_what_is_left_out_could_not_have_been_among_the_best(
+    num_devices: int, batch_size: int, num_layers: int, latency_s: float
+) -> None:
+    """Few are simulated, and the best of them are the best of all."""
+    check_best(num_devices, batch_size, num_layers, latency_s)
+
+
+@pytest.mark.long
+@given(
+    st.sampled_from([2, 3, 4, 6]), st.sampled_from([8, 12, 16]), NUM_LAYERS, LATENCIES_S
+)
+@settings(max_examples=40)
+def test_the_same_for_more_sizes(
+    num_devices: int, batch_size: int, num_layers: int, latency_s: float
+) -> None:
+    """On up to six devices, with up to 16 samples."""
+    check_best(num_devices, batch_size, num_layers, latency_s)
 
 
 def test_seconds_scaled_leave_the_order_as_it_is() -> None:
@@ -152,7 +170,7 @@ def test_more_bandwidth_is_never_slower() -> None:
                         num_nodes=num_nodes,
                         network_bytes_per_s=rate / 10,
                     ),
-                    8,
+                    4,
                     EVERYTHING,
                 ).outcomes
             }
@@ -167,11 +185,11 @@ def test_more_memory_never_fits_fewer() -> None:
     """And what fits is never worse at its best."""
     fits: set[Candidate] = set()
     best = 0.0
-    for gib in (0.1, 0.2, 0.4, 0.8, 1.6):
+    for gib in (0.1, 0.4, 1.6):
         ranking = rank(
             work(8, activation_bytes=64 * MIB),
             cluster(4, memory_bytes=int(gib * 2**30)),
-            8,
+            4,
             EVERYTHING,
         )
         now = {outcome.candidate for outcome in ranking.fitting}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from hocket.run.diagnostics.failure import FailureCause, FailureReport, read_report
 from tests.run.support import host_workers
+from tests.run.support.forked_python import ForkedPython
 from tests.run.support.host_workers import NUM_MICROBATCHES, plain_loop
 from tests.run.support.network import (
     ADDRESSES,
@@ -48,7 +48,7 @@ def hosts() -> Iterator[Hosts]:
 
 def start(
     hosts: Hosts, what: str, told: Any, folder: Path, *options: str
-) -> list[subprocess.Popen[str]]:
+) -> list[ForkedPython]:
     """Torchrun on both hosts."""
     script = [str(SCRIPT), what, str(folder), json.dumps(told)]
     return [

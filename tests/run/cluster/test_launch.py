@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
 from hocket.run.cluster.launch import launch
 from tests.run.support.forked_launch import launch_forked
+from tests.run.support.forked_python import run_forked_python
 from tests.run.support.processes import environment, none_alive_within
 
 HERE: Final = "tests.run.support.launched_workers"
@@ -85,18 +87,22 @@ def test_workers_may_join_again_and_hear_nothing_of_before(tmp_path: Path) -> No
         assert "in a process group already" in refused
 
 
-def test_restarted_workers_see_nothing_of_those_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_restarted_workers_see_nothing_of_those_before(tmp_path: Path) -> None:
     """Each attempt has a store of its own, so all of them can meet in it again."""
-    results = start_two("fail_until", 1, run_dir=tmp_path, max_restarts=3)
+    call = f"launch('{HERE}:fail_until', [1], num_workers=2, run_dir='run', "
+    done = run_script(
+        tmp_path,
+        "import json\nfrom hocket.run.cluster.launch import launch\n"
+        f"print(json.dumps({call}timeout_s=5.0, max_restarts=3)))\n",
+    )
+    results = json.loads(done.stdout)
     assert [r["attempt"] for r in results] == [1, 1]
     assert {r["arrival"] for r in results} == {1, 2}
     assert [r["total"] for r in results] == [2.0, 2.0]
-    assert [record.message for record in caplog.records] == [
+    assert done.stderr == (
         "rank 1 was killed by signal 9 (SIGKILL) before its first op; starting the "
-        "workers again, 1 of 3"
-    ]
+        "workers again, 1 of 3\n"
+    )
 
 
 def test_restarts_are_bounded(tmp_path: Path) -> None:
@@ -124,28 +130,17 @@ def test_torchrun_restarts_workers(tmp_path: Path) -> None:
     )
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     torchrun = ["-m", "torch.distributed.run", *options]
-    command = [sys.executable, *torchrun, str(script), str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, timeout=50, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_forked_python([*torchrun, script, tmp_path], tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "'attempt': 1" in (tmp_path / "1").read_text()
     assert "'total': 2.0" in (tmp_path / "2").read_text()
 
 
 def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Run a user's script with Python."""
+    """Run a user's script in a forked Python."""
     script = folder / "train.py"
     script.write_text(text)
-    return subprocess.run(
-        [sys.executable, script],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    return run_forked_python([script], folder)
 
 
 SCRIPT: Final = """
@@ -166,7 +161,17 @@ def train(factor):
 def test_launches_functions_of_a_script(tmp_path: Path) -> None:
     """`python train.py` is enough, and nothing but its own output is on the console."""
     call = "print(launch(train, [10], num_workers=2, run_dir='run'))"
-    done = run_script(tmp_path, f"{SCRIPT}\nif __name__ == '__main__':\n    {call}\n")
+    script = tmp_path / "train.py"
+    script.write_text(f"{SCRIPT}\nif __name__ == '__main__':\n    {call}\n")
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == ("[10, 20]\n", "")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,12 @@ from hocket.env import ExitCode
 from hocket.errors import WorkerError
 from hocket.run.diagnostics.flight_recorder import OpState, read_flight_recorder
 from tests.run.support.forked_launch import launch_forked
+from tests.run.support.forked_python import ForkedPython, start
 from tests.run.support.processes import (
     START_S,
     WORKERS,
     eventually,
     none_alive_within,
-    start,
 )
 
 TIMEOUT_S: Final = 2.0
@@ -114,7 +113,7 @@ def test_a_busy_worker_is_named_too(tmp_path: Path) -> None:
     assert error.exit_code == ExitCode.HANG
 
 
-def start_script(folder: Path) -> subprocess.Popen[str]:
+def start_script(folder: Path) -> ForkedPython:
     """A user's script whose rank 1 sits in 1B0 of step 3, in a call below Python."""
     process = start([WORKERS, folder, "sleep", "3"], folder)
     there = [(3, "0B0", OpState.WAITING), (3, "1B0", OpState.BEGUN)]

@@ -17,7 +17,8 @@ from hocket.run.diagnostics.flight_recorder import (
     RecordedOp,
     read_flight_recorder,
 )
-from tests.run.support.processes import START_S, start
+from tests.run.support.forked_python import start
+from tests.run.support.processes import START_S
 
 texts = st.text(st.characters(codec="ascii", min_codepoint=33), min_size=1, max_size=12)
 begins = st.tuples(texts, st.integers(0, 10**9))

@@ -23,9 +23,7 @@ JOBS = {
     ],
     2: [
         case("perceptron", "gpipe", 4),
-        case("perceptron", "1f1b", 4),
         case("perceptron", "interleaved-1f1b", 4),
-        case("perceptron", "looped-bfs", 4),
         case("resnet", "1f1b", 3),
         case("tied", "1f1b", 4),
         case("tied", "looped-bfs", 4),
@@ -52,7 +50,6 @@ JOBS = {
         case("dropout", "interleaved-1f1b", 3),
     ],
     4: [
-        case("perceptron", "1f1b", 6),
         case("tied", "1f1b", 4, num_replicas=2, batch_size=30),
         case("dropout", "interleaved-1f1b", 4, num_replicas=2),
         case("perceptron", "gpipe", 2, num_replicas=4),

@@ -26,7 +26,8 @@ from hocket.run.diagnostics.root_cause import worker_error
 from tests.run.support import failing_workers as failing
 from tests.run.support.forked import Outcome, run_forked
 from tests.run.support.forked_launch import launch_forked
-from tests.run.support.processes import eventually, none_alive_within, start
+from tests.run.support.forked_python import start
+from tests.run.support.processes import eventually, none_alive_within
 
 TIMEOUT_S: Final = 3.0
 BUSY_S: Final = 4.0  # what a busy machine may add

@@ -68,7 +68,7 @@ def run_drawn(pools: ProgramPools, seed: int, num_workers: int) -> None:
 
 
 @pytest.mark.timeout(240)
-@settings(NO_SHRINKING, max_examples=25)
+@settings(NO_SHRINKING, max_examples=15)
 @given(seed=SEEDS, num_workers=st.sampled_from([1, 2, 2, 4]))
 def test_any_program_equals_the_emulator(
     pools: ProgramPools, seed: int, num_workers: int

@@ -20,7 +20,7 @@ from tests.run.support.comparison import case, check_run
 from tests.run.support.forked import answers_of
 from tests.strategies import taken_when_ready
 
-NUM_ORDERS: Final = 8
+NUM_ORDERS: Final = 5
 NUM_STEPS: Final = 3
 MODELS: Final = ("perceptron", "dropout")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hocket.run.data.batch import call_arguments, count_samples
 from hocket.run.data.loss import named_losses
-from tests.run.support.exactness import num_copies
+from tests.run.support.exactness import NUM_EVALUATED, num_copies
 from tests.run.support.forked import answers_of
 from tests.run.support.plain_loop import plain_loop
 from tests.run.support.small_models import batches, make_model, specimen_of
@@ -130,6 +130,7 @@ def check_evaluation(
     model.eval()
     loss = specimen_of(run["model"]).loss
     data = batches(run["model"], run["num_steps"], run["batch_size"], run["last"])
+    data = data[-NUM_EVALUATED:]
     sums: dict[str, float] = {}
     num_samples = 0
     with torch.no_grad():

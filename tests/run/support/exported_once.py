@@ -28,6 +28,9 @@ _FOUND: Final[dict[Hashable, ExportedProgram]] = {}
 _KNOWN: Final = (
     "torch.nn.",
     "hocket.recipes.",
+    "transformers.activations",
+    "transformers.models.",
+    "transformers.pytorch_utils",
     "tests.run.support.small_models",
     "tests.run.support.program_workers",
 )
@@ -63,9 +66,12 @@ def _form_of(model: nn.Module) -> Hashable:
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    return {
+    found = {
         name: value for name, value in vars(module).items() if not name.startswith("_")
     }
+    if (config := found.get("config")) is not None:  # of transformers
+        found |= {"attention": getattr(config, "_attn_implementation", None)}
+    return found
 
 
 def _form_of_example(example: Example) -> Hashable:

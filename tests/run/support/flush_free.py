@@ -15,7 +15,7 @@ from hocket.errors import HocketError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.engine.sync.step_result import StepResult
 from tests.run.support.captured_once import captured_once
-from tests.run.support.exactness import weight_digests
+from tests.run.support.exactness import NUM_EVALUATED, weight_digests
 from tests.run.support.small_models import batches, make_model, specimen_of
 from tests.run.support.training_workers import fragile_batches, make_fragile
 
@@ -95,7 +95,7 @@ def _train(
         "held": [[*x.parameters] for x in pipeline._executor.runners.values()],
         "weights": weight_digests(pipeline),
     }
-    evaluated = pipeline.evaluate(data)
+    evaluated = pipeline.evaluate(data[-NUM_EVALUATED:])
     answer |= {"evaluated": evaluated.losses, "num_samples": evaluated.num_samples}
     pipeline.close()
     return answer

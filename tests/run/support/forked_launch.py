@@ -9,23 +9,14 @@ which takes seconds each.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Final
-
-import pytest
+from typing import Any
 
 from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
 from tests.run.support.fork_server import fork_server
-
-POPEN: Final = "hocket.run.cluster.worker_processes.Popen"
-_RESET: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+from tests.run.support.forked_python import fork_instead_of_popen
 
 
 def launch_forked(entry: str, args: Sequence[Any] = (), **options: Any) -> list[Any]:
@@ -65,47 +56,8 @@ def _launch(
     sender: Connection, entry: str, args: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
     """Send the workers' results, or message, rank and exit code of the error."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(POPEN, ForkedPopen)
+    with fork_instead_of_popen():
         try:
             sender.send(launch(entry, args, **options))
         except WorkerError as error:
             sender.send((str(error), error.rank, error.exit_code))
-
-
-class ForkedPopen(subprocess.Popen[Any]):
-    """A `python -c PROGRAM ...` that is forked from this process, not executed."""
-
-    def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        variables = more[5]  # executable, preexec_fn, close_fds, pass_fds, cwd, env
-        receiver, sender = os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            os.setsid()
-            os.close(sender)
-            _run_program(args[args.index("-c") + 1 :], variables)
-        os.close(sender)
-        os.read(receiver, 1)  # until the worker has its own session
-        os.close(receiver)
-        self._child_created = True
-
-
-def _run_program(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Become the new Python: run the program, and end."""
-    code = 1
-    try:
-        for number in _RESET:
-            signal.signal(number, signal.SIG_DFL)
-        os.environ.clear()
-        os.environ.update(variables)
-        program, *sys.argv[1:] = arguments
-        exec(program, {"__name__": "__main__"})
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

@@ -10,27 +10,36 @@ They share files and clocks, as hosts with a network file system do. Nothing lea
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from tests.run.support.forked_python import ForkedPython, start_python
 from tests.run.support.processes import environment, eventually
 
 ADDRESSES: Final = ("10.203.0.1", "10.203.0.2")
 HOST_NAMES: Final = ("node-a", "node-b")
 PORT: Final = 29500
+# Of <sched.h> and <sys/mount.h>.
+_CLONE_NEWNS: Final = 0x00020000
+_CLONE_NEWUTS: Final = 0x04000000
+_CLONE_NEWNET: Final = 0x40000000
+_MS_BIND: Final = 0x1000
+_MS_REC: Final = 0x4000
+_MS_SLAVE: Final = 0x80000
+_MNT_DETACH: Final = 2
 _num_pairs = count()
 
 
@@ -65,11 +74,11 @@ class Hosts:
 
     names: tuple[str, str]
     have_names: bool
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[ForkedPython] = field(default_factory=list)
 
     def start(
         self, host: int, arguments: Sequence[str], folder: Path, **extra: str
-    ) -> subprocess.Popen[str]:
+    ) -> ForkedPython:
         """Python with these arguments, on one host; what it says goes into a file.
 
         Args:
@@ -78,24 +87,16 @@ class Hosts:
             folder: of the test; output goes to `out-0.txt` and `err-0.txt` in it.
             extra: variables of the environment.
         """
-        command = ["ip", "netns", "exec", self.names[host]]
-        if self.have_names:
-            named = 'hostname "$0" && exec "$@"'
-            command += ["unshare", "--uts", "sh", "-c", named, HOST_NAMES[host]]
-        command += [sys.executable, *arguments]
+        outputs = folder / f"out-{host}.txt", folder / f"err-{host}.txt"
         path = f"{environment()['PATH']}:/usr/sbin:/sbin"
-        with (
-            (folder / f"out-{host}.txt").open("w") as out,
-            (folder / f"err-{host}.txt").open("w") as err,
-        ):
-            process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=err,
-                text=True,
-                start_new_session=True,
-                env={**environment(), "PATH": path, **extra},
-            )
+        process = start_python(
+            arguments,
+            outputs,
+            {**environment(), "PATH": path, **extra},
+            enter=partial(
+                _enter, self.names[host], HOST_NAMES[host] if self.have_names else ""
+            ),
+        )
         self.started.append(process)
         return process
 
@@ -106,7 +107,7 @@ class Hosts:
         script: Sequence[str],
         folder: Path,
         **extra: str,
-    ) -> subprocess.Popen[str]:
+    ) -> ForkedPython:
         """Torch's launcher on one of the two hosts, for a script."""
         two = ["-m", "torch.distributed.run", "--nnodes", "2"]
         return self.start(host, [*two, *options, *script], folder, **extra)
@@ -158,7 +159,7 @@ def two_hosts(*, have_names: bool = False) -> Iterator[Hosts]:
 
 
 def codes_of(
-    launchers: Sequence[subprocess.Popen[str]], seconds: float, folder: Path
+    launchers: Sequence[ForkedPython], seconds: float, folder: Path
 ) -> list[int]:
     """How processes ended; the test fails if they do not within some seconds."""
     deadline_s = time.monotonic() + seconds
@@ -203,6 +204,28 @@ def _table(hosts: Hosts) -> str:
 
 def _etc(name: str) -> Path:
     return Path("/etc/netns") / name
+
+
+def _enter(namespace: str, host_name: str) -> None:
+    """Move this process to a host, as `ip netns exec` and `unshare --uts` do."""
+    kernel = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: Any) -> None:
+        if getattr(kernel, name)(*arguments):
+            code = ctypes.get_errno()
+            raise OSError(code, f"{name}: {os.strerror(code)}")
+
+    with Path("/run/netns", namespace).open("rb") as file:
+        call("setns", file.fileno(), _CLONE_NEWNET)
+    call("unshare", _CLONE_NEWNS | (_CLONE_NEWUTS if host_name else 0))
+    call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
+    call("umount2", b"/sys", _MNT_DETACH)
+    call("mount", namespace.encode(), b"/sys", b"sysfs", 0, None)
+    for path in _etc(namespace).iterdir():
+        target = Path("/etc", path.name)
+        call("mount", bytes(path), bytes(target), b"none", _MS_BIND, None)
+    if host_name:
+        socket.sethostname(host_name)
 
 
 def _ip(*arguments: str) -> str:

@@ -25,16 +25,27 @@ MODULES: Final = (
     "tests.run.support.transport_pair",
     "tests.run.support.small_models",
     "torch._dynamo",
+    "torch.distributed.run",
 )
-READY: Final = (("tied", 4), ("tied-dropout", 4), ("resnet", 4), ("resnet", 5))
+READY: Final = (
+    ("tied", 4),
+    ("tied-dropout", 4),
+    ("resnet", 4),
+    ("resnet", 5),
+    ("perceptron", 4),
+    ("dropout", 4),
+)
 
 
 def _prepare() -> None:
     for name in MODULES:
         import_module(name)
+    from hocket.model.capture.capture import capture
     from hocket.run.data.batch import call_arguments
     from tests.run.support.captured_once import keep_ready
     from tests.run.support.exported_once import export_once
+    from tests.run.support.failing_workers import make_batches
+    from tests.run.support.failing_workers import make_model as make_failing_model
     from tests.run.support.short_measurements import measure_shortly
     from tests.run.support.small_models import batches, make_model
 
@@ -42,6 +53,9 @@ def _prepare() -> None:
     for name, num_samples in READY:
         [(inputs, _)] = batches(name, 1, num_samples, num_samples)
         keep_ready(name, partial(make_model, name), *call_arguments(inputs))
+    # Of this model torch then knows all operators, with fake tensors of these shapes.
+    [(inputs, _)] = make_batches(1, size=4)
+    capture(make_failing_model(), (inputs,))
     measure_shortly(pytest.MonkeyPatch())
     gc.freeze()  # what is there now is for nobody to look through again
 

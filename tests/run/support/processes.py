@@ -1,32 +1,17 @@
-"""Real processes for tests: start a script, and see that nothing is left of it."""
+"""Real processes of tests: their environment, and whether any of them is left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[3]
 WORKERS: Final = Path(__file__).with_name("launched_workers.py")
 START_S: Final = 20.0  # for some Pythons to import torch on a busy machine
-
-
-def start(arguments: Sequence[str | Path], folder: Path) -> subprocess.Popen[str]:
-    """Python with these arguments, in a process group of its own."""
-    with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
-        return subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            stdout=out,
-            stderr=err,
-            text=True,
-            start_new_session=True,
-            env=environment(),
-        )
 
 
 def environment() -> dict[str, str]:

@@ -13,11 +13,12 @@ import pytest
 
 from tests.run.support.comparison import case, check_runs
 
-QUICK: Final = [case("tied-dropout", "zb-h1", 4, compile=True)]
+QUICK: Final = [case("dropout", "zb-h1", 4, compile=True)]
 LONG: Final = {
     1: [case("normed", "1f1b", 3, compile=True)],
     2: [
         case("tied", "1f1b", 4, compile=True),
+        case("tied-dropout", "zb-h1", 4, compile=True),
         case("normed", "zb-h1", 4, compile=True, recompute="all"),
         case("dropout", "interleaved-1f1b", 4, compile=True),
         case("dropout", "zb-v", 4, compile=True),
