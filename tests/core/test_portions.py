@@ -130,7 +130,8 @@ def test_no_lane_waits_for_a_later_portion_of_its_device() -> None:
     same = order.with_num_steps(aligned.program.num_steps)
     assert [lane.ops for lane in aligned.lanes] == [lane.ops for lane in same.lanes]
     check(aligned)
-    program, made = aligned.program, set()
+    program = aligned.program
+    made: set[Value] = set()
     parts = portions(aligned)
     for part in (parts.prologue, parts.body):
         made.update(value for ops in part for op in ops for value in makes(op, program))
