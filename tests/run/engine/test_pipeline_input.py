@@ -201,26 +201,6 @@ def test_replicas_with_different_data_do_not_train(tmp_path: Path) -> None:
             assert untouched
 
 
-def test_who_runs_out_of_batches_first_is_told(tmp_path: Path) -> None:
-    """Where loaders do not tell their lengths: the others wait, but not for ever."""
-    first, last = answers_of(
-        "support.bad_input_workers:different_data",
-        tmp_path,
-        ["unknown lengths"],
-        {},
-        timeout_s=TIMEOUT_S,
-    )
-    (told, _), (waits, _) = (found["unknown lengths, train"] for found in (last, first))
-    assert told[0] == waits[0] == "WaitError"
-    assert "for rank 0" in told[1]
-    assert "the end of the pipeline" in told[1]
-    assert "step 1, microbatch" in waits[1]
-    for answers in (first, last):  # evaluations are compared when they have ended
-        text = "evaluated on different batches"
-        evaluated, _ = answers["unknown lengths, evaluate"]
-        check(evaluated, ("SchemaError", text), "unknown lengths")
-
-
 PIPELINES: Final = {
     "width": "ranks 0 and 1 differ in the model (digests ",
     "weights": "ranks 0 and 1 differ in the weights (digests ",

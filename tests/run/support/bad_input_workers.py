@@ -7,7 +7,7 @@ was told each time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -272,18 +272,7 @@ def _other_data(name: str, good: list[Batch]) -> Any:
         "targets": [(x, y.roll(1)), good[1]],
         "batch sizes": make_batches(2, 12),
         "lengths": good[:1],
-        "unknown lengths": _Unsized(good[:1]),
     }[name]
-
-
-class _Unsized:
-    """A loader that does not tell its length."""
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
 
 
 def _train(
