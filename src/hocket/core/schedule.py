@@ -199,4 +199,6 @@ class Schedule:
 
 
 def _shifted(op: Op, num_steps: int) -> Op:
-    return replace(op, step=op.step + num_steps) if num_steps else op
+    # A million times in long orders, where dataclasses.replace takes twice as long.
+    step = op.step + num_steps
+    return Op(op.kind, op.stage, op.microbatch, step, op.peer) if num_steps else op

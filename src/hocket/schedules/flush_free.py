@@ -150,9 +150,9 @@ def _with_updates(
     """
     waiting: dict[Op, float] = {}  # for how many backwards
     for op in ops:
-        yield from _taken(
-            waiting, [u for u in waiting if _needs(op, u, program, late=late)]
-        )
+        if waiting:
+            wanted = [u for u in waiting if _needs(op, u, program, late=late)]
+            yield from _taken(waiting, wanted)
         yield op
         if op.kind is not Kind.BACKWARD:
             continue

@@ -31,9 +31,8 @@ def wpipe(
     largest one, device `d` begins with `b + p - 1 - d` forwards and holds half as many
     microbatches, and half a one, however many microbatches a step has. Of the weights,
     the front half is kept twice: 1.5 copies. A hop of `c` seconds costs
-    `2 c (p - 1) / p` of each `(F + B) / 2`; `wpipe-overlapped` hides it. Each block
-    begins with a little more: with messages of a quarter of F, `p = 8` and `m = 32`
-    four blocks take 2 % longer than one.
+    `2 c (p - 1) / p` of each `(F + B) / 2`, in blocks of any size; `wpipe-overlapped`
+    hides it. Fewer blocks only hide more of it while the pipeline fills, once per run.
 
     >>> shape = Shape(2, num_microbatches=2, stages_per_device=2, num_steps=2)
     >>> print(wpipe(shape))  # doctest: +NORMALIZE_WHITESPACE
