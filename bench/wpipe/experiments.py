@@ -198,6 +198,10 @@ EXPERIMENTS: Final = (
 )
 
 
+# The name and the layout of each.
+ORDER: Final = tuple((one.name, one.layout) for one in EXPERIMENTS)
+
+
 def results(experiments: tuple[Experiment, ...] = EXPERIMENTS) -> Iterator[Result]:
     """Simulate them, one after another."""
     for experiment in experiments:

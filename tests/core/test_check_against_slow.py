@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -72,7 +73,8 @@ def _other(op: Op, rng: Random) -> Op:
     number = rng.choice((None, -1, 0, 1, 2, 3, 2**70))
     if name in ("stage", "step") and number is None:
         number = 0
-    return replace(op, **{name: number})
+    changes: dict[str, Any] = {name: number}
+    return replace(op, **changes)
 
 
 def assert_plays_as_slow(schedule: Schedule, num_buffers: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed.pipelining.schedules import (
     FORWARD,
@@ -41,10 +41,11 @@ def lowered_by_torch(schedule: Schedule) -> Rows:
     program = schedule.program
     rows = actions_of(to_csv(drop_messages(schedule)))
     num_microbatches = program.num_microbatches_of(0)
+    compute: dict[int, Any] = {
+        rank: _add_reduce_grad([*row], num_microbatches) for rank, row in rows.items()
+    }
     return _add_send_recv(
-        {rank: _add_reduce_grad(row, num_microbatches) for rank, row in rows.items()},
-        lambda stage: program.stages[stage].device,
-        program.num_stages,
+        compute, lambda stage: program.stages[stage].device, program.num_stages
     )
 
 
