@@ -75,9 +75,9 @@ def two_groups(
 ) -> Schedule:
     """Alternate two groups of stages: delay 1 in the front half, 0 in the back half.
 
-    A warm-up is longer than a block, so that the next forwards are at hand, and not
-    longer than a step's first and last block together: else the next step's forwards
-    of the back half would come before the update of this one's.
+    A warm-up has at least the forwards of one block: a device's first backward needs
+    them. It has at most those of a step's last and first block together: with more, the
+    next step's forwards of the back half would come before the back half's update.
 
     Args:
         name: the schedule's name, for errors.

@@ -17,7 +17,7 @@ from hocket.errors import ScheduleError
 
 KINDS: Final = tuple(Kind)
 HINT: Final = " (`check` finds all that is wrong with a schedule)"
-NONE: Final = -(2**63)  # what no one writes down as a number
+NONE: Final = -(2**63)  # no op has this number
 CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
