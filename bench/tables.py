@@ -27,7 +27,7 @@ from bench.split.table import halves
 from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
 from bench.wpipe import picture as wpipe_beside_2bw
-from bench.wpipe.table import beside_2bw
+from bench.wpipe.table import beside_2bw, in_blocks
 from bench.zoo.table import predictions, speed_and_memory
 
 FOLDER = Path(__file__).parent
@@ -150,6 +150,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("staleness", "table"): qualities,
     ("staleness", "costs"): beside_synchronous,
     ("wpipe", "table"): beside_2bw,
+    ("wpipe", "blocks"): in_blocks,
     ("compiled", "table"): beside_eager,
     ("zoo", "table"): speed_and_memory,
     ("zoo", "predictions"): predictions,
@@ -157,7 +158,10 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 
 
 # What is not in results/cpu.json.
-FILES: dict[tuple[str, str], str] = {("emulated", "flush_free"): "flush_free.json"}
+FILES: dict[tuple[str, str], str] = {
+    ("emulated", "flush_free"): "flush_free.json",
+    ("wpipe", "blocks"): "blocks.json",
+}
 
 # Each draws what is kept. (bench/ooo_pipeline simulates anew, which takes a while.)
 PICTURES = (idle_shares, steps_and_memory, curves, wpipe_beside_2bw)

@@ -171,7 +171,7 @@ def _resnexts(depth: int, *layouts: str) -> tuple[Experiment, ...]:
 
 
 _ONE_NODE: Final = ("8x1", "4x2", "2x4")
-_EIGHT_NODES: Final = ("16x4", "8x8")  # longer pipelines take minutes to simulate
+_EIGHT_NODES: Final = ("64x1", "32x2", "16x4", "8x8")
 
 EXPERIMENTS: Final = (
     *_berts(96, *_ONE_NODE),
@@ -196,6 +196,10 @@ EXPERIMENTS: Final = (
         samples=(32,),
     ),
 )
+
+
+# The name and the layout of each.
+ORDER: Final = tuple((one.name, one.layout) for one in EXPERIMENTS)
 
 
 def results(experiments: tuple[Experiment, ...] = EXPERIMENTS) -> Iterator[Result]:

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from bench.published import (
     MEASURED_HEAD,
+    PACKAGED,
     Measured,
     Row,
     Table,
+    kept,
     measured_cells,
     measured_table,
     simulated_table,
@@ -18,6 +20,7 @@ from bench.published import (
 )
 from bench.wpipe.experiments import (
     FLUSHED,
+    ORDER,
     OVERLAPPED,
     PUBLISHED_MEMORY,
     PUBLISHED_TIMES,
@@ -52,6 +55,22 @@ def publish(simulated: Sequence[Result], measured: Measured) -> dict[str, Any]:
     rows = [_HEAD, *map(_row, simulated)]
     tables = [simulated_table(_FIRST, rows, _LEGEND), _measured_table(measured)]
     return write_published("wpipe", map(_experiment, simulated), measured, tables)
+
+
+def publish_one(result: Result) -> None:
+    """Write one simulated experiment beside those that `hocket bench` shows already."""
+    document = kept(PACKAGED / "wpipe.json")
+    table, *others = document["tables"]
+    _, *rows = table["rows"]
+    cells = {(row[0], row[1]): row for row in [*rows, _row(result)]}
+    found = {
+        (one["experiment"], one["layout"]): one
+        for one in [*document["experiments"], _experiment(result)]
+    }
+    ordered = [key for key in ORDER if key in cells]
+    table = simulated_table(_FIRST, [_HEAD, *(cells[key] for key in ordered)], _LEGEND)
+    experiments = [found[key] for key in ordered]
+    write_published("wpipe", experiments, document["measured"], [table, *others])
 
 
 def _experiment(result: Result) -> dict[str, Any]:

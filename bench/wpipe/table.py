@@ -27,3 +27,26 @@ def beside_2bw(rows: list[dict[str, Any]]) -> list[list[str]]:
             ]
         )
     return table
+
+
+def in_blocks(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Microbatches held at most, and time, beside one block and beside 2BW."""
+    head = ["schedule", "devices", "microbatches", "message", "held", "in one block"]
+    table = [[*head, "2BW", "steady bubble", "in one block", "run / in one block"]]
+    for row in rows:
+        blocks, one, two_bw = row["blocks"], row["one block"], row["2bw"]
+        table.append(
+            [
+                f"`{row['schedule']}`",
+                str(row["num_devices"]),
+                str(row["num_microbatches"]),
+                f"{row['message_s']:g} F",
+                f"**{blocks['most_held']:g}**",
+                f"{one['most_held']:g}",
+                f"{two_bw['most_held']:g}",
+                f"{blocks['steady_bubble']:.3f}",
+                f"{one['steady_bubble']:.3f}",
+                f"{blocks['makespan_s'] / one['makespan_s']:.4f}",
+            ]
+        )
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,15 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ParseError, PlanError, ScheduleError
 from hocket.passes.add_messages import add_messages
+from hocket.passes.split_backward import split_backward
 from hocket.schedules import SCHEDULES, make_schedule
+from tests.core.support.torch_actions import (
+    actions_of,
+    assert_torch_simulates,
+    ends_over_one_queue,
+    lowered_by_torch,
+)
+from tests.strategies import accepted
 
 ORDER: Final = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
@@ -70,9 +79,68 @@ def test_messages_go_along_where_there_are_some() -> None:
     """torch names one stage of each, and divides the gradients where we say so."""
     schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
     assert to_csv(add_messages(schedule)) == (
-        "0RECV_B0,0RECV_B1,0F0,0SEND_F0,0F1,0SEND_F1,0B0,0B1,0REDUCE_GRAD\n"
-        "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n"
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
+        "1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n"
     )
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - NOT_TORCHS))
+def test_torch_runs_what_it_would_write_itself(name: str) -> None:
+    """Past bug: receives stood first, and torch's simulation found a deadlock.
+
+    Messages stand where torch puts them into the same compute. So its simulation ends,
+    and they do over one queue per rank, too.
+    """
+    for shape in [shape for shape in accepted(name) if shape.num_devices > 1][::4]:
+        schedule = SCHEDULES[name].make(shape)
+        rows = actions_of(to_csv(add_messages(schedule)))
+        assert rows == lowered_by_torch(schedule)
+        assert_torch_simulates(rows, schedule)
+        assert ends_over_one_queue(rows, schedule)
+
+
+def test_receives_that_are_posted_first_hold_up_one_queue() -> None:
+    """What the tests above stand on: torch and the queue refuse such an order."""
+    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
+    rows = actions_of(
+        "0RECV_B0,0F0,0SEND_F0,0F1,0SEND_F1,0B0,0RECV_B1,0B1\n"
+        "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"
+    )
+
+    assert not ends_over_one_queue(rows, schedule)
+    with pytest.raises((ValueError, IndexError)):  # torch fails to print where it is
+        assert_torch_simulates(rows, schedule)
+
+
+BUBBLES: Final = "0F0,0F1,,,0B0,0B1\n,1F0,1B0,1F1,1B1,\n"
+OVERLAPPED: Final = (
+    "0F0,0F1,3F0,3B0,(3F1;0B0)OVERLAP_F_B,3B1,,0B1\n"
+    "1F0,2F0,1F1,(2F1;2B0)OVERLAP_F_B,1B0,2B1,1B1\n"
+)
+
+
+@pytest.mark.parametrize("text", [ORDER, BUBBLES, OVERLAPPED])
+def test_a_file_goes_out_as_it_came_in(text: str) -> None:
+    """With its bubbles and its overlapped pairs, which are no part of the order."""
+    assert to_csv(from_csv(text)) == text
+
+
+def test_an_overlapped_pair_goes_out_with_messages() -> None:
+    """The messages of both follow the pair, and bubbles go: torch takes none here."""
+    text = to_csv(add_messages(from_csv(OVERLAPPED)))
+
+    assert ",2RECV_B0,(2F1;2B0)OVERLAP_F_B,2SEND_F1,1B0," in text
+    assert ",," not in text
+
+
+def test_other_ops_go_out_one_by_one() -> None:
+    """Cells of the file that was read are forgotten once the order is another."""
+    schedule = from_csv(BUBBLES)
+    first, second = schedule.lanes
+    ops = (second.ops[0], *split_backward(schedule).lanes[1].ops[1:])
+    changed = replace(schedule, lanes=(first, replace(second, ops=ops)))
+
+    assert to_csv(changed) == "0F0,0F1,,,0B0,0B1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe-v", "ooo-fast-forward"])

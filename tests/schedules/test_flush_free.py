@@ -13,7 +13,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import ScheduleError
+from hocket.errors import ScheduleError, ShapeError
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 from hocket.schedules.flush_free import flush_free
 
@@ -210,3 +210,82 @@ def test_late_updates_by_eye() -> None:
         "d1  1F0 1B0 |: 1F1 1B1 1F0@1 1B0@1 1U :| "
         "1F1@1 1B1@1 1F0@2 1B0@2 1U@1 1F1@2 1B1@2 1U@2"
     )
+
+
+BLOCKS: Final = {"wpipe": 1, "wpipe-overlapped": 2}  # by how much warm-ups differ
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@few
+@given(data=st.data(), p=st.integers(1, 6), num_replicas=st.integers(1, 2))
+def test_any_number_of_blocks_keeps_delays_and_time(
+    name: str, data: st.DataObject, p: int, num_replicas: int
+) -> None:
+    """Delays are 1 and 0 with two versions and one, as `check` proves; no idle time.
+
+    Device `d` holds `(b + 1 + lead (p - 1 - d)) / 2`, `b` being the largest block.
+    """
+    lead = BLOCKS[name]
+    least = max(p, lead * (p - 1))
+    m = data.draw(st.integers(least, 4 * least + 3))
+    num_blocks = data.draw(st.integers(1, m // least))
+    schedule = make_schedule(
+        name,
+        num_devices=p,
+        num_microbatches=m,
+        num_steps=3,
+        num_replicas=num_replicas,
+        num_blocks=num_blocks,
+        late_updates=data.draw(st.booleans()),
+    )
+
+    assert [stage.delay for stage in schedule.program.stages] == [1] * p + [0] * p
+    assert check(schedule).num_versions == (2,) * p + (1,) * p
+    timeline = simulate(schedule, Costs.uniform())
+    assert timeline.makespan_s == 3 * m * 3.0 + (p - 1) * 3.0 / 2
+    b = -(-m // num_blocks)
+    for device in range(p):
+        most = (b + 1 + lead * (p - 1 - device)) / 2
+        assert timeline.peak_activations(device=device) == most
+
+
+def test_blocks_of_eight_hold_eight_microbatches() -> None:
+    """By number: 20 of 32 microbatches without blocks, 8 with four, in equal time."""
+    one, four = played_in_blocks(0.0)
+
+    assert [one.peak_activations(device=0), four.peak_activations(device=0)] == [20, 8]
+    assert one.makespan_s == four.makespan_s
+
+
+@pytest.mark.parametrize("c", [0.05, 0.25, 0.5])
+def test_blocks_cost_time_only_while_the_pipeline_fills(c: float) -> None:
+    """Steps take as long, with messages of any length; a run, less than 2 % more."""
+    one, four = played_in_blocks(c)
+
+    assert four.steady_bubble_fraction == pytest.approx(one.steady_bubble_fraction)
+    assert 1 < four.makespan_s / one.makespan_s < 1.02
+
+
+def played_in_blocks(c: float) -> tuple[Timeline, Timeline]:
+    """A run of 8 devices with 32 microbatches, in one block and in four."""
+    one, four = (
+        make_schedule(
+            "wpipe",
+            num_devices=8,
+            num_microbatches=32,
+            num_steps=NUM_STEPS,
+            num_blocks=num_blocks,
+        )
+        for num_blocks in (1, 4)
+    )
+    costs = Costs.uniform(message_s=c)
+    return simulate(one, costs), simulate(four, costs)
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("wpipe", 3), ("wpipe", 0)])
+def test_blocks_are_no_smaller_than_the_pipeline_is_long(
+    name: str, num_blocks: int
+) -> None:
+    """The error says how many there may be."""
+    with pytest.raises(ShapeError, match=r"takes 1 to 2 blocks, each of 4 .* or more"):
+        make_schedule(name, num_devices=4, num_microbatches=11, num_blocks=num_blocks)

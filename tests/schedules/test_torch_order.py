@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hocket.core.formats.torch_csv import from_csv
+from hocket.core.formats.torch_csv import from_csv, to_csv
 from hocket.core.op import BACKWARDS, Kind
 from hocket.errors import ShapeError
 from hocket.schedules import make_schedule
@@ -178,7 +178,7 @@ def test_1f1b_is_the_same_on_the_last_rank(num_ranks: int) -> None:
 
 
 def test_reads_what_torch_overlaps(num_ranks: int) -> None:
-    """DualPipeV's cells of two ops come in as the two, one by one."""
+    """DualPipeV's cells of two ops come in as the two, and go out as they were."""
     if num_ranks == 1:
         return
     last = 2 * num_ranks - 1
@@ -188,8 +188,10 @@ def test_reads_what_torch_overlaps(num_ranks: int) -> None:
     rows = [[str(op or "") for op in row] for row in torchs.pipeline_order.values()]
     assert any("OVERLAP_F_B" in cell for row in rows for cell in row)
 
-    schedule = from_csv("\n".join(",".join(row) for row in rows))
+    text = "".join(",".join(row) + "\n" for row in rows)
+    schedule = from_csv(text)
 
+    assert to_csv(schedule) == text
     assert schedule.program.num_stages == 2 * num_ranks
     assert schedule.program.num_microbatches_of(0) == 3 * num_ranks
     for lane, row in zip(schedule.lanes, rows, strict=True):

@@ -29,12 +29,12 @@ from hocket.core.checker.faults import (
     too_much_due,
 )
 from hocket.core.checker.happens_before import HappensBefore
-from hocket.core.checker.play import play
+from hocket.core.checker.play import Stand, play
 from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
 from hocket.core.op import Op
 from hocket.core.schedule import Schedule
-from hocket.core.simulator.work import Work, prepare
+from hocket.core.simulator.work import prepare
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -74,19 +74,20 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
         too_much_due(schedule) or [*op_faults(schedule), *body_faults(schedule)],
     )
     work = prepare(schedule, Costs.uniform())
-    least, order = _least_buffers(work, num_buffers)
+    played = play(work, num_buffers)
+    _refuse_stuck(schedule, played.stuck)
     accesses = find_accesses(work.columns, schedule.program)
-    before = HappensBefore(work.columns, work.needs, order)
+    before = HappensBefore(work.columns, work.needs, played.order)
     _refuse(
         schedule,
         [
             *message_order_faults(schedule),
-            *collective_faults(work, before, order),
-            *conflicts(schedule, work.columns, accesses, before, order),
+            *collective_faults(work, before, played.order),
+            *conflicts(schedule, work.columns, accesses, before, played.order),
         ],
     )
     alive = count_alive(schedule.program, work.columns, accesses, before)
-    return Proof(least, alive.num_versions, alive.num_gradients)
+    return Proof(played.num_buffers, alive.num_versions, alive.num_gradients)
 
 
 def _refuse(schedule: Schedule, faults: list[Fault]) -> None:
@@ -97,20 +98,11 @@ def _refuse(schedule: Schedule, faults: list[Fault]) -> None:
         )
 
 
-def _least_buffers(work: Work, num_buffers: int | None) -> tuple[int, list[int]]:
-    """Return the fewest buffers that suffice, and an order in which all ops start."""
-    program = work.schedule.program
-    most = program.num_steps * max(net.num_microbatches for net in program.nets)
-    tries = range(1, most + 1) if num_buffers is None else (num_buffers,)
-    for number in tries:
-        played = play(work, number)
-        if not played.stuck:
-            return number, played.order
-        if not any(stand.is_sending for stand in played.stuck):
-            break  # more buffers cannot help
-    sentences = ("no lane can move, each waits for another:", *map(str, played.stuck))
-    stands = {stand.lane: stand.position for stand in played.stuck}
-    raise DeadlockError(sentences, _picture(work.schedule, stands=stands))
+def _refuse_stuck(schedule: Schedule, stuck: list[Stand]) -> None:
+    if stuck:
+        sentences = ("no lane can move, each waits for another:", *map(str, stuck))
+        stands = {stand.lane: stand.position for stand in stuck}
+        raise DeadlockError(sentences, _picture(schedule, stands=stands))
 
 
 def _picture(

@@ -217,11 +217,12 @@ def due_ops(program: Program) -> Iterator[Op]:
             kinds = (Kind.FORWARD, Kind.BACKWARD)[: 1 + stage.trainable]
             for microbatch in range(program.num_microbatches_of(number)):
                 yield from (Op(kind, number, microbatch, step) for kind in kinds)
-            for kind in _once_per_step(number, program):
+            for kind in once_per_step(number, program):
                 yield Op(kind, number, None, step)
 
 
-def _once_per_step(stage: int, program: Program) -> Iterator[Kind]:
+def once_per_step(stage: int, program: Program) -> Iterator[Kind]:
+    """Yield the kinds of op that a stage has once in every step."""
     if stage in program.gathered_stages:
         yield Kind.GATHER
     if stage in program.loss_stages:

@@ -79,8 +79,9 @@ def predicted_versions_alive(schedule: Schedule) -> tuple[int, ...]:
         ops = [
             op
             for lane in schedule.lanes
+            if lane.device == stage.device
             for op in lane.ops
-            if op.stage == number and lane.device == stage.device
+            if op.stage == number
         ]
         lives: dict[int, tuple[int, int]] = {}
         for i, op in enumerate(ops):

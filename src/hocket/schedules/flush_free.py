@@ -1,9 +1,9 @@
 """Make orders in which no step waits for the one before to end.
 
-A device goes through its stages in visits of `m` microbatches each, the next step's
-behind the last one's, and alternates forwards and backwards from its warm-up on:
+A device goes through its stages in visits of a block of microbatches each, the next
+step's behind the last one's, and alternates forwards and backwards from its warm-up on:
 
-    forwards    s0 s0 s0  s1 s1 s1  s0 s0 s0 ...         visits, m = 3
+    forwards    s0 s0 s0  s1 s1 s1  s0 s0 s0 ...         visits, one block of 3
     backwards   . warm-up .  s1 s1 s1  s0 s0 s0  s1 ...
 
     prologue    │ body, once per step                │ epilogue
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from hocket.core.dataflow import version_read
 from hocket.core.op import Kind, Op
@@ -36,6 +37,7 @@ def flush_free(
     delays: Sequence[int],
     num_warmup: Callable[[int], int],
     *,
+    num_blocks: int = 1,
     late_updates: bool = False,
 ) -> Schedule:
     """Return the order of visits, with updates where gradients are complete.
@@ -47,33 +49,76 @@ def flush_free(
         shape: the shape; its stages go round and round the devices.
         delays: the delay of each stage.
         num_warmup: returns the forwards of a device before its first backward.
+        num_blocks: the blocks of a step (see `block_sizes`); a visit is of one block.
         late_updates: whether each update comes as many backwards later as the first
             device is later with its own; with replicas, as late as the new weights are
             wanted. A delayed stage meanwhile has the gradients of two steps.
     """
     program = shape.chain(delays=delays)
+    visits = _Visits(block_sizes(shape.num_microbatches, num_blocks), num_warmup)
     if not any(delays):  # each step ends before the next begins
-        return Schedule(program, _lanes(program, num_warmup))
-    known = _repeating(program, num_warmup, late=late_updates)
+        return Schedule(program, _lanes(program, visits))
+    known = _repeating(program, visits, late=late_updates)
     least = known.program.num_steps - known.num_repeats + 1
     if shape.num_steps < least:  # prologue and epilogue leave no room for a body
-        return Schedule(program, _lanes(program, num_warmup, late=late_updates))
+        return Schedule(program, _lanes(program, visits, late=late_updates))
     return known.with_num_steps(shape.num_steps)
 
 
-def _repeating(
-    program: Program, num_warmup: Callable[[int], int], *, late: bool
-) -> Schedule:
+def block_sizes(num_microbatches: int, num_blocks: int) -> tuple[int, ...]:
+    """Return the sizes of blocks: as equal as can be, the greater ones first.
+
+    >>> block_sizes(11, 3)
+    (4, 4, 3)
+    """
+    size, num_greater = divmod(num_microbatches, num_blocks)
+    return (size + 1,) * num_greater + (size,) * (num_blocks - num_greater)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visits:
+    """How a device goes through its stages.
+
+    Args:
+        sizes: the microbatches of each block of a step.
+        num_warmup: returns the forwards of a device before its first backward.
+    """
+
+    sizes: tuple[int, ...]
+    num_warmup: Callable[[int], int]
+
+    def ops(self, program: Program, device: int) -> Iterator[Op]:
+        """Yield forwards from the first stage to the last, and backwards in reverse."""
+        stages = program.stages_on[device]
+        ends = list(accumulate(self.sizes))
+
+        def visits(kind: Kind, order: Sequence[int]) -> list[Op]:
+            return [
+                Op(kind, stage, microbatch, step)
+                for step in range(program.num_steps)
+                for size, end in zip(self.sizes, ends, strict=True)
+                for stage in order
+                for microbatch in range(end - size, end)
+            ]
+
+        return alternate(
+            visits(Kind.FORWARD, stages),
+            visits(Kind.BACKWARD, stages[::-1]),
+            num_warmup=self.num_warmup(device),
+        )
+
+
+def _repeating(program: Program, visits: _Visits, *, late: bool) -> Schedule:
     """Return the order of as many steps as it takes to see a body repeat."""
     num_forwards = sum(
         program.num_microbatches_of(stage) for stage in program.stages_on[0]
     )
-    most = max(num_warmup(device) for device in range(program.num_devices))
+    most = max(visits.num_warmup(device) for device in range(program.num_devices))
     num_filled = -(-most // num_forwards)  # steps that the warm-up reaches into
     # An update may stand among the next step's ops, or even the one's after it.
     num_late = bool(program.reduced_stages) + late
     some = replace(program, num_steps=num_filled + 2 + num_late)
-    lanes = _lanes(some, num_warmup, late=late)
+    lanes = _lanes(some, visits, late=late)
     bodies = []
     for lane in lanes:
         begin = _begin(lane.ops)
@@ -82,34 +127,14 @@ def _repeating(
 
 
 def _lanes(
-    program: Program, num_warmup: Callable[[int], int], *, late: bool = False
+    program: Program, visits: _Visits, *, late: bool = False
 ) -> tuple[Lane, ...]:
     lanes = []
     for device in range(program.num_devices):
-        visits = _visits(program, device, num_warmup(device))
-        wave = num_warmup(0) - num_warmup(device)
-        ops = _with_updates(program, visits, wave, late=late)
+        wave = visits.num_warmup(0) - visits.num_warmup(device)
+        ops = _with_updates(program, visits.ops(program, device), wave, late=late)
         lanes.append(Lane(device, 0, tuple(ops)))
     return tuple(lanes)
-
-
-def _visits(program: Program, device: int, num_warmup: int) -> Iterator[Op]:
-    """Yield forwards from the first stage to the last, and backwards in reverse."""
-    stages = program.stages_on[device]
-
-    def ops(kind: Kind, order: Sequence[int]) -> list[Op]:
-        return [
-            Op(kind, stage, microbatch, step)
-            for step in range(program.num_steps)
-            for stage in order
-            for microbatch in range(program.num_microbatches_of(stage))
-        ]
-
-    return alternate(
-        ops(Kind.FORWARD, stages),
-        ops(Kind.BACKWARD, stages[::-1]),
-        num_warmup=num_warmup,
-    )
 
 
 def _with_updates(
@@ -125,9 +150,9 @@ def _with_updates(
     """
     waiting: dict[Op, float] = {}  # for how many backwards
     for op in ops:
-        yield from _taken(
-            waiting, [u for u in waiting if _needs(op, u, program, late=late)]
-        )
+        if waiting:
+            wanted = [u for u in waiting if _needs(op, u, program, late=late)]
+            yield from _taken(waiting, wanted)
         yield op
         if op.kind is not Kind.BACKWARD:
             continue

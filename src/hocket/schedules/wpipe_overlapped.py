@@ -7,20 +7,27 @@ from typing import Final
 
 from hocket.core.schedule import Schedule
 from hocket.schedules.entry import Entry, Shape
-from hocket.schedules.wpipe import bubble_s, peak_activations, two_groups
+from hocket.schedules.wpipe import (
+    bubble_s,
+    largest_block,
+    peak_activations,
+    two_groups,
+)
 
 
-def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
+def wpipe_overlapped(
+    shape: Shape, *, late_updates: bool = False, num_blocks: int | None = None
+) -> Schedule:
     """Run WPipe with a longer warm-up, which hides messages.
 
     The warm-ups of two neighbours differ by two forwards and not one, so that a device
-    has another microbatch to compute while one is on its way. With `m >= 2 (p - 1)` the
-    delays stay one for the front half and none for the back half; with fewer they would
-    mix.
+    has another microbatch to compute while one is on its way. With blocks of
+    `b >= 2 (p - 1)` the delays stay one for the front half and none for the back half;
+    with smaller ones they would mix.
 
     Bubble per run: `(p - 1) * (F + B) / 2` where messages take no time, and none is
     added by hops of up to a quarter of `F + B`. Device `d` begins with
-    `m + 2 (p - 1 - d)` forwards and holds half as many microbatches, and half a one.
+    `b + 2 (p - 1 - d)` forwards and holds half as many microbatches, and half a one.
 
     >>> shape = Shape(2, 2, stages_per_device=2, num_steps=2)
     >>> print(wpipe_overlapped(shape))  # doctest: +NORMALIZE_WHITESPACE
@@ -46,22 +53,30 @@ def wpipe_overlapped(shape: Shape, *, late_updates: bool = False) -> Schedule:
         shape: a shape with two stages per device.
         late_updates: whether updates wait until all gradients of their delay are there,
             as clipping them together needs; no other op waits.
+        num_blocks: the blocks of a step, of nearly equal size; the most that there can
+            be when not given.
 
     Raises:
         ShapeError: other than two stages per device, or fewer microbatches than
-            `max(p, 2 (p - 1))`.
+            `max(p, 2 (p - 1))` in a step or a block.
     """
-    return two_groups("wpipe-overlapped", shape, lead=2, late_updates=late_updates)
+    return two_groups(
+        "wpipe-overlapped",
+        shape,
+        lead=2,
+        late_updates=late_updates,
+        num_blocks=num_blocks,
+    )
 
 
 def _num_buffers(shape: Shape) -> int:
-    p, m = shape.num_devices, shape.num_microbatches
-    more = m - 2 * (p - 1)
+    p, b = shape.num_devices, largest_block(shape, 2)
+    more = b - 2 * (p - 1)
     if p == 1:
         return 1
-    if shape.num_steps == 1:
+    if b == shape.num_microbatches * shape.num_steps:  # nothing follows the block
         return max(1 + more // 2, more - 1)
-    return max(-(-m // 2), more)
+    return max(-(-b // 2), more)
 
 
 ENTRY: Final = Entry(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hocket.core.checker.complete import is_complete
 from hocket.core.dataflow import due_ops
 from hocket.core.op import MESSAGES, SENDS, Kind, Op
 from hocket.core.program import Program
@@ -28,8 +29,13 @@ def too_much_due(schedule: Schedule) -> list[Fault]:
     return [(f"the program has {text}", None)]
 
 
-def op_faults(schedule: Schedule) -> Iterator[Fault]:
+def op_faults(schedule: Schedule) -> list[Fault]:
     """Find ops that are missing, doubled, foreign to the program, or misplaced."""
+    return [] if is_complete(schedule) else list(each_op_fault(schedule))
+
+
+def each_op_fault(schedule: Schedule) -> Iterator[Fault]:
+    """Look at every op by itself, which takes long where all is well."""
     program = schedule.program
     found = Counter(op for lane in schedule.lanes for op in lane.ops)
     yield from _placement_faults(schedule)
@@ -91,6 +97,9 @@ def _placement_faults(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _message_faults(op: Op, found: Counter[Op], program: Program) -> Iterator[Fault]:
+    if op.peer is None:
+        yield f"{op} does not name the stage at the other end", op
+        return
     other = _other_end(op)
     if other not in found:
         yield f"{op} has no {other} at the other end", op
@@ -120,11 +129,22 @@ def body_faults(schedule: Schedule) -> Iterator[Fault]:
     """Find ops of a body that do not repeat those one repetition before them."""
     for lane, (begin, end) in zip(schedule.lanes, schedule.body, strict=False):
         length = (end - begin) // schedule.num_repeats
-        for i in range(begin + length, end):
-            before, op = lane.ops[i - length], lane.ops[i]
-            wanted = replace(before, step=before.step + 1)
-            if op != wanted:
+        repeated, later = lane.ops[begin : end - length], lane.ops[begin + length : end]
+        for before, op in zip(repeated, later, strict=True):
+            if not _repeats(op, before):
+                wanted = replace(before, step=before.step + 1)
                 yield f"{op} stands in the body where {wanted} would repeat it", op
+
+
+def _repeats(op: Op, before: Op) -> bool:
+    """Return whether an op is another one, one step later."""
+    return (
+        op.step == before.step + 1
+        and op.microbatch == before.microbatch
+        and op.stage == before.stage
+        and op.kind is before.kind
+        and op.peer == before.peer
+    )
 
 
 def message_order_faults(schedule: Schedule) -> Iterator[Fault]:

@@ -8,11 +8,15 @@ States of Distributed Systems", 1989.
     d0    0I0 ──────▶ 0I1 ──────▶ 0U        clock of 0W0: d0 up to 0I0
              ╲            ╲         ▲       clock of 0U: d0.1 up to 0W1
     d0.1      ▶ 0W0 ──────▶ 0W1 ────╯
+
+Only ops of one device are compared. Where it has one lane, their places in the lane
+decide. So clocks speak of those lanes alone that share a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -21,14 +25,15 @@ from hocket.core.simulator.columns import Columns
 from hocket.core.simulator.needs import Needs
 from hocket.core.timelines.arrays import Ints
 
-_Clock = list[int]
+_ALONE = -1
 
 
 class HappensBefore:
-    """The paths of events between the ops of a schedule.
+    """The paths of events between ops of the same device.
 
-    Time and memory are linear in ops times lanes; a clock is shared by ops of a lane
-    until one of them waits for something new.
+    Clocks are made when two lanes are first compared, in time linear in the ops times
+    the lanes that share a device. Of a clock, the lanes of its op's device are kept;
+    the others as long as ops wait for it.
 
     Args:
         columns: the ops, as rows.
@@ -37,40 +42,80 @@ class HappensBefore:
     """
 
     def __init__(self, columns: Columns, needs: Needs, order: Sequence[int]) -> None:
+        self._columns, self._needs, self._order = columns, needs, order
         self._lane: list[int] = columns.lane.tolist()
-        self._clock: list[_Clock] = [[]] * columns.num_ops
-        asynchronous = columns.is_any(ASYNCHRONOUS)
-        begins, makers = _waits(columns, needs)
-        now: list[_Clock] = [[-1] * (len(columns.first) - 1)] * (len(columns.first) - 1)
-        is_asynchronous: list[bool] = asynchronous.tolist()
-        for row in order:
-            lane = self._lane[row]
-            clock = now[lane]
-            for maker in makers[begins[row] : begins[row + 1]]:
-                clock = self._joined(clock, maker)
-            self._clock[row] = clock
-            # A lane goes on before an asynchronous op has what it needs.
-            if not is_asynchronous[row]:
-                now[lane] = clock
+        self._column, self._columns_beside = _columns_of_lanes(columns)
 
     def before(self, first: int, second: int) -> bool:
         """Return whether the op in row `first` always ends before `second` starts.
 
         An asynchronous op as `first` counts as ended only where its value is needed.
         """
-        lane = self._lane[first]
-        if lane == self._lane[second]:
+        lane, other = self._lane[first], self._lane[second]
+        if lane == other:
             return first < second
-        return first <= self._clock[second][lane]
+        column = self._column[lane] - self._columns_beside[other].start
+        return first <= int(self._clocks[second, column])
 
-    def _joined(self, clock: _Clock, maker: int) -> _Clock:
-        """Return a clock that also knows an op and what happened before it."""
-        lane = self._lane[maker]
-        if maker <= clock[lane]:
-            return clock
-        joined = list(map(max, clock, self._clock[maker]))
-        joined[lane] = max(joined[lane], maker)
-        return joined
+    @cached_property
+    def _clocks(self) -> Ints:
+        """For each op, the last ops of its device's lanes that happen before it."""
+        columns, column = self._columns, self._column
+        begins, makers = _waits(columns, self._needs)
+        num_readers = np.bincount(makers, minlength=columns.num_ops).tolist()
+        is_asynchronous: list[bool] = columns.is_any(ASYNCHRONOUS).tolist()
+        now = [np.full(max(column) + 1, -1)] * len(column)
+        ended: dict[int, Ints] = {}  # clocks of ops that others wait for
+        most = max(beside.stop - beside.start for beside in self._columns_beside)
+        kept = np.full((columns.num_ops, most), -1)
+        for row in self._order:
+            lane = self._lane[row]
+            clock = now[lane]
+            for maker in makers[begins[row] : begins[row + 1]]:
+                clock = np.maximum(clock, ended[maker])
+                num_readers[maker] -= 1
+                if not num_readers[maker]:
+                    del ended[maker]
+            if column[lane] != _ALONE:
+                known = clock[self._columns_beside[lane]]
+                kept[row, : known.size] = known
+            if num_readers[row]:
+                ended[row] = _advanced(clock, column[lane], row)
+            # A lane goes on before an asynchronous op has what it needs.
+            if not is_asynchronous[row]:
+                now[lane] = clock
+        return kept
+
+
+def _advanced(clock: Ints, column: int, row: int) -> Ints:
+    """Return a clock that also knows an op itself."""
+    if column == _ALONE:
+        return clock
+    advanced = clock.copy()
+    advanced[column] = max(row, int(clock[column]))
+    return advanced
+
+
+def _columns_of_lanes(columns: Columns) -> tuple[list[int], list[slice]]:
+    """Return each lane's column in the clocks, and those of its device's lanes.
+
+    The lanes of a device stand beside each other. One that is alone has no column.
+    """
+    lanes_of: dict[int, list[int]] = {}
+    for lane, first in enumerate(columns.first[:-1]):
+        if first < columns.first[lane + 1]:
+            lanes_of.setdefault(int(columns.device[first]), []).append(lane)
+    column = [_ALONE] * (len(columns.first) - 1)
+    beside = [slice(0, 0)] * len(column)
+    begin = 0
+    for lanes in lanes_of.values():
+        if len(lanes) == 1:
+            continue
+        end = begin + len(lanes)
+        for place, lane in enumerate(lanes, start=begin):
+            column[lane], beside[lane] = place, slice(begin, end)
+        begin = end
+    return column, beside
 
 
 def _waits(columns: Columns, needs: Needs) -> tuple[list[int], list[int]]:

@@ -1,14 +1,18 @@
 """Write and read PyTorch's CSV: a row per device, an action per cell, one step.
 
-    0F0,0F1,,0B0,0B1          "compute_only": an empty cell is a bubble, which a
-    1F0,1B0,1F1,1B1,          schedule leaves out; updates and reductions are added
-    (2F3;1B0)OVERLAP_F_B      two ops that torch starts together; here, one by one
+    0F0,0F1,,0B0,0B1          "compute_only": an empty cell is a bubble; updates and
+    1F0,1B0,1F1,1B1,          reductions are implied
+    (2F3;1B0)OVERLAP_F_B      two ops that torch starts together
 
     0F0,0SEND_F0,0RECV_B0     "compute_comms": messages too, with one of their stages
     0UNSHARD,...,0REDUCE_GRAD and what torch does for sharded weights and at the end
 
 Both forms are read, and give the same order: the runtime that plays it adds messages of
-its own. A schedule that holds messages is written with them.
+its own, starts ops one by one, and leaves waiting to the simulator. Where bubbles and
+overlapped pairs stood is kept for the next file.
+
+A schedule that holds messages is written with them, where torch posts them (see
+`torch_messages`).
 
 Source: torch.distributed.pipelining, `_PipelineScheduleRuntime._load_csv`.
 """
@@ -19,11 +23,12 @@ import csv
 import io
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from hocket.core.formats.infer import infer_program
+from hocket.core.formats.torch_messages import CsvCell, cell_text, rows_with_messages
 from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
@@ -31,9 +36,6 @@ from hocket.core.step_end import close_step
 from hocket.errors import ParseError, PlanError, ScheduleError
 
 _COMPUTE: Final = BACKWARDS | {Kind.FORWARD, Kind.BACKWARD_WEIGHT}
-_ENDS_STAGE: Final = frozenset(
-    {Kind.BACKWARD, Kind.BACKWARD_WEIGHT, Kind.SEND_BACKWARD}
-)
 _OP: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 _OVERLAPPED: Final = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
 _NO_OP: Final = re.compile(  # what torch writes beside the compute
@@ -74,8 +76,13 @@ def to_csv(schedule: Schedule) -> str:
             + ", ".join(lane.label for lane in schedule.lanes)
         )
     kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
-    cells = _compute_only if kinds.isdisjoint(MESSAGES) else _with_messages
-    return "".join(f"{','.join(cells(lane))}\n" for lane in schedule.lanes)
+    cells = [_compute(lane) for lane in schedule.lanes]
+    rows = (
+        [[cell_text(ops) for ops in row] for row in cells]
+        if kinds.isdisjoint(MESSAGES)
+        else rows_with_messages(cells, program)
+    )
+    return "".join(f"{','.join(row)}\n" for row in rows)
 
 
 def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedule:
@@ -98,19 +105,23 @@ def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedu
     ]
     if not rows:
         raise ParseError(f"{path}: no ops in the file; expected rows like 0F0,0F1,0B0")
-    if not all(rows):
-        number = 1 + rows.index(())
-        raise ParseError(f"{path}, line {number}: device {number - 1} has no ops")
-    lanes = tuple(
-        Lane(device, 0, tuple(cell.op for cell in row))
-        for device, row in enumerate(rows)
-    )
+    lanes = tuple(_lane(device, row, path) for device, row in enumerate(rows))
     program = replace(infer_program(lanes, path=path), num_replicas=num_replicas)
     faults = tuple(_faults([cell for row in rows for cell in row]))
     if faults:
         raise ScheduleError(faults)
-    closed = tuple(close_step(program, lane.device, lane.ops) for lane in lanes)
+    closed = tuple(
+        replace(close_step(program, lane.device, lane.ops), csv_cells=lane.csv_cells)
+        for lane in lanes
+    )
     return Schedule(program, closed)
+
+
+def _lane(device: int, row: Sequence[_Cell], path: str) -> Lane:
+    ops = tuple(op for cell in row for op in cell.ops)
+    if not ops:
+        raise ParseError(f"{path}, line {device + 1}: device {device} has no ops")
+    return Lane(device, 0, ops, tuple(cell.ops for cell in row))
 
 
 def _is_plain_chain(program: Program) -> bool:
@@ -125,25 +136,18 @@ def _is_plain_chain(program: Program) -> bool:
     )
 
 
-def _compute_only(lane: Lane) -> Iterator[str]:
-    return (str(op) for op in lane.ops if op.kind in _COMPUTE)
-
-
-def _with_messages(lane: Lane) -> Iterator[str]:
-    """Write cells with messages, and REDUCE_GRAD after each stage's last action."""
-    last = {op.stage: i for i, op in enumerate(lane.ops) if op.kind in _ENDS_STAGE}
-    for i, op in enumerate(lane.ops):
-        if op.kind in _COMPUTE | MESSAGES:
-            yield f"{op.stage}{op.kind.value}{op.microbatch}"
-        if last.get(op.stage) == i:
-            yield f"{op.stage}REDUCE_GRAD"
+def _compute(lane: Lane) -> tuple[CsvCell, ...]:
+    """Return the compute of a lane as cells: those of its file, if they hold it."""
+    ops = tuple(op for op in lane.ops if op.kind in _COMPUTE)
+    kept = tuple(op for cell in lane.csv_cells for op in cell)
+    return lane.csv_cells if kept == ops else tuple((op,) for op in ops)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """An op, and where it was read."""
+    """Ops that begin together, none for a bubble, and where they were read."""
 
-    op: Op
+    ops: CsvCell
     place: str
 
 
@@ -158,34 +162,37 @@ def _rows(text: str, path: str) -> Iterator[list[str]]:
 def _cells(row: Iterable[str], where: str) -> Iterator[_Cell]:
     for number, cell in enumerate(map(str.strip, row), start=1):
         place = f"{where}, cell {number}"
-        if not cell or _NO_OP.fullmatch(cell):
+        if _NO_OP.fullmatch(cell):
             continue
         both = _OVERLAPPED.fullmatch(cell)
-        for text in both.groups() if both else (cell,):
+        ops = []
+        for text in both.groups() if both else (cell,) if cell else ():
             match = _OP.fullmatch(text.strip())
             if match is None:
                 raise ParseError(f"{place}: {cell!r} is no action; {_EXPECTED}")
-            yield _Cell(Op(Kind(match[2]), int(match[1]), int(match[3])), place)
+            ops.append(Op(Kind(match[2]), int(match[1]), int(match[3])))
+        yield _Cell(tuple(ops), place)
 
 
-def _faults(cells: list[_Cell]) -> Iterator[str]:
+def _faults(cells: Iterable[_Cell]) -> Iterator[str]:
     """Find doubled ops, and microbatches whose forward or backward is incomplete."""
-    first: dict[Op, _Cell] = {}
-    work: dict[tuple[int, int | None], list[_Cell]] = defaultdict(list)
+    place: dict[Op, str] = {}
+    work: dict[tuple[int, int | None], list[Op]] = defaultdict(list)
     for cell in cells:
-        earlier = first.setdefault(cell.op, cell)
-        if earlier is cell:
-            work[cell.op.stage, cell.op.microbatch].append(cell)
-        else:
-            yield (
-                f"{cell.place}: {cell.op} is there again, after {earlier.place}; "
-                "expected each op once"
-            )
-    trains = any(op.kind is not Kind.FORWARD for op in first)
+        for op in cell.ops:
+            if op in place:
+                yield (
+                    f"{cell.place}: {op} is there again, after {place[op]}; "
+                    "expected each op once"
+                )
+            else:
+                place[op] = cell.place
+                work[op.stage, op.microbatch].append(op)
+    trains = any(op.kind is not Kind.FORWARD for op in place)
     for (s, m), own in work.items():
-        if trains and "".join(sorted(cell.op.kind.value for cell in own)) not in _WHOLE:
-            there = " ".join(str(cell.op) for cell in own)
+        if trains and "".join(sorted(op.kind.value for op in own)) not in _WHOLE:
+            there = " ".join(map(str, own))
             yield (
-                f"{own[-1].place}: for microbatch {m}, stage {s} has {there}; "
+                f"{place[own[-1]]}: for microbatch {m}, stage {s} has {there}; "
                 f"expected {s}F{m} {s}B{m}, or {s}F{m} {s}I{m} {s}W{m}"
             )

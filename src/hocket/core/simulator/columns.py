@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
-from hocket.core.op import MESSAGES, RECEIVES, Kind, Op
+from hocket.core.op import RECEIVES, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Bools, Ints
 from hocket.errors import ScheduleError
 
 KINDS: Final = tuple(Kind)
 HINT: Final = " (`check` finds all that is wrong with a schedule)"
+NONE: Final = -(2**63)  # no op has this number
 CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -72,35 +73,42 @@ class Columns:
             ScheduleError: an op is not of the program, or on another device than its
                 stage. Whether ops are missing is not looked at.
         """
-        ops = [op for lane in schedule.lanes for op in lane.ops]
-
-        def column(name: str) -> Ints:
-            return np.fromiter(map(attrgetter(name), ops), np.int64, len(ops))
-
-        kind = np.fromiter((CODES[op.kind] for op in ops), np.int64, len(ops))
-        codes = [CODES[message] for message in MESSAGES]
-        peer = np.full(len(ops), -1)
-        for row in np.flatnonzero(np.isin(kind, codes)):
-            other = ops[row].peer
-            peer[row] = -1 if other is None else other
-        sizes = [len(lane.ops) for lane in schedule.lanes]
-        lane = np.repeat(np.arange(len(sizes)), sizes)
-        devices = np.array([facts.device for facts in schedule.lanes], np.int64)
-        microbatch = np.fromiter((op.microbatch or 0 for op in ops), np.int64, len(ops))
-        columns = cls(
-            kind,
-            column("stage"),
-            microbatch,
-            column("step"),
-            peer,
-            lane,
-            devices[lane],
-            (0, *accumulate(sizes)),
-        )
+        read = cls.read(schedule)
+        microbatch = np.where(read.microbatch == NONE, 0, read.microbatch)
+        peer = np.where(read.peer == NONE, -1, read.peer)
+        columns = replace(read, microbatch=microbatch, peer=peer)
         faults = tuple(_faults(columns, schedule))
         if faults:
             raise ScheduleError(faults)
         return columns
+
+    @classmethod
+    def read(cls, schedule: Schedule) -> Columns:
+        """Read any ops; a microbatch or peer that an op does not have is NONE.
+
+        Raises:
+            OverflowError: a number does not fit in a column.
+        """
+        ops = [op for lane in schedule.lanes for op in lane.ops]
+
+        def column(number_of: Callable[[Op], int | None]) -> Ints:
+            numbers = map(number_of, ops)
+            given = (NONE if number is None else number for number in numbers)
+            return np.fromiter(given, np.int64, len(ops))
+
+        sizes = [len(lane.ops) for lane in schedule.lanes]
+        lane = np.repeat(np.arange(len(sizes)), sizes)
+        devices = np.array([facts.device for facts in schedule.lanes], np.int64)
+        return cls(
+            column(lambda op: CODES[op.kind]),
+            column(attrgetter("stage")),
+            column(attrgetter("microbatch")),
+            column(attrgetter("step")),
+            column(attrgetter("peer")),
+            lane,
+            devices[lane],
+            (0, *accumulate(sizes)),
+        )
 
 
 def _faults(columns: Columns, schedule: Schedule) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""How long the checker takes for a million ops."""
