@@ -226,6 +226,7 @@ def _run(arguments: Sequence[str]) -> None:
         module, *others = others
         sys.argv[:] = [module, *others]
         sys.path.insert(0, os.getcwd())
+        sys.modules.pop(module, None)  # the server may have imported it
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         sys.argv[:] = [first, *others]
