@@ -113,6 +113,7 @@ class Executor:
             if runner.versions is not None:
                 runner.versions.resume_from(number)
         self.ties.resume_from(number)
+        self.sync.resume_from(number)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -110,13 +110,17 @@ class StepEnd:
 
     def take_finished(self) -> None:
         """Finish the reductions that have ended."""
+        over = []
         with self._lock:
             for stage, work in [*self.reducing.items()]:
                 reducer = self._updaters[stage].reducer
                 assert reducer is not None
                 if reducer.is_done():
                     self.finish(stage)
-                    self._sync.after_gradients(stage, work)
+                    over.append((stage, work))
+        # Without the lock: a gate that another lane has entered may call `finish`.
+        for stage, work in over:
+            self._sync.after_gradients(stage, work)
 
     def finish(self, stage: int) -> None:
         """Wait for the sum of a stage's gradients, where it is under way."""

@@ -100,6 +100,7 @@ class Gate:
         self._posts_early = posts_early
         self._lock = threading.Lock()  # several lanes may come to it
         self._steps: dict[int, _Pending] = {}
+        self._passed = -1  # the last step that all stages have passed
         self.status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
     def complete(self, stage: int, step: int) -> None:
@@ -109,10 +110,13 @@ class Gate:
         no weight is shared, the sum allows any order, and no earlier step is pending.
         """
         with self._lock:
+            if step <= self._passed:  # another lane was faster
+                return
             pending = self._steps.setdefault(step, _Pending())
             pending.complete.add(stage)
             if (
-                self._posts_early
+                pending.norms is None
+                and self._posts_early
                 and self._waits
                 and self._gradients.allows_any_order
                 and self._stages <= pending.complete
@@ -141,8 +145,13 @@ class Gate:
             pending.passed.add(stage)
             if pending.passed >= self._stages:
                 del self._steps[step]
+                self._passed = step
             assert pending.updates is not None
             return pending.updates
+
+    def resume_from(self, step: int) -> None:
+        """Set the next step, after another state was loaded."""
+        self._passed = step - 1
 
     def close(self, step: int, finish: Finish) -> None:
         """Decide a step on a worker that updates nothing, since the others wait for it.

@@ -195,6 +195,11 @@ class StepSync(NoSync):
         losses = {net: one.finish(number) for net, one in self._results.items()}
         return losses, self._status
 
+    def resume_from(self, number: int) -> None:
+        """Set the number of the next step, after another state was loaded."""
+        for gate in self._gates:
+            gate.resume_from(number)
+
     def give_up(self) -> None:
         """End the wait for others: the pipeline ends."""
         self._status.give_up()
