@@ -130,7 +130,7 @@ def test_a_theme_colours_the_terminal() -> None:
         (["bad.txt"], 3, "bad.txt, line 2: '1Q0' is not an op"),
         (["bad.csv"], 3, "bad.csv, line 1"),
         (["bad.json"], 3, "bad.json: not JSON"),
-        (["binary.txt"], 3, "binary.txt: is not text in UTF-8"),
+        (["binary.txt"], 3, "binary.txt, line 1: is not text in UTF-8"),
         (["."], 3, ".: cannot be read: Is a directory"),
     ],
 )

@@ -150,5 +150,5 @@ def test_refuses_a_file_that_is_no_text(tmp_path: Path) -> None:
     """The error names the file."""
     path = tmp_path / "order.csv"
     path.write_bytes(b"\xff\xfe0F0")
-    with pytest.raises(ParseError, match=r"order\.csv: is not text in UTF-8"):
+    with pytest.raises(ParseError, match=r"order\.csv, line 1: is not text in UTF-8"):
         Schedule.from_csv(path)

@@ -84,7 +84,8 @@ def _differences(
     path: str, saved: Any, own: Any, *, is_strict: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Yield each place where two values differ in kind, with both kinds."""
-    if own is None or (saved is None and not is_strict):
+    is_container = isinstance(own, dict | list | tuple)
+    if own is None or (saved is None and not is_strict and not is_container):
         return
     if isinstance(own, dict) and isinstance(saved, dict):
         for key in own.keys() & saved.keys():
@@ -94,6 +95,10 @@ def _differences(
         missing = sorted(map(str, own.keys() - saved.keys()))
         if missing and is_strict:
             yield path, "nothing", ", ".join(missing)
+        return
+    if isinstance(own, list | tuple) and isinstance(saved, list | tuple):
+        for i, (there, here) in enumerate(zip(saved, own, strict=False)):
+            yield from _differences(f"{path}/{i}", there, here, is_strict=is_strict)
         return
     there, here = _kind(saved, is_strict), _kind(own, is_strict)
     if there != here:

@@ -16,6 +16,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.run.data.batch import Microbatch, split_batch
+from hocket.run.stage.compiled.splitter import make_splitter
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.split.by_layers import ByLayers
@@ -34,7 +35,7 @@ def parts_of(name: str) -> tuple[Microbatch, ...]:
 
 def runner_of(
     name: str,
-    make_splitter: MakeSplitter = ByLayers,
+    make_splitter: MakeSplitter = make_splitter,
     *,
     recomputes: bool = False,
     precision: Precision = Precision.FLOAT32,
