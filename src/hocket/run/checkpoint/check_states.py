@@ -58,6 +58,15 @@ def check_updates(
             scheduler.state_dict(),
             is_strict=False,
         )
+        trial = copy.deepcopy(scheduler, {id(optimizer): optimizer})
+        try:
+            trial.load_state_dict(saved)
+        except Exception as error:  # of any kind, since any class may be here
+            raise CheckpointError(
+                "the learning-rate schedule: the checkpoint's state cannot be loaded "
+                f"({type(error).__name__}: {error}). Nothing was loaded; to take the "
+                "weights alone, export and import them"
+            ) from error
 
 
 def check_kind(where: str, saved: Any, own: Any, *, is_strict: bool = True) -> None:
@@ -84,8 +93,7 @@ def _differences(
     path: str, saved: Any, own: Any, *, is_strict: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Yield each place where two values differ in kind, with both kinds."""
-    is_container = isinstance(own, dict | list | tuple)
-    if own is None or (saved is None and not is_strict and not is_container):
+    if own is None or (saved is None and not is_strict):
         return
     if isinstance(own, dict) and isinstance(saved, dict):
         for key in own.keys() & saved.keys():
