@@ -17,7 +17,7 @@ from hocket.model.stages.cut import (
     shared_parameters,
 )
 from tests.model.support.small_models import CASES, captured_case, vit
-from tests.model.support.stages_by_hand import even_cut
+from tests.model.support.stages_by_hand import even_cut, forward
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,6 +84,18 @@ def test_values_needed_later_are_passed_on() -> None:
     names = [{value.name for value in stage.inputs} for stage in stages]
     (skip,) = names[1]
     assert all(skip in received for received in names[1:4])
+
+
+def test_a_stage_that_reads_only_parameters_gets_the_batch() -> None:
+    """It would otherwise know neither its device nor the number of samples."""
+    case, captured = captured_case("query")
+    stages = cut(captured, range(1, len(captured.layers)))
+
+    _, outputs = forward(stages, case.args)
+
+    assert stages[0].batch_inputs == (0,)
+    assert stages[0].outputs[0].per_sample == (0, 0)
+    assert outputs[-1].shape == (4, 3)
 
 
 def test_stages_name_the_layers_that_draw() -> None:

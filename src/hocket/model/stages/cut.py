@@ -144,7 +144,9 @@ def _stage(
     inputs = tuple(captured.values[node] for node in before)
     leaves = sorted(parts[True].leaves | parts[False].leaves)
     size_at = _size_at(captured, inputs, leaves)
-    if size_at is None and any(part.uses_num_samples for part in parts.values()):
+    needs_size = any(part.uses_num_samples for part in parts.values())
+    reads_nothing = not (inputs or leaves)  # parameters alone: where is its device?
+    if size_at is None and (needs_size or reads_nothing):
         leaves = sorted({*leaves, captured.example.batched.index(True)})
         size_at = _size_at(captured, inputs, leaves)
     modules = _modules(parts)
