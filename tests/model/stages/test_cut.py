@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
-from hocket.model.capture.capture import capture
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.capture.captured import enough_layers, with_more_layers
 from hocket.model.stages.cut import (
     boundaries_from_names,
     cut,
@@ -17,7 +18,7 @@ from hocket.model.stages.cut import (
     shared_parameters,
 )
 from tests.model.support.small_models import CASES, captured_case, vit
-from tests.model.support.stages_by_hand import even_cut
+from tests.model.support.stages_by_hand import even_cut, forward
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -86,6 +87,18 @@ def test_values_needed_later_are_passed_on() -> None:
     assert all(skip in received for received in names[1:4])
 
 
+def test_a_stage_that_reads_only_parameters_gets_the_batch() -> None:
+    """It would otherwise know neither its device nor the number of samples."""
+    case, captured = captured_case("query")
+    stages = cut(captured, range(1, len(captured.layers)))
+
+    _, outputs = forward(stages, case.args)
+
+    assert stages[0].batch_inputs == (0,)
+    assert stages[0].outputs[0].per_sample == (0, 0)
+    assert outputs[-1].shape == (4, 3)
+
+
 def test_stages_name_the_layers_that_draw() -> None:
     """Others are not seeded; the numbers are those of the uncut model's layers."""
     case = vit("sdpa")
@@ -122,7 +135,7 @@ def test_modules_that_begin_together_name_the_same_cut() -> None:
     ("names", "message"),
     [
         (["vit.layer.1"], r"is no module of the model; did you mean 'vit\.layers\.1'"),
-        (["vit.layers.1.mlp"], r"is no place to cut at; did you mean 'vit\.layers\.1'"),
+        (["vit.layers.1.mlp"], r"with cut=\['vit\.layers\.1\.mlp'\]; did you mean"),
         (["vit.embeddings"], "the model begins with vit.embeddings"),
         (
             ["classifier", "vit.layers.0"],
@@ -180,3 +193,55 @@ def test_a_frozen_batch_norm_stays_frozen() -> None:
         stage(x)
 
     assert model[1].num_batches_tracked == 0
+
+
+class Skip(nn.Module):
+    """A skip over the whole network, and a batch norm that only one tensor enters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = y = self.stem(x)
+        for block in self.blocks:
+            y = torch.relu(block(y))
+        y = self.head(self.norm(torch.dropout(y, 0.5, self.training) + first))
+        return torch.dropout(y, 0.5, self.training)
+
+
+def test_a_cut_may_be_named_wherever_it_is_possible() -> None:
+    """Also before a module without a matrix of weights, where no layer begins."""
+    model, x = Skip(), torch.randn(4, 6)
+    assert "norm" not in [layer.name for layer in capture(model, (x,)).layers]
+
+    captured = capture(model, (x,), cut=["norm"])
+
+    (boundary,) = boundaries_from_names(captured, ["norm"])
+    assert len(captured.layers[boundary].received) == 1
+
+
+def test_there_are_as_many_layers_as_places_if_so_many_are_wanted() -> None:
+    """More tensors that cross are a cost, and no reason against a cut."""
+    captured = capture(Skip(), (torch.randn(4, 6),))
+
+    assert enough_layers(captured, 2) is captured
+    assert len(enough_layers(captured, 11).layers) == len(captured.places) + 1
+    assert len(enough_layers(captured, 9).layers) >= 9
+
+
+def test_random_numbers_do_not_depend_on_the_cut() -> None:
+    """A dropout is seeded alike, whether a layer begins between it and another."""
+    x = torch.randn(4, 6)
+    captured = capture(Skip(), (x,))
+
+    def seeds(captured: Captured, names: list[str]) -> list[int]:
+        stages = cut(captured, boundaries_from_names(captured, names))
+        return [number for stage in stages for number in stage.random_layers]
+
+    whole = seeds(captured, [])
+    assert len(whole) == 2
+    assert seeds(with_more_layers(captured, ["norm"]), ["blocks.1", "norm"]) == whole

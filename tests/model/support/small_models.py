@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -215,6 +216,61 @@ class LooksAtData(nn.Module):
         return {"logits": sign * self.linear(x)}
 
 
+class Query(nn.Module):
+    """Begins with calls on parameters alone: a normalised query, normalised weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(4, 8))
+        self.norm = nn.LayerNorm(8)
+        self.keys = weight_norm(nn.Linear(6, 8))
+        self.middle = weight_norm(nn.Linear(8, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = F.dropout(self.norm(self.query), 0.1, self.training)
+        keys = self.keys(x)
+        y = torch.softmax(query @ keys.transpose(-1, -2), -1) @ keys
+        return cast(Tensor, self.head(self.middle(y).mean(1)))
+
+
+class Experts(nn.Module):
+    """Each sample goes to the expert that its numbers say: no shape is known inside."""
+
+    def __init__(self, width: int, num_experts: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, num_experts)
+        self.experts = nn.ModuleList(
+            nn.Linear(width, width) for _ in range(num_experts)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.gate(x).softmax(-1).max(-1)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.nonzero(chosen == number).squeeze(-1)
+            if len(rows):
+                y.index_add_(0, rows, expert(x[rows]) * weight[rows, None])
+        return y
+
+
+class Mixture(nn.Module):
+    """Experts around residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(6, 8)
+        self.experts = nn.ModuleList(Experts(8, 2) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.begin(x)
+        for experts, norm in zip(self.experts, self.norms, strict=True):
+            x = x + experts(norm(x))
+        return cast(Tensor, self.head(x))
+
+
 def mlp() -> Case:
     """A Sequential in a Sequential, with ReLUs in place."""
     inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh())
@@ -313,6 +369,8 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "repeated": lambda: Case(Repeated(), (torch.randn(4, 6),), smallest=2),
     "modes": modes,
     "dense": lambda: Case(Dense(), (torch.randn(4, 4),)),
+    "query": lambda: Case(Query(), (torch.randn(4, 5, 6),)),
+    "experts": lambda: Case(Mixture(), (torch.randn(6, 6),)),
     "encoder": encoder,
     "gpt2-sdpa": lambda: gpt2("sdpa"),
     "gpt2-eager": lambda: gpt2("eager"),

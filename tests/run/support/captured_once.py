@@ -69,7 +69,7 @@ class Once:
     ) -> Captured:
         """As `capture`."""
         form = pytree.tree_map_only(Tensor, _form, (args, kwargs))
-        key = (model, str(form))
+        key = (model, str((form, more.get("cut") or ())))
         if key not in self._found:
             self._found[key] = capture(model, args, kwargs, **more)
         return self._found[key]

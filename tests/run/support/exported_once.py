@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from hocket.model.capture.as_is import ModulesAsIs
 from hocket.model.capture.export import EXPORT_SAMPLES, export
 from hocket.model.capture.sequential import has_hooks
 from hocket.model.trace.example import Example
@@ -41,13 +42,15 @@ def export_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("hocket.model.capture.capture.export", _export)
 
 
-def _export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:
-    if not all(_is_known(module) for module in model.modules()):
-        return export(model, example, any_batch=any_batch)
+def _export(
+    model: nn.Module, example: Example, *, any_batch: bool, as_is: ModulesAsIs
+) -> ExportedProgram:
+    if as_is.closed or not all(_is_known(module) for module in model.modules()):
+        return export(model, example, any_batch=any_batch, as_is=as_is)
     form = _form_of_example(example.resized(EXPORT_SAMPLES) if any_batch else example)
     key = (_form_of(model), form, any_batch)
     if key not in _FOUND:
-        _FOUND[key] = export(model, example, any_batch=any_batch)
+        _FOUND[key] = export(model, example, any_batch=any_batch, as_is=as_is)
     return _FOUND[key]
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Set
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any, Final
 
 from torch import Tensor, nn
 
-# torch's own attributes: those of all modules, and those of recurrent ones, whose
-# weights are in a list as well.
-_OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
+# torch's own attributes: those of all modules, those of recurrent ones, whose weights
+# are in a list as well, and a forward that replaces the class's.
+_OWN: Final = frozenset(vars(nn.Module())) | {
+    "_flat_weights",
+    "_flat_weight_refs",
+    "forward",
+}
 _ABSENT: Final = object()
+_CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, set, deque)
 
 
 class AttributeSnapshot:
@@ -75,3 +81,38 @@ def _same(a: Any, b: Any) -> bool:
 def _same_part(a: Any, b: Any) -> bool:
     plain = (int, float, complex, bool, str, bytes)
     return a is b or (isinstance(a, plain) and type(a) is type(b) and a == b)
+
+
+@contextmanager
+def preserve_attributes(model: nn.Module) -> Iterator[None]:
+    """Undo changes of modules' attributes, hooks among them, when the block ends.
+
+    Containers are restored in place. Values of tensors are not.
+    """
+    before = [
+        (module, dict(vars(module)), [_contents(x) for x in vars(module).values()])
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in before:
+            for name in vars(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
+            for value, content in zip(attributes.values(), contents, strict=True):
+                _put_back(value, content)
+
+
+def _contents(value: Any) -> Any:
+    return value.copy() if type(value) in _CONTAINERS else None
+
+
+def _put_back(value: Any, content: Any) -> None:
+    if content is None:
+        return
+    value.clear()
+    if isinstance(value, list | deque):
+        value.extend(content)
+    else:
+        value.update(content)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.source_line import source_line_of
 from hocket.model.trace.example import Example
 
@@ -136,20 +137,3 @@ def _name_of_function(function: Any) -> str:
     name: str = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
     return getattr(owner, "__name__", name) if name == "__get__" else name
-
-
-@contextmanager
-def preserve_attributes(model: nn.Module) -> Iterator[None]:
-    """Undo changes of modules' attributes when the block ends."""
-    before = [
-        (module, dict(vars(module)), dict(module._buffers))
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes, buffers in before:
-            for name in vars(module).keys() - attributes.keys():
-                delattr(module, name)
-            vars(module).update(attributes)
-            module._buffers.update(buffers)

@@ -9,11 +9,14 @@ from typing import Any, Literal, assert_never
 from torch import nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture.calls import preserve_attributes, watch_calls
+from hocket.model.capture.as_is import ModulesAsIs, seen_calls
+from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.capture.calls import watch_calls
 from hocket.model.capture.captured import Captured as Captured
-from hocket.model.capture.captured import captured
+from hocket.model.capture.captured import captured, with_more_layers
 from hocket.model.capture.convert import to_trace
 from hocket.model.capture.export import export
+from hocket.model.capture.kept_state import LostInGraphError
 from hocket.model.capture.sequential import (
     is_plain_sequential,
     open_structures,
@@ -42,7 +45,8 @@ def capture(
 ) -> Captured:
     """Capture a model's graph in both modes, and where it can be cut.
 
-    The model is not run on the data, and is not changed. Arguments that are not
+    The model is not changed, and is run on the data only if some of it has to run as it
+    is. Arguments that are not
     tensors, and all that the model's code decides by them, are fixed from here on. In
     training mode, submodules that are in evaluation mode (frozen batch norms) stay so.
 
@@ -51,10 +55,11 @@ def capture(
         args: positional arguments of one microbatch.
         kwargs: keyword arguments of one microbatch.
         capture: `sequential` runs an nn.Sequential's children as they are; `export`
-            takes the graph that torch.export makes; `submodules` runs submodules as
-            they are, if the model's own code only passes on what they return. `auto` is
-            the first for a plain nn.Sequential, the second for everything else, and the
-            third for what cannot be exported, if `cut` names submodules.
+            takes the graph that torch.export makes, in which the modules that it cannot
+            capture run as they are; `submodules` runs all submodules as they are, if
+            the model's own code only passes on what they return. `auto` is the first
+            for a plain nn.Sequential, the second for everything else, and the third for
+            what cannot be exported.
         cut: the submodules with which stages are to begin.
 
     Raises:
@@ -66,17 +71,18 @@ def capture(
     state = State.of(model)
     match capture:
         case "sequential":
-            return _of_sequential(model, example, state)
+            found = _of_sequential(model, example, state)
         case "export":
-            return _of_export(model, example, state)
+            found = _of_export(model, example, state)
         case "submodules":
-            return _of_submodules(model, example, state, cut)
+            found = _of_submodules(model, example, state, cut)
         case "auto" if is_plain_sequential(model):
-            return _of_sequential(model, example, state)
+            found = _of_sequential(model, example, state)
         case "auto":
-            return _of_any(model, example, state, cut)
+            found = _of_any(model, example, state, cut)
         case _:
             assert_never(capture)
+    return with_more_layers(found, cut)
 
 
 def _of_any(
@@ -85,7 +91,7 @@ def _of_any(
     try:
         return _of_export(model, example, state)
     except CaptureError as error:
-        if not cut:
+        if isinstance(error, LostInGraphError) and not cut:
             raise
         try:
             return _of_submodules(model, example, state, cut)
@@ -149,28 +155,80 @@ def _of_submodules(
 
 
 def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
+    """Export the model; modules that cannot be exported are run as they are."""
+    closed: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _with_modules_as_is(model, example, state, closed)
+        except _StoppedInModuleError as error:
+            if not error.path or isinstance(error.why, LostInGraphError):
+                raise error.why from error
+            closed |= _modules_like(model, error.path)
+
+
+class _StoppedInModuleError(Exception):
+    """The export stopped.
+
+    Args:
+        path: the innermost module that was running and may run as it is; empty if
+            there is none.
+        why: the error to raise if nothing else helps.
+    """
+
+    def __init__(self, path: str, why: CaptureError) -> None:
+        super().__init__(path)
+        self.path = path
+        self.why = why
+
+
+def _modules_like(model: nn.Module, path: str) -> frozenset[str]:
+    """Return the modules of the same class; only itself if the class is torch's."""
+    kind = type(model.get_submodule(path))
+    if kind.__module__.startswith("torch."):
+        return frozenset({path})
+    modules = model.named_modules()
+    return frozenset(other for other, x in modules if type(x) is kind)
+
+
+def _with_modules_as_is(
+    model: nn.Module, example: Example, state: State, closed: frozenset[str]
+) -> Captured:
     fixed = ""
     try:
-        traces = _export_both(model, example, state, any_batch=True)
-    except CaptureError as error:
-        fixed = str(error)
-        traces = _export_both(model, example, state, any_batch=False)
+        traces = _export_both(model, example, state, closed, any_batch=True)
+    except _StoppedInModuleError as error:
+        fixed = str(error.why)
+        traces = _export_both(model, example, state, closed, any_batch=False)
     training, evaluation = traces
-    seen = observe(training, example)
     size = example.num_samples if fixed else example.num_samples + 1
-    more = observe(training, example.resized(size))
-    seen_all = (seen, more, observe(evaluation, example))
-    return captured(model, example, traces, seen_all, fixed)
+    with _in_mode(model, training=True):
+        seen = _watch(model, training, example)
+        more = _watch(model, training, example.resized(size))
+    with _in_mode(model, training=False):
+        seen_all = (seen, more, _watch(model, evaluation, example))
+    as_is = bool(closed)
+    return captured(model, example, traces, seen_all, fixed, between_modules=as_is)
 
 
 def _export_both(
-    model: nn.Module, example: Example, state: State, *, any_batch: bool
+    model: nn.Module,
+    example: Example,
+    state: State,
+    closed: frozenset[str],
+    *,
+    any_batch: bool,
 ) -> tuple[Trace, Trace]:
     traces = []
     for training in (True, False):
         with _in_mode(model, training=training):
-            program = export(model, example, any_batch=any_batch)
-        traces.append(to_trace(program, state))
+            runs = seen_calls(model, example, state) if closed else ()
+            as_is = ModulesAsIs(closed, runs, example)
+            try:
+                program = export(model, example, any_batch=any_batch, as_is=as_is)
+            except CaptureError as error:
+                running = (x for x in reversed(as_is.running) if x not in closed)
+                raise _StoppedInModuleError(next(running, ""), error) from error
+        traces.append(to_trace(program, state, as_is.calls))
     return traces[0], traces[1]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from torch import fx, nn
 
@@ -15,6 +15,8 @@ from hocket.model.trace.example import Example
 from hocket.model.trace.flow import TraceFlow, flow_of
 from hocket.model.trace.layers import (
     Layer,
+    cheapest_positions,
+    first_positions,
     layer_names,
     positions,
     positions_between_modules,
@@ -26,6 +28,8 @@ from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 from hocket.model.trace.value import SentTensor
+
+_LAYERS_PER_STAGE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,10 @@ class Captured:
         evaluation: the calls in evaluation mode.
         partner_of: the evaluation call for each training call, if there is one.
         starts: per layer, the position in training and in evaluation where it begins.
-        values: the tensors that cross, by the call that makes each.
+        places: every position in training at which a cut is admissible, with that in
+            evaluation.
+        own_starts: where layers begin in training if no others are asked for.
+        values: the tensors that cross any admissible cut, by the call that makes each.
         fixed_batch: why only the example's number of samples works; empty if any does.
         frozen: modules that were in evaluation mode inside a model in training.
         trained: the parameters that wanted a gradient.
@@ -56,6 +63,8 @@ class Captured:
     evaluation: TraceFlow
     partner_of: Mapping[fx.Node, fx.Node]
     starts: tuple[tuple[int, int], ...]
+    places: Mapping[int, int]
+    own_starts: tuple[int, ...]
     values: Mapping[fx.Node, SentTensor]
     fixed_batch: str
     frozen: tuple[nn.Module, ...]
@@ -114,12 +123,12 @@ def captured(
     training, evaluation = flow_of(traces[0], seen[0]), flow_of(traces[1], seen[2])
     partner_of = partners(training, evaluation)
     places = same_places(training, evaluation, partner_of)
+    starts = positions(training, places)
     if between_modules:
-        starts = positions_between_modules(training, places)
-    else:
-        starts = positions(training, places)
-    values = _values(training, starts, seen[1], example.num_samples)
-    both = [(start, places.get(start, 0)) for start in starts]
+        between = positions_between_modules(training, places)
+        starts = tuple(sorted({*starts, *between}))
+    values = _values(training, places, seen[1], example.num_samples)
+    both = tuple((start, places.get(start, 0)) for start in starts)
     return Captured(
         model,
         example,
@@ -128,7 +137,9 @@ def captured(
         training,
         evaluation,
         partner_of,
-        tuple(both),
+        both,
+        places,
+        starts,
         values,
         fixed_batch,
         tuple(x for x in model.modules() if model.training and not x.training),
@@ -136,11 +147,49 @@ def captured(
     )
 
 
+def with_more_layers(
+    captured: Captured, names: Sequence[str] = (), fewest: int = 0
+) -> Captured:
+    """Return the same model, divided into more layers.
+
+    Args:
+        captured: the model.
+        names: modules with which a layer is to begin, if a cut is admissible there.
+        fewest: how many layers there are to be, if there are as many places to cut at.
+    """
+    training = captured.training
+    starts = {start for start, _ in captured.starts}
+    known = {name for layer in captured.layers for name in (layer.name, *layer.modules)}
+    first = first_positions(training)
+    wanted = {first[name] for name in names if name not in known and name in first}
+    starts |= wanted & captured.places.keys()
+    missing = fewest - len(starts)
+    if missing > 0:
+        more = cheapest_positions(training, captured.places.keys() - starts)
+        starts.update(more[:missing])
+    if len(starts) == len(captured.starts):
+        return captured
+    both = tuple((start, captured.places.get(start, 0)) for start in sorted(starts))
+    layers = _layers(training, captured.evaluation, both, captured.values)
+    return replace(captured, starts=both, layers=layers)
+
+
+def enough_layers(captured: Captured, num_stages: int) -> Captured:
+    """Return the same model, with more layers if there are fewer than stages.
+
+    There are then several per stage, so that stages can be balanced.
+    """
+    if len(captured.layers) >= num_stages:
+        return captured
+    return with_more_layers(captured, fewest=_LAYERS_PER_STAGE * num_stages)
+
+
 def _values(
-    flow: TraceFlow, starts: Sequence[int], more: Observation, num_samples: int
+    flow: TraceFlow, places: Iterable[int], more: Observation, num_samples: int
 ) -> dict[fx.Node, SentTensor]:
     values = {}
-    for node in dict.fromkeys(x for start in starts for x in flow.crossing[start]):
+    crossing = (x for place in sorted(places) for x in flow.crossing[place])
+    for node in dict.fromkeys(crossing):
         seen, grown = flow.seen(node), more.facts[node].structure
         assert isinstance(grown, TensorInfo)
         growth = tuple(b - a for a, b in zip(seen.shape, grown.shape, strict=True))

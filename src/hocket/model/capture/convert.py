@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hocket.errors import CaptureError
 from hocket.model.capture import bindings
+from hocket.model.capture.as_is import OpaqueCall
 from hocket.model.capture.export import ASSIGNED
-from hocket.model.capture.inner import with_autocast, with_grad_mode
+from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 
 aten = torch.ops.aten
+
+
+def with_grad_mode(enabled: bool, inner: Callable[..., Any], *args: Any) -> Any:
+    """Run a part of the model under `torch.no_grad()` or `enable_grad()`."""
+    with torch.set_grad_enabled(enabled):
+        return inner(*args)
+
+
+def with_autocast(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    inner: Callable[..., Any],
+    *args: Any,
+) -> Any:
+    """Run a part of the model under `torch.autocast(...)`."""
+    with torch.autocast(device_type, dtype, enabled, cache_enabled):
+        return inner(*args)
+
 
 # Checks of what held in the example. They cost time and are of no use here.
 _CHECKS: Final = frozenset(
@@ -36,22 +59,36 @@ _INNER: Final = {
 }
 
 
-def to_trace(program: ExportedProgram, state: State) -> Trace:
+def to_trace(
+    program: ExportedProgram, state: State, opaque: Mapping[str, OpaqueCall]
+) -> Trace:
     """Return the program's graph with parameters and buffers under their names.
+
+    Args:
+        program: what torch.export made of the model.
+        state: the model's parameters and buffers.
+        opaque: the calls of modules that are run as they are, by the operator's name.
 
     Raises:
         CaptureError: the model changes its own inputs, or holds objects that are
             neither tensors nor plain values.
     """
-    return _Conversion(program, state).trace()
+    return _Conversion(program, state, opaque).trace()
 
 
 class _Conversion:
     """One pass over the program's nodes."""
 
-    def __init__(self, program: ExportedProgram, state: State) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        state: State,
+        opaque: Mapping[str, OpaqueCall],
+    ) -> None:
         self.program = program
         self.state = state
+        self.opaque = opaque
+        self.data_sized: set[fx.Node] = set()
         self.graph = fx.Graph()
         self.num_samples = self.graph.placeholder("num_samples")
         self.objects: dict[str, Any] = {}
@@ -87,6 +124,7 @@ class _Conversion:
             self.num_samples,
             {node: paths for node, paths in self.modules.items() if node in alive},
             self.program.call_spec.out_spec,
+            frozenset(self.data_sized & alive),
         )
 
     def _input(self, node: fx.Node, spec: InputSpec, inputs: list[InputSpec]) -> Any:
@@ -124,9 +162,29 @@ class _Conversion:
             inner = getattr(self.program.graph_module, str(node.target))
             bindings.rebind(inner)
             self.new[node] = self._object(str(node.target), inner)
-        elif node.target not in _CHECKS:
+        elif node.target is torch.ops.hocket.module_as_is.default:
+            self._call_module(node)
+        elif node.target not in _CHECKS and node not in self.new:
             self.new[node] = self._copied(node)
             self._assign(node)
+
+    def _call_module(self, node: fx.Node) -> None:
+        """Call the module, and take what the graph reads of what it returns."""
+        name, tensors, sizes, *_ = node.args
+        call = self.opaque[str(name)]
+        calls = ModuleCalls(self.graph, self.objects, self.modules)
+
+        def leaf(value: Any) -> Any:
+            is_plain = isinstance(value, (fx.Node, *PLAIN))
+            return value if is_plain else calls.object("constant", value)
+
+        args, kwargs = call.arguments(self._mapped(tensors), self._mapped(sizes))
+        made = calls.add(call.path, call.module, args, kwargs, leaf)
+        for user in node.users:
+            place: Any = user.args[1]
+            out = call.out
+            self.new[user] = calls.taken(call.path, made, out[place]) if out else made
+            self._assign(user)
 
     def _copied(self, node: fx.Node) -> Any:
         if self._is_num_samples(node):
@@ -137,6 +195,8 @@ class _Conversion:
         target: Any = node.target
         target = _INNER.get(target, target)
         new = self.graph.create_node("call_function", target, args, kwargs, node.name)
+        if free_unbacked_symbols(node.meta.get("val")):
+            self.data_sized.add(new)
         return self._note(node, new)
 
     def _note(self, node: fx.Node, new: fx.Node) -> fx.Node:

@@ -7,12 +7,14 @@ a batch dimension that the model pins to the example's. All four are caught here
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from inspect import Parameter
 from io import StringIO
 from typing import Any, Final
 
@@ -20,11 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from hocket.errors import CaptureError
-from hocket.model.capture.attribute_writes import AttributeSnapshot
+from hocket.model.capture.as_is import ModulesAsIs
+from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.constants import constants_shown
-from hocket.model.capture.kept_state import check_keeps_no_state
+from hocket.model.capture.kept_state import LostInGraphError, check_keeps_no_state
 from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.trace.example import Example
@@ -39,13 +43,16 @@ _LOST: Final = (
 )
 
 
-def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedProgram:
+def export(
+    model: nn.Module, example: Example, *, any_batch: bool, as_is: ModulesAsIs
+) -> ExportedProgram:
     """Return the model's graph in the mode that it is in.
 
     Args:
         model: the module, in training or evaluation mode.
         example: what it is called with.
         any_batch: whether to leave the number of samples open.
+        as_is: the modules whose calls become one operator each.
 
     Raises:
         CaptureError: the model's code cannot be captured, or not with an open number
@@ -56,13 +63,16 @@ def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedPr
     if any_batch:
         example = example.resized(EXPORT_SAMPLES)
     args, kwargs = example.call()
+    call = _with_every_keyword(model, kwargs)
     shapes = ShapesCollection()
     for leaf, batched in zip(example.leaves, example.batched, strict=True):
         if batched and any_batch:
             shapes[leaf] = {0: Dim.AUTO}
     state = _tensor_attributes(model)
-    hook = model.register_forward_hook(lambda *_: changed.extend(notes.changed()))
-    with _quiet() as warned, _watched(model), _no_new_attributes(model), hook:
+    with _quiet() as warned, _watched(model), preserve_attributes(model):
+        model.register_forward_hook(lambda *_: changed.extend(notes.changed()))
+        model.forward = call
+        as_is.put_in(model)
         try:
             dynamic = shapes.dynamic_shapes(model, args, kwargs)
             program = torch.export.export(
@@ -78,6 +88,27 @@ def export(model: nn.Module, example: Example, *, any_batch: bool) -> ExportedPr
     if any_batch:
         _check_open(program, example)
     return program
+
+
+def _with_every_keyword(
+    model: nn.Module, keywords: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return its forward, whose signature names what goes into `**kwargs`.
+
+    torch.export 2.13 fails with "Must provide a tree_name" where one is not named.
+    """
+    forward = model.forward
+    known = inspect.signature(forward).parameters
+    if keywords.keys() <= known.keys():
+        return forward
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    named = [x for x in known.values() if x.kind is not Parameter.VAR_KEYWORD]
+    more = [Parameter(x, Parameter.KEYWORD_ONLY) for x in keywords if x not in known]
+    call.__signature__ = inspect.Signature([*named, *more])  # type: ignore[attr-defined]
+    return call
 
 
 def _refuse_lists(example: Example) -> None:
@@ -126,7 +157,7 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
 def _watched(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_no_custom_functions())
-        stack.enter_context(NoCheckpointing(_LOST, CaptureError))
+        stack.enter_context(NoCheckpointing(_LOST, LostInGraphError))
         stack.enter_context(constants_shown())
         hook = torch.nn.modules.module.register_module_buffer_registration_hook(
             _Assignments(model).note
@@ -193,18 +224,6 @@ def _tensor_attributes(model: nn.Module) -> frozenset[str]:
     )
 
 
-@contextmanager
-def _no_new_attributes(model: nn.Module) -> Iterator[None]:
-    """Remove attributes that the model's code sets: those tensors are fake."""
-    before = {module: frozenset(vars(module)) for module in model.modules()}
-    try:
-        yield
-    finally:
-        for module, names in before.items():
-            for name in vars(module).keys() - names:
-                delattr(module, name)
-
-
 def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
     """Refuse changed attributes, of which the exporter only warns.
 
@@ -214,7 +233,7 @@ def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
     assigned = {name for text in messages for name in re.findall(r"self\.[\w.]+", text)}
     changed = sorted(assigned & state)
     if changed:
-        raise CaptureError(
+        raise LostInGraphError(
             "the model cannot be captured: it keeps state in the plain attribute "
             f"{', '.join(changed)}, which a captured graph would never change; make it "
             f"a buffer (register_buffer) and change it in place\n{OTHER_WAY}"
@@ -229,7 +248,7 @@ def _check_open(program: ExportedProgram, example: Example) -> None:
         if not batched:
             continue
         value = nodes[str(name)].meta["val"]
-        if not isinstance(value.shape[0], torch.SymInt):
+        if is_concrete_int(value.shape[0]):
             raise CaptureError(
                 f"the model's code fixes the number of samples of {name}, so it runs "
                 "with the example's number only"

@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture.are_close import are_close
-from hocket.model.capture.calls import preserve_attributes
+from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.trace.are_close import are_close
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import State
+
+
+class LostInGraphError(CaptureError):
+    """A graph would silently lose what the model does; nothing else is tried then."""
 
 
 def check_keeps_no_state(
@@ -46,7 +50,7 @@ def check_keeps_no_state(
     with preserve_attributes(model):
         first, second = (_outputs(model, example, state) for _ in range(2))
     if not are_close(first, second):
-        raise CaptureError(
+        raise LostInGraphError(
             "the model cannot be captured: it keeps state in "
             f"{', '.join(changed)} from one forward to the next, which a captured "
             "graph would not have. Let forward take it as an argument and return it, "

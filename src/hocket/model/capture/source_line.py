@@ -11,9 +11,11 @@ from typing import Final
 import torch
 
 OTHER_WAY: Final = (
-    "The other way: name the submodules with which stages begin (cut=[...]), or give "
-    "hocket an nn.Sequential of the model's submodules. They are then run as they are, "
-    "and the model is cut between them."
+    "Ways out: a setting of the library with which it does not look at the data "
+    '(transformers: experts_implementation="batched_mm", use_cache=False); to wrap the '
+    "submodule that does in a module of your own with arguments and results of known "
+    "shapes (model.part = Wrapped(model.part)), which then runs as it is; or an "
+    "nn.Sequential of the model's submodules, which are then run as they are."
 )
 _TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}{os.sep}"
 _HOCKET_FOLDER: Final = f"{Path(__file__).parent.parent}{os.sep}"

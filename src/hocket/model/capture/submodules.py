@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.capture.calls import ModuleCall
+from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import PerSample
@@ -32,17 +32,6 @@ _STRANGER: Final = (
     "a tensor that is none of its arguments, parameters and buffers, and that no "
     "submodule returned"
 )
-_PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype)
-
-
-def take(structure: Any, index: int) -> Any:
-    """Return one leaf of what a submodule returned."""
-    return pytree.tree_leaves(structure)[index]
-
-
-def packed(spec: pytree.TreeSpec, *leaves: Any) -> Any:
-    """Return the arguments that a submodule is called with."""
-    return pytree.tree_unflatten(list(leaves), spec)
 
 
 def closed_modules(calls: Sequence[ModuleCall], state: State) -> dict[str, str]:
@@ -132,6 +121,7 @@ class _GraphBuilder:
         self.num_samples = self.graph.placeholder("num_samples")
         self.objects: dict[str, Any] = {}
         self.modules: dict[fx.Node, tuple[str, ...]] = {}
+        self.calls = ModuleCalls(self.graph, self.objects, self.modules)
         self.leaf_of: dict[fx.Node, int] = {}
         self.origin: dict[int, fx.Node] = {}
         self.names = {id(tensor): name for name, tensor in state.tensors.items()}
@@ -166,51 +156,24 @@ class _GraphBuilder:
                 yield from self._whole(inner)
 
     def _add(self, call: ModuleCall) -> None:
-        target = f"module_{call.path.replace('.', '_')}"
-        self.objects[target] = call.module
-        args = tuple(self._argument(x, call) for x in call.args)
-        kwargs = {key: self._argument(x, call) for key, x in call.kwargs.items()}
-        node = self.graph.create_node("call_module", target, args, kwargs)
-        self._note(node, call)
-        self._remember(call, node)
-
-    def _remember(self, call: ModuleCall, node: fx.Node) -> None:
+        path = call.path
+        node = self.calls.add(path, call.module, call.args, call.kwargs, self._leaf)
         leaves, spec = pytree.tree_flatten(call.out)
         if spec.is_leaf():
             self.origin[id(call.out)] = node
             return
         for i, leaf in enumerate(leaves):
-            if not isinstance(leaf, _PLAIN):
-                taken = self.graph.call_function(take, (node, i))
-                self._note(taken, call)
-                self.origin[id(leaf)] = taken
-
-    def _note(self, node: fx.Node, call: ModuleCall) -> None:
-        self.modules[node] = prefixes(call.path)
-
-    def _argument(self, value: Any, call: ModuleCall) -> Any:
-        leaves, spec = pytree.tree_flatten(value)
-        nodes = [self._leaf(leaf) for leaf in leaves]
-        if spec.is_leaf():
-            return nodes[0]
-        form = self._object("form", spec)
-        node = self.graph.call_function(packed, (form, *nodes))
-        self._note(node, call)
-        return node
+            if not isinstance(leaf, PLAIN):
+                self.origin[id(leaf)] = self.calls.taken(path, node, i)
 
     def _leaf(self, leaf: Any) -> Any:
         """Return the node that made a leaf, or a constant."""
-        if id(leaf) in self.origin and not isinstance(leaf, _PLAIN):
+        if id(leaf) in self.origin and not isinstance(leaf, PLAIN):
             return self.origin[id(leaf)]
         if id(leaf) in self.names:
             return self.graph.create_node("get_attr", self.names[id(leaf)])
         assert not isinstance(leaf, Tensor | PerSample), "its module would be closed"
-        return leaf if isinstance(leaf, _PLAIN) else self._object("constant", leaf)
-
-    def _object(self, kind: str, value: Any) -> fx.Node:
-        name = f"{kind}_{len(self.objects)}"
-        self.objects[name] = value
-        return self.graph.create_node("get_attr", name)
+        return leaf if isinstance(leaf, PLAIN) else self.calls.object("constant", leaf)
 
 
 def same_calls(a: Trace, b: Trace) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.model.capture.calls import preserve_attributes
+from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of

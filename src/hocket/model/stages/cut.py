@@ -11,11 +11,13 @@ from torch import fx, nn
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
+from hocket.model.capture.sequential import prefixes
 from hocket.model.stages.emit import emit
 from hocket.model.stages.parameter_paths import give_homes
 from hocket.model.stages.part import Part, part_of
 from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
+from hocket.model.trace.layers import first_positions
 from hocket.model.trace.value import SentTensor
 from hocket.nearest import nearest
 
@@ -126,9 +128,20 @@ def _unknown(
 ) -> str:
     if name in known:
         return f"the model begins with {name}, so it cannot be cut before it"
-    modules = [path for path, _ in captured.model.named_modules() if path]
-    what = "is no place to cut at" if name in modules else "is no module of the model"
-    return f"{name} {what}; {nearest(name, cuts)}"
+    nearby = nearest(name, cuts)
+    if name not in dict(captured.model.named_modules()):
+        return f"{name} is no module of the model; {nearby}"
+    trace = captured.training.trace
+    whole = {trace.path_of(x) for x in trace.calls if x.op == "call_module"}
+    outer = [path for path in prefixes(name)[:-1] if path in whole]
+    if outer:
+        return f"{name} is inside {outer[0]}, which runs as it is; {nearby}"
+    if first_positions(captured.training).get(name) in captured.places:
+        return f"no layer begins with {name}: capture with cut=[{name!r}]; {nearby}"
+    return (
+        f"{name} is no place to cut at: it is not called, or what crosses there is no "
+        f"tensor of a known shape, or is changed later; {nearby}"
+    )
 
 
 def _stage(
@@ -144,7 +157,9 @@ def _stage(
     inputs = tuple(captured.values[node] for node in before)
     leaves = sorted(parts[True].leaves | parts[False].leaves)
     size_at = _size_at(captured, inputs, leaves)
-    if size_at is None and any(part.uses_num_samples for part in parts.values()):
+    needs_size = any(part.uses_num_samples for part in parts.values())
+    reads_nothing = not (inputs or leaves)  # parameters alone: where is its device?
+    if size_at is None and (needs_size or reads_nothing):
         leaves = sorted({*leaves, captured.example.batched.index(True)})
         size_at = _size_at(captured, inputs, leaves)
     modules = _modules(parts)
@@ -232,14 +247,26 @@ def _size_at(
 
 
 def _draws(captured: Captured, part: Part) -> dict[fx.Node, int]:
-    """Return the first call of each layer that draws random numbers, and the layer."""
-    starts = [start for start, _ in captured.starts]
-    place = {node: i for i, node in enumerate(part.flow.compute)}
-    first: dict[int, fx.Node] = {}
-    for node in part.body:
-        if part.flow.facts[node].is_random:
-            first.setdefault(bisect_right(starts, place[node]) - 1, node)
-    return {node: layer for layer, node in first.items()}
+    """Return the calls before which random numbers are seeded, and their numbers.
+
+    These are the first to draw in each layer, with the layer's number, and the first to
+    draw behind any other place to cut at: what is drawn does not depend on the cut.
+    """
+    starts, places = captured.own_starts, sorted(captured.places)
+    found: dict[fx.Node, int] = {}
+    layers, pieces = set[int](), set[int]()
+    for position, node in enumerate(captured.training.compute):
+        if not captured.training.facts[node].is_random:
+            continue
+        layer = bisect_right(starts, position) - 1
+        piece = bisect_right(places, position)
+        if layer not in layers:
+            found[node] = layer
+        elif piece not in pieces:
+            found[node] = len(starts) + position
+        layers.add(layer)
+        pieces.add(piece)
+    return {node: found[node] for node in part.body if node in found}
 
 
 def _names(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Final
@@ -18,6 +18,7 @@ from hocket.model.trace.state import State
 from hocket.model.trace.value import SentTensor
 
 _MANY_MORE: Final = 2  # times the bytes: a skip adds less, a query as much again
+_FEW: Final = 4  # layers begin at one of so many places between weights, or more
 _BY_CALL: Final = "@"  # torch.export writes a module's second call as `block@1`
 
 
@@ -55,7 +56,8 @@ def positions(flow: TraceFlow, places: Mapping[int, int]) -> tuple[int, ...]:
         kept               ^                             ^                 ^
 
     and between two of them, those where less than twice the bytes cross: inside a
-    network with skip connections, but not inside its blocks.
+    network with skip connections, but not inside its blocks. Of a network in which
+    these are few, since more and more tensors cross, the cheapest others are added.
 
     Args:
         flow: the training trace's dependencies.
@@ -70,7 +72,23 @@ def positions(flow: TraceFlow, places: Mapping[int, int]) -> tuple[int, ...]:
     for a, b in pairwise((*sorted(kept), len(flow.compute))):
         inside = [position for position in best if a < position < b]
         kept.update(_with_few_bytes(flow, a, b, inside))
+    missing = len(best) // _FEW - len(kept)
+    kept.update(cheapest_positions(flow, set(best) - kept)[: max(missing, 0)])
     return tuple(sorted(kept))
+
+
+def cheapest_positions(flow: TraceFlow, places: Iterable[int]) -> list[int]:
+    """Return positions sorted by the bytes that cross there, then by their order."""
+    return sorted(places, key=lambda place: (_num_bytes(flow, place), place))
+
+
+def first_positions(flow: TraceFlow) -> dict[str, int]:
+    """Return where each module begins."""
+    first: dict[str, int] = {}
+    for place, node in enumerate(flow.compute):
+        for path in flow.trace.modules.get(node, ()):
+            first.setdefault(path, place)
+    return first
 
 
 def positions_between_modules(
@@ -110,12 +128,12 @@ def layer_names(
     flow: TraceFlow, starts: Sequence[int]
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return, for each layer, its name and the modules that begin with it."""
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for place, node in enumerate(flow.compute):
-        for path in flow.trace.modules.get(node, ()):
-            first.setdefault(path, place)
-            last[path] = place
+    first = first_positions(flow)
+    last = {
+        path: place
+        for place, node in enumerate(flow.compute)
+        for path in flow.trace.modules.get(node, ())
+    }
     named = []
     for start, end in pairwise((*starts, len(flow.compute))):
         own = range(start, end)

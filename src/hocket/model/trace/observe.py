@@ -44,7 +44,8 @@ class NodeFacts:
     """What one node did in the run.
 
     Args:
-        structure: what it returned, with `TensorInfo` in place of tensors.
+        structure: what it returned, with `TensorInfo` in place of tensors; None if
+            shapes depend on the data.
         makes: the memory that what it returned lives in.
         touches: the same, and the memory of its inputs.
         writes: the part of it that the node changed.
@@ -139,8 +140,9 @@ class _TraceRun:
         outputs = tensors_in(out)
         pairs = zip(inputs, versions, strict=True)
         written = [x for x, version in pairs if x._version != version]
+        has_shape = node not in self.trace.data_sized
         return NodeFacts(
-            pytree.tree_map_only(Tensor, _tensor_info, out),
+            pytree.tree_map_only(Tensor, _tensor_info, out) if has_shape else None,
             frozenset(map(storage_of, outputs)),
             frozenset(map(storage_of, [*inputs, *outputs])),
             frozenset(map(storage_of, written)),

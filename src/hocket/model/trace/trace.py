@@ -32,6 +32,7 @@ class Trace:
         num_samples: the node for the batch's size, wherever the graph computes with it.
         modules: the paths of the modules that each call happens in, outermost first.
         out_spec: puts the outputs back into the model's own structure.
+        data_sized: the calls that return tensors whose shapes depend on the data.
     """
 
     graph: fx.Graph
@@ -41,6 +42,7 @@ class Trace:
     num_samples: fx.Node
     modules: dict[fx.Node, tuple[str, ...]]
     out_spec: pytree.TreeSpec
+    data_sized: frozenset[fx.Node] = frozenset()
 
     @property
     def calls(self) -> tuple[fx.Node, ...]:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.capture.calls import preserve_attributes
+from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.run.data.loss import TOTAL, LossFunction
 from hocket.run.stage.loss_parts import LossOfRows, is_mean_of_parts, two_parts

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hocket.errors import ModelError
-from hocket.model.capture.are_close import are_close
-from hocket.model.capture.attribute_writes import AttributeSnapshot
-from hocket.model.capture.calls import preserve_attributes
+from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.no_checkpointing import CHECKPOINTING
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.are_close import are_close
 from hocket.model.trace.per_sample import tensors_in
 from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers

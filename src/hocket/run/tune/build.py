@@ -20,6 +20,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured, capture
+from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.measure import restored_model
 from hocket.model.profile.profile import Profile, conditions_of, path_of
@@ -78,8 +79,15 @@ class CutModel:
     costs: Costs
 
 
-def profile_model(config: PipelineConfig, world: World) -> ProfiledModel:
+def profile_model(
+    config: PipelineConfig, world: World, num_stages: int = 0
+) -> ProfiledModel:
     """Capture the model and profile it. Every worker must call this.
+
+    Args:
+        config: the pipeline's.
+        world: all workers.
+        num_stages: into how many stages it is to be cut; if 0, one per worker.
 
     Raises:
         ModelError: the model cannot be captured.
@@ -89,6 +97,8 @@ def profile_model(config: PipelineConfig, world: World) -> ProfiledModel:
     spec = pytree.tree_structure(call_arguments(config.example[0]))
     args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
     captured = capture(config.model, args, kwargs, cut=config.cut or ())
+    if config.cut is None:
+        captured = enough_layers(captured, num_stages or world.world_size)
     digests = {
         "settings": short_hash(config.text),
         "model": captured.digest,
@@ -126,7 +136,8 @@ def cut_and_measure(
         SchemaError: the workers have different models or settings.
     """
     world = context.world
-    known = profile_model(config, world) if known is None else known
+    if known is None:
+        known = profile_model(config, world, program.num_stages)
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
     boundaries = _boundaries(known, program, config.cut)
@@ -269,8 +280,7 @@ def _boundaries(
         return boundaries_from_names(captured, cut_names)
     if len(captured.layers) < num_stages:
         raise ModelError(
-            f"the model has {len(captured.layers)} layers that it can be cut between, "
-            f"too few for {num_stages} stages: use fewer devices, or fewer stages per "
-            "device"
+            f"the model can be cut into {len(captured.layers)} layers at most, too few "
+            f"for {num_stages} stages: use fewer devices, or fewer stages per device"
         )
     return balance(known.profile.layer_s, num_stages)

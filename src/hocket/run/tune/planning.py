@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.model.capture.capture import capture
-from hocket.model.capture.captured import Captured
+from hocket.model.capture.captured import Captured, enough_layers
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import counted_work
 from hocket.options import CorrectionName, PrecisionName
@@ -90,7 +90,7 @@ def plan(config: _Arguments) -> Ranking:
     cluster = config.cluster(catalogue, device, usable_bytes)
     args, kwargs = call_arguments(config.batch[0])
     num_samples = count_samples(config.batch)
-    captured = capture(config.model, args, kwargs)
+    captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
     trained = _trained(captured)
     states = optimizer_bytes(trained, lambda named: config.optimizer(Parameters(named)))
     size = num_samples if config.batch_size is None else config.batch_size

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor, nn
 
-from hocket.model.capture.calls import preserve_attributes
+from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.sequential import has_hooks
 from hocket.run.stage.compiled.capture import CannotCompileError
 
