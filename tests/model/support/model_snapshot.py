@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_CONTAINERS = (dict, list, set, tuple)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
@@ -57,6 +55,8 @@ def _held(value: Any) -> Any:
     """The identities of what an attribute holds, or the value of a plain one."""
     if isinstance(value, dict):
         return [(key, id(x)) for key, x in value.items()]
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, set):
+        return sorted(map(id, value))
+    if isinstance(value, list | tuple):
         return [id(x) for x in value]
     return value if isinstance(value, bool | int | float | str) else id(value)

@@ -280,7 +280,8 @@ def _boundaries(
         return boundaries_from_names(captured, cut_names)
     if len(captured.layers) < num_stages:
         raise ModelError(
-            f"the model can be cut into {len(captured.layers)} layers at most, too few "
-            f"for {num_stages} stages: use fewer devices, or fewer stages per device"
+            f"the model has {len(captured.layers)} layers that it can be cut between, "
+            f"too few for {num_stages} stages: use fewer devices, or fewer stages per "
+            "device"
         )
     return balance(known.profile.layer_s, num_stages)
