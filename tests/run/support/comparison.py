@@ -130,7 +130,7 @@ def check_evaluation(
     model.eval()
     specimen = specimen_of(run["model"])
     # In float32 the rounding of products depends on the number of rows.
-    num_parts = run["num_microbatches"] * run["num_replicas"]
+    num_parts = run["num_microbatches"] * run.get("num_replicas", 1)
     num_parts = 1 if specimen.is_double else num_parts
     data = batches(run["model"], run["num_steps"], run["batch_size"], run["last"])
     data = data[-NUM_EVALUATED:]
