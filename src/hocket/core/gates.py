@@ -9,7 +9,7 @@ an update may stand too early in an order:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hocket.core.dataflow import Value, is_given, makes, needs
@@ -43,6 +43,26 @@ def gates_of(program: Program, *, overlaps: bool, clips: bool) -> Gates:
     )
 
 
+def stage_gates(gates: Gates) -> dict[int, tuple[int, ...]]:
+    """Return the gate of each stage that has one."""
+    return {stage: gate for gate in gates for stage in gate}
+
+
+def with_gate(op: Op, gate_of: Mapping[int, tuple[int, ...]]) -> tuple[Op, ...]:
+    """Return an op, and of an update those of its gate's other stages.
+
+    An update starts when all of these may start.
+
+    Args:
+        op: the op.
+        gate_of: as `stage_gates` returns it.
+    """
+    if op.kind is not Kind.UPDATE:
+        return (op,)
+    others = (stage for stage in gate_of.get(op.stage, ()) if stage != op.stage)
+    return (op, *(replace(op, stage=stage) for stage in others))
+
+
 def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
     """Return the updates at which lanes would wait for ever; none if all is well.
 
@@ -51,17 +71,15 @@ def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
         gates: each update waits for the gradients of all stages of its gate.
     """
     program = schedule.program
-    gate_of = {stage: gate for gate in gates for stage in gate}
+    gate_of = stage_gates(gates)
     position = [0] * len(schedule.lanes)
     have: set[Value] = set()
 
     def may_start(op: Op) -> bool:
         # Gradients of a stage are complete once its update of the step before is made.
-        gate = gate_of.get(op.stage, ()) if op.kind is Kind.UPDATE else ()
-        ops = [op, *(replace(op, stage=stage) for stage in gate)]
         return all(
             value in have or is_given(value)
-            for one in ops
+            for one in with_gate(op, gate_of)
             for value in needs(one, program)
         )
 

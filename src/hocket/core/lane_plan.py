@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from hocket.core.dataflow import Fact, Value, is_given, is_sent, makes, needs, reads
-from hocket.core.gates import Gates
-from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind, Op
+from hocket.core.gates import Gates, stage_gates, with_gate
+from hocket.core.op import ASYNCHRONOUS, MESSAGES, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
@@ -139,7 +139,7 @@ class _Facts:
 
     def __init__(self, schedule: Schedule, gates: Gates) -> None:
         program = schedule.program
-        self.gate_of = {stage: gate for gate in gates for stage in gate}
+        self.gate_of = stage_gates(gates)
         self.made: dict[Value, _Place] = {}
         self.asynchronous: set[Value] = set()
         # Of each value and device, the flows by which its stages need it.
@@ -169,14 +169,13 @@ class _Facts:
 
     def gate_needs(self, op: Op, program: Program) -> tuple[Value, ...]:
         """Return what the other stages of an update's gate need on its device."""
-        if op.kind is not Kind.UPDATE:
-            return ()
         device = program.stages[op.stage].device
+        _, *others = with_gate(op, self.gate_of)
         return tuple(
             value
-            for other in self.gate_of.get(op.stage, ())
-            if other != op.stage and program.stages[other].device == device
-            for value in needs(replace(op, stage=other), program)
+            for other in others
+            if program.stages[other.stage].device == device
+            for value in needs(other, program)
         )
 
     def message(self, value: Value, to_device: int) -> Message:

@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hocket.core.dataflow import Value, makes, needs
-from hocket.core.gates import Gates
-from hocket.core.op import Kind, Op
+from hocket.core.gates import Gates, stage_gates, with_gate
+from hocket.core.op import Op
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 
@@ -141,7 +141,7 @@ def _played_before(
         gates: the stages whose gradients each update waits for.
     """
     program = schedule.program
-    gate_of = {stage: gate for gate in gates for stage in gate}
+    gate_of = stage_gates(gates)
     made: dict[Value, tuple[int, int]] = {
         value: (number, position)
         for number, lane in enumerate(schedule.lanes)
@@ -155,7 +155,6 @@ def _played_before(
         begin = played[number]
         played[number] = max(begin, position + 1)
         for op in schedule.lanes[number].ops[begin : position + 1]:
-            gate = gate_of.get(op.stage, ()) if op.kind is Kind.UPDATE else ()
-            for one in (op, *(replace(op, stage=stage) for stage in gate)):
+            for one in with_gate(op, gate_of):
                 due += [made[value] for value in needs(one, program) if value in made]
     return played
