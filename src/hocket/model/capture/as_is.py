@@ -34,8 +34,8 @@ _SCHEMA: Final = (
 
 @torch.library.custom_op("hocket::module_as_is", mutates_args=(), schema=_SCHEMA)
 def module_as_is(*_: Any) -> list[Tensor]:
-    """Stand for a module in the graph of torch.export; it is never run."""
-    raise NotImplementedError
+    """Stand for a module in the graph of torch.export."""
+    raise AssertionError("replaced by a call of the module before the graph is run")
 
 
 @module_as_is.register_fake

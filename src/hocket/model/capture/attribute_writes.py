@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ _OWN: Final = frozenset(vars(nn.Module())) | {
     "forward",
 }
 _ABSENT: Final = object()
-_CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, set, deque)
+COLLECTIONS: Final = list, dict, set, deque
+# A class of its own may forbid what restoring does.
+_RESTORED: Final = frozenset({*COLLECTIONS, OrderedDict, defaultdict})
 
 
 class AttributeSnapshot:
@@ -83,36 +86,88 @@ def _same_part(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, plain) and type(a) is type(b) and a == b)
 
 
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A collection, and its items at an earlier time.
+
+    Args:
+        name: the name of the module's attribute.
+        itself: the list, dict, set or deque.
+        before: its earlier items, kept alive so that no other object reuses their
+            memory.
+    """
+
+    name: str
+    itself: Any
+    before: Sequence[Any]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has other items now, or another order."""
+        now = _items(self.itself)
+        is_same = len(now) == len(self.before)
+        return not (is_same and all(map(_is_same_item, now, self.before)))
+
+    def restore(self) -> None:
+        """Restore the earlier items of a plain collection."""
+        if type(self.itself) not in _RESTORED or not self.is_changed:
+            return
+        self.itself.clear()
+        if isinstance(self.itself, dict | set):
+            self.itself.update(self.before)
+        else:
+            self.itself.extend(self.before)
+
+
+def collections_of(module: nn.Module) -> list[Collection]:
+    """Return all collections that a module keeps, nested ones too."""
+    found: dict[int, Collection] = {}
+    for name, value in vars(module).items():
+        for x in _inside(value, found):
+            found[id(x)] = Collection(name, x, _items(x))
+    return list(found.values())
+
+
+def _inside(value: Any, known: dict[int, Collection]) -> Iterator[Any]:
+    """Return a value and the collections in it, each before its items."""
+    if isinstance(value, COLLECTIONS):
+        if id(value) in known:
+            return
+        yield value
+    elif not isinstance(value, tuple):
+        return
+    items = value.values() if isinstance(value, dict) else value
+    for x in items:
+        yield from _inside(x, known)
+
+
+def _items(collection: Any) -> Sequence[Any]:
+    is_dict = isinstance(collection, dict)
+    return list(collection.items() if is_dict else collection)
+
+
+def _is_same_item(a: Any, b: Any) -> bool:
+    """Return whether two items are the same object; of a dict's pairs, both."""
+    both_pairs = isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b)
+    return a is b or (both_pairs and all(x is y for x, y in zip(a, b, strict=True)))
+
+
 @contextmanager
 def preserve_attributes(model: nn.Module) -> Iterator[None]:
     """Undo changes of modules' attributes, hooks among them, when the block ends.
 
-    Containers are restored in place. Values of tensors are not.
+    Collections are restored in place, nested ones too. Values of tensors are not.
     """
     before = [
-        (module, dict(vars(module)), [_contents(x) for x in vars(module).values()])
+        (module, dict(vars(module)), collections_of(module))
         for module in model.modules()
     ]
     try:
         yield
     finally:
-        for module, attributes, contents in before:
+        for module, attributes, collections in before:
             for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
             vars(module).update(attributes)
-            for value, content in zip(attributes.values(), contents, strict=True):
-                _put_back(value, content)
-
-
-def _contents(value: Any) -> Any:
-    return value.copy() if type(value) in _CONTAINERS else None
-
-
-def _put_back(value: Any, content: Any) -> None:
-    if content is None:
-        return
-    value.clear()
-    if isinstance(value, list | deque):
-        value.extend(content)
-    else:
-        value.update(content)
+            for collection in collections:
+                collection.restore()
