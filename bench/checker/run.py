@@ -9,12 +9,7 @@ times and reports every time, and the most memory that the whole process ever he
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +17,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Final
 
-import numpy as np
-
+from bench.own_process import peak_gib, run_cases
 from hocket.core.check import check
 from hocket.core.op import Kind
 from hocket.core.schedule import Lane, Schedule
@@ -94,7 +88,6 @@ def measure(case: Case, num_rounds: int) -> dict[str, Any]:
         proof = check(schedule)
         wall_s.append(round(perf_counter() - begin_s, 3))
         cpu_s.append(round(process_time() - begin_cpu_s, 3))
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "num_ops": schedule.num_ops,
         "num_lanes": len(schedule.lanes),
@@ -103,48 +96,17 @@ def measure(case: Case, num_rounds: int) -> dict[str, Any]:
         "check_cpu_s": cpu_s,
         "best_s": min(wall_s),
         "target_s": case.target_s,
-        "peak_gib": round(peak_kib / 2**20, 3),
+        "peak_gib": peak_gib(),
         "num_buffers": proof.num_buffers,
     }
 
 
-def main() -> None:
-    """Run every case, print a line for each, and keep the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--case", choices=CASES, help="only this one, in this process")
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(measure(CASES[arguments.case], arguments.rounds)))
-        return
-
-    from bench.measure import environment, write_result
-
-    cases = {}
-    for name in CASES:
-        command = [sys.executable, "-m", "bench.checker.run", "--case", name]
-        done = subprocess.run(
-            [*command, "--rounds", str(arguments.rounds)],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        cases[name] = result = json.loads(done.stdout)
-        print(
-            f"{name:32}  {result['num_ops']:,} ops: made in "
-            f"{result['make_schedule_s']:.1f} s, checked in {result['best_s']:.2f} s "
-            f"(best of {arguments.rounds}), peak {result['peak_gib']:.2f} GiB"
-        )
-    write_result(
-        RESULTS / "million_ops.json",
-        {
-            "environment": {**environment(), "numpy": np.__version__},
-            "target": {"peak_gib": TARGET_GIB},
-            "cases": cases,
-        },
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(
+        "bench.checker.run",
+        CASES,
+        measure,
+        "checked",
+        {"peak_gib": TARGET_GIB},
+        RESULTS / "million_ops.json",
+    )

@@ -10,19 +10,13 @@ messages with latency and bandwidth, and bytes over time of every device.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import resource
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Final
 
-import numpy as np
-
+from bench.own_process import peak_gib, run_cases
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.simulate import simulate
 from hocket.schedules import make_schedule
@@ -81,7 +75,6 @@ def measure(case: Case, num_rounds: int) -> dict[str, Any]:
         cpu_s.append(round(process_time() - begin_cpu_s, 3))
         makespan_s = timeline.makespan_s
         del timeline
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "num_ops": schedule.num_ops,
         "num_stages": schedule.program.num_stages,
@@ -89,48 +82,17 @@ def measure(case: Case, num_rounds: int) -> dict[str, Any]:
         "simulate_s": wall_s,
         "simulate_cpu_s": cpu_s,
         "best_s": min(wall_s),
-        "peak_gib": round(peak_kib / 2**20, 3),
+        "peak_gib": peak_gib(),
         "simulated_makespan_s": makespan_s,
     }
 
 
-def main() -> None:
-    """Run every case, print a line for each, and keep the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--case", choices=CASES, help="only this one, in this process")
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(measure(CASES[arguments.case], arguments.rounds)))
-        return
-
-    from bench.measure import environment, write_result
-
-    cases = {}
-    for name in CASES:
-        command = [sys.executable, "-m", "bench.simulator.run", "--case", name]
-        done = subprocess.run(
-            [*command, "--rounds", str(arguments.rounds)],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        cases[name] = result = json.loads(done.stdout)
-        print(
-            f"{name:24}  {result['num_ops']:,} ops: made in "
-            f"{result['make_schedule_s']:.1f} s, simulated in {result['best_s']:.2f} s "
-            f"(best of {arguments.rounds}), peak {result['peak_gib']:.2f} GiB"
-        )
-    write_result(
-        RESULTS / "million_ops.json",
-        {
-            "environment": {**environment(), "numpy": np.__version__},
-            "target": {"simulate_s": TARGET_S, "peak_gib": TARGET_GIB},
-            "cases": cases,
-        },
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(
+        "bench.simulator.run",
+        CASES,
+        measure,
+        "simulated",
+        {"simulate_s": TARGET_S, "peak_gib": TARGET_GIB},
+        RESULTS / "million_ops.json",
+    )
