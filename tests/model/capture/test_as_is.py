@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from hocket.errors import CaptureError, ModelError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import with_more_layers
 from hocket.model.stages.cut import boundaries_from_names, cut
+from tests.model.support.custom_backward import Doubled
 from tests.model.support.small_models import captured_case
 from tests.model.support.stages_by_hand import Case, forward, worst_difference
 from tests.zoo.odd import Branching
@@ -79,18 +78,6 @@ class Decides(Two):
             y = self.middle(y)
         z: Tensor = self.last(y)
         return z
-
-
-class Doubled(torch.autograd.Function):
-    """Its backward is not the derivative of its forward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 5
 
 
 class Doubles(nn.Module):

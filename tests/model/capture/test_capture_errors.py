@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from hocket.errors import CaptureError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.sequential import is_plain_sequential
+from tests.model.support.custom_backward import Doubled
 
 X = torch.randn(5, 4)
 
@@ -34,18 +33,6 @@ class Branches(Base):
         if y.sum() > 0:
             y = y + 1
         return y
-
-
-class Doubled(torch.autograd.Function):
-    """Its backward is not the derivative of its forward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 5
 
 
 class Custom(Base):

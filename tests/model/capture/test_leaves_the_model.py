@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    SegformerConfig,
-    SegformerForSemanticSegmentation,
-)
 
 from hocket.model.capture.capture import capture
 from tests.model.support.model_snapshot import ModelSnapshot
+from tests.zoo.catalogue import sight_and_sound
+from tests.zoo.catalogue.text import causal
 
 Keywords = dict[str, Any]
 
@@ -45,31 +41,14 @@ def busy() -> tuple[nn.Module, Keywords]:
 
 def llama() -> tuple[nn.Module, Keywords]:
     """transformers 5 installs hooks at the first call that asks for hidden states."""
-    config = LlamaConfig(
-        num_hidden_layers=4,
-        hidden_size=16,
-        intermediate_size=32,
-        num_attention_heads=2,
-        vocab_size=11,
-    )
-    inputs = {"input_ids": torch.randint(11, (3, 7)), "use_cache": False}
-    return LlamaForCausalLM(config), {**inputs, "output_hidden_states": True}
+    case = causal("Llama", num_hidden_layers=4)
+    return case.model, {**case.kwargs, "output_hidden_states": True}
 
 
 def segformer() -> tuple[nn.Module, Keywords]:
     """Asks for hidden states itself, and fails if there are too many."""
-    config = SegformerConfig(
-        num_encoder_blocks=2,
-        depths=[1, 1],
-        sr_ratios=[2, 1],
-        hidden_sizes=[8, 16],
-        patch_sizes=[3, 3],
-        strides=[2, 2],
-        num_attention_heads=[1, 2],
-        decoder_hidden_size=16,
-    )
-    model = SegformerForSemanticSegmentation(config)
-    return model, {"pixel_values": torch.randn(3, 3, 16, 16)}
+    case = sight_and_sound.segformer()
+    return case.model, case.kwargs
 
 
 @pytest.mark.parametrize("make", [busy, llama, segformer])

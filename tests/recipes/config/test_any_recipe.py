@@ -35,9 +35,7 @@ VALUES: Final = st.recursive(
     | st.sampled_from([2**63, -(10**400), 16**3000])
     | st.floats()
     | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
-    | st.sampled_from(
-        [*KINDS, *SECTIONS, "auto", "a:b", "x.csv", "4x2", "../x", "~nobody"]
-    ),
+    | st.sampled_from(WORDS),
     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(NAMES), x),
     max_leaves=4,
 )
