@@ -128,6 +128,16 @@ MALLOC: Final = tuple(
         "GLIBC_TUNABLES",
     )
 )
+DEVICE: Final = Variable(
+    "HOCKET_DEVICE",
+    "what workers compute on: cpu, or cuda; by default cuda where there is such a "
+    "device",
+)
+BACKEND: Final = Variable(
+    "HOCKET_BACKEND",
+    "what carries messages: nccl, which needs a GPU for each worker, or gloo, with "
+    "which workers on GPUs may share one; by default nccl for GPUs and gloo for CPUs",
+)
 GLOO_INTERFACE: Final = Variable(
     "GLOO_SOCKET_IFNAME",
     "network interface of gloo; where it is not set, the loopback if all workers are "
@@ -141,7 +151,7 @@ NCCL_INTERFACE: Final = Variable(
 RANK: Final = Variable("RANK", "this worker's rank; torchrun sets it")
 WORLD_SIZE: Final = Variable("WORLD_SIZE", "number of workers; torchrun sets it")
 LOCAL_RANK: Final = Variable(
-    "LOCAL_RANK", "this worker's rank on its host, and its CUDA device", "0"
+    "LOCAL_RANK", "this worker's rank on its host, and its GPU's number", "0"
 )
 LOCAL_WORLD_SIZE: Final = Variable(
     "LOCAL_WORLD_SIZE", "number of workers on this host", "1"
@@ -186,6 +196,8 @@ VARIABLES: Final = (
     THREADS,
     KEEP_FREED_MEMORY,
     *MALLOC,
+    DEVICE,
+    BACKEND,
     GLOO_INTERFACE,
     NCCL_INTERFACE,
     RANK,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hocket.errors import RunError, SchemaError, WaitError
 from hocket.run.cluster.reporting import report_failures
 from hocket.run.cluster.store.store_exchange import MAX_BYTES, StoreExchange
-from hocket.run.cluster.world import join_world
+from hocket.run.cluster.world import choose_backend, join_world
 
 
 def exchanges(world_size: int, timeout_s: float) -> list[StoreExchange]:
@@ -57,8 +57,37 @@ def test_backends_that_are_not_there() -> None:
     with pytest.raises(RunError, match="'gloo' and 'nccl'"):
         join_world(backend="mpi")
     if not torch.cuda.is_available():
-        with pytest.raises(RunError, match="use the CPU with backend='gloo'"):
-            join_world(backend="nccl")
+        with pytest.raises(RunError, match="torch finds no CUDA device here"):
+            join_world(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "num_workers", "num_devices", "way_out"),
+    [
+        ("tpu", "gloo", 1, 1, "'cuda' and 'cpu'"),
+        ("cuda", "mpi", 1, 1, "'gloo' and 'nccl'"),
+        ("cuda", "gloo", 1, 0, "HOCKET_DEVICE=cpu"),
+        ("cpu", "nccl", 1, 1, "take 'gloo', or GPUs"),
+        ("cuda", "nccl", 2, 1, "2 workers .* 1 CUDA devices.*HOCKET_BACKEND=gloo"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_way_out(
+    device: str, backend: str, num_workers: int, num_devices: int, way_out: str
+) -> None:
+    """NCCL takes one worker for each GPU."""
+    with pytest.raises(RunError, match=way_out):
+        choose_backend(device, backend, num_workers, num_devices)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "num_workers"),
+    [("cuda", "nccl", 1), ("cuda", "gloo", 2), ("cpu", "gloo", 9)],
+)
+def test_device_and_backend_are_chosen_apart(
+    device: str, backend: str, num_workers: int
+) -> None:
+    """With gloo, workers share a GPU."""
+    assert choose_backend(device, backend, num_workers, 1).value == backend
 
 
 def test_everyone_hears_everyone() -> None:

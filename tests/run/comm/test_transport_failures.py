@@ -12,18 +12,17 @@ import pytest
 from hocket.errors import WaitError
 from hocket.run.comm.schema import message_tag
 from tests.run.support.transport_pair import (
-    KINDS,
     SCHEMA,
     SHARED,
     Settings,
     Worker,
     content,
+    each_kind,
     run_survivor,
     seconds_after_fault,
 )
 
 pytestmark = pytest.mark.timeout(110)
-both_kinds = pytest.mark.parametrize("kind", KINDS, ids=["shared-memory", "torch"])
 
 LONG_S = 60.0  # a timeout that no test waits for
 AT_ONCE_S = 5.0  # on a busy machine
@@ -94,7 +93,7 @@ def die_with_a_child(worker: Worker) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@both_kinds
+@each_kind
 def test_a_receiver_learns_at_once_that_its_sender_was_killed(
     kind: str, tmp_path: Path
 ) -> None:
@@ -109,7 +108,7 @@ def test_a_receiver_learns_at_once_that_its_sender_was_killed(
     assert seconds_after_fault(tmp_path, outcome) < AT_ONCE_S
 
 
-@both_kinds
+@each_kind
 def test_a_sender_learns_at_once_that_its_receiver_was_killed(
     kind: str, tmp_path: Path
 ) -> None:
@@ -123,7 +122,7 @@ def test_a_sender_learns_at_once_that_its_receiver_was_killed(
     assert seconds_after_fault(tmp_path, outcome) < AT_ONCE_S
 
 
-@both_kinds
+@each_kind
 def test_a_flush_finds_the_receiver_dead(kind: str, tmp_path: Path) -> None:
     """Also where there was room for everything sent."""
     settings = Settings(kind, timeout_s=LONG_S)
@@ -134,7 +133,7 @@ def test_a_flush_finds_the_receiver_dead(kind: str, tmp_path: Path) -> None:
     assert seconds_after_fault(tmp_path, outcome) < AT_ONCE_S
 
 
-@both_kinds
+@each_kind
 @pytest.mark.parametrize("body", [wait_in_receive, wait_in_send])
 def test_a_stopped_worker_is_waited_for_until_the_timeout(
     kind: str, tmp_path: Path, body: type

@@ -12,11 +12,11 @@ from torch import Tensor
 from hocket.errors import SchemaError
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from tests.run.support.transport_pair import (
-    KINDS,
     SCHEMA,
     Settings,
     Worker,
     content,
+    each_kind,
     run_both,
     same,
     tags_of,
@@ -24,7 +24,7 @@ from tests.run.support.transport_pair import (
 
 pytestmark = [
     pytest.mark.timeout(110),
-    pytest.mark.parametrize("kind", KINDS, ids=["shared-memory", "torch"]),
+    each_kind,
 ]
 
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,7 +24,9 @@ from torch.distributed.distributed_c10d import Store
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.schema import Schema, message_tag
 from hocket.run.comm.shm.transport import SharedMemoryTransport
+from hocket.run.comm.staged.transport import StagedTransport
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from tests.run.support.delayed_copies import DelayedCopies
 from tests.run.support.fork_server import fork_server
 
 THERE: Final = Channel("F0>1", 0, 1)
@@ -31,7 +34,8 @@ BACK: Final = Channel("B1>0", 1, 0)
 
 SHARED: Final = "shared memory"
 TORCH: Final = "torch"
-KINDS: Final = (SHARED, TORCH)
+STAGED: Final = "staged"
+each_kind = pytest.mark.parametrize("kind", [SHARED, TORCH, STAGED])
 
 SCHEMA: Final = Schema.parse("float32[3, 5], int64[4]")
 
@@ -209,7 +213,7 @@ def _join(rank: int, path: Path, settings: Settings) -> Worker:
     def on_wait(name: str, other: int) -> None:
         waits.append((name, other))
 
-    if settings.kind == SHARED:
+    if settings.kind in (SHARED, STAGED):
         transport: Transport = SharedMemoryTransport(
             store,
             timeout_s=settings.timeout_s,
@@ -217,6 +221,13 @@ def _join(rank: int, path: Path, settings: Settings) -> Worker:
             num_uncredited=settings.num_uncredited,
             on_wait=on_wait,
         )
+        if settings.kind == STAGED:
+            transport = StagedTransport(
+                transport,
+                DelayedCopies(0.001),
+                num_buffers=settings.num_buffers,
+                timeout_s=settings.timeout_s,
+            )
         return Worker(rank, store, transport, waits)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(

@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,14 @@ from hocket.run.cluster.store.deadline_store import DeadlineStore
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
 
+
+class Backend(Enum):
+    """What carries messages and collective operations between workers."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
 JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks
 
 
@@ -51,6 +60,7 @@ class World:
         world_size: number of workers.
         local_rank: this worker's number on its host.
         device: the device that this worker computes on.
+        backend: carries messages; with gloo, those of GPUs go by way of the host.
         hosts: the host of each rank, by an identity that differs between hosts
             (run/cluster/host.py).
         address: the address at which other hosts reach this one; empty if all are on
@@ -67,6 +77,7 @@ class World:
     world_size: int
     local_rank: int
     device: torch.device
+    backend: Backend
     hosts: tuple[str, ...]
     address: str
     clock_offset_s: float
@@ -105,7 +116,11 @@ class World:
             dist.destroy_process_group()
 
 
-def join_world(timeout_s: float | None = None, backend: str | None = None) -> World:
+def join_world(
+    timeout_s: float | None = None,
+    backend: str | None = None,
+    device: str | None = None,
+) -> World:
     """Join the job that this process is a worker of.
 
     From now on a process that computes on a CPU keeps the memory that it frees
@@ -114,21 +129,23 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     Args:
         timeout_s: how long to wait for another worker; by default what `hocket.launch`
             was given, or HOCKET_TIMEOUT_S, or 60.
-        backend: "gloo" (CPU) or "nccl" (one CUDA device per worker); by default nccl
-            where there are CUDA devices.
+        backend: "nccl" (one GPU for each worker) or "gloo" (CPUs; or GPUs, which
+            several workers may share); by default what HOCKET_BACKEND says, else nccl
+            for GPUs.
+        device: "cuda" or "cpu"; by default what HOCKET_DEVICE says, else cuda where
+            there are such devices.
 
     Raises:
-        RunError: the environment names half a job, there are too few devices, or the
-            process is in a process group already.
+        RunError: the environment names half a job, there are too few devices, backend
+            and device do not fit, or the process is in a process group already.
         WaitError: another worker did not come.
     """
     timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s
     rank, world_size = _place()
     _refuse_a_second_group(world_size)
     local_rank = env.LOCAL_RANK.integer()
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = _device(backend, local_rank)
-    _set_up_memory(device)
+    own_device, carrier = _device_and_backend(device, backend, local_rank)
+    _set_up_memory(own_device)
     shared = _shared_store(rank, world_size)
     rendezvous = _rendezvous(shared, rank, world_size)
     own = dist.PrefixStore(f"{_job_prefix()}/{rendezvous.name}", shared)
@@ -139,14 +156,15 @@ def join_world(timeout_s: float | None = None, backend: str | None = None) -> Wo
     hosts, address = _hosts_and_address(exchange)
     if world_size > 1:
         _choose_interface(hosts, address)
-        _init_group(backend, own, rank, world_size, timeout_s)
+        _init_group(carrier, own, rank, world_size, timeout_s)
         # A worker that ends at once would break connections that others still open.
         exchange.barrier("joined", JOIN_TIMEOUT_S)
     return World(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
-        device=device,
+        device=own_device,
+        backend=carrier,
         hosts=hosts,
         address=address,
         clock_offset_s=clock_offset_s(rank, hosts),
@@ -172,6 +190,7 @@ def single_process_world(device: torch.device, timeout_s: float | None = None) -
         world_size=1,
         local_rank=0,
         device=device,
+        backend=Backend.GLOO,
         hosts=(identity(),),
         address="",
         clock_offset_s=0.0,
@@ -218,21 +237,56 @@ def _refuse_a_second_group(world_size: int) -> None:
         )
 
 
-def _device(backend: str, local_rank: int) -> torch.device:
-    if backend == "gloo":
-        return torch.device("cpu")
-    if backend != "nccl":
-        raise RunError(f"backend {backend!r}: hocket knows 'gloo' and 'nccl'")
+def _device_and_backend(
+    device: str | None, backend: str | None, local_rank: int
+) -> tuple[torch.device, Backend]:
+    """Choose what was not given, and this worker's GPU."""
     num_devices = torch.cuda.device_count()
-    num_workers = env.LOCAL_WORLD_SIZE.integer()
-    if max(num_workers, local_rank + 1) > num_devices:
+    num_workers = max(env.LOCAL_WORLD_SIZE.integer(), local_rank + 1)
+    kind = device or env.DEVICE.text() or ("cuda" if num_devices else "cpu")
+    asked = backend or env.BACKEND.text() or ("nccl" if kind == "cuda" else "gloo")
+    carrier = choose_backend(kind, asked, num_workers, num_devices)
+    if kind == "cpu":
+        return torch.device("cpu"), carrier
+    own = torch.device("cuda", local_rank % num_devices)
+    torch.cuda.set_device(own)
+    return own, carrier
+
+
+def choose_backend(
+    device: str, backend: str, num_workers: int, num_devices: int
+) -> Backend:
+    """Return a backend that was asked for, if it fits.
+
+    Args:
+        device: "cuda" or "cpu".
+        backend: "nccl" or "gloo".
+        num_workers: the workers on this host.
+        num_devices: the CUDA devices on this host.
+
+    Raises:
+        RunError: it does not; says what would.
+    """
+    if device not in ("cuda", "cpu"):
+        raise RunError(f"device {device!r}: hocket computes on 'cuda' and 'cpu'")
+    if backend not in [known.value for known in Backend]:
+        raise RunError(f"backend {backend!r}: hocket knows 'gloo' and 'nccl'")
+    if device == "cuda" and not num_devices:
+        raise RunError(
+            "device 'cuda', but torch finds no CUDA device here: `hocket doctor` says "
+            "why; or compute on the CPU (HOCKET_DEVICE=cpu)"
+        )
+    if backend == "nccl" and device == "cpu":
+        raise RunError(
+            "backend 'nccl' carries nothing between CPUs: take 'gloo', or GPUs"
+        )
+    if backend == "nccl" and num_workers > num_devices:
         raise RunError(
             f"{num_workers} workers on this host, but {num_devices} CUDA devices; nccl "
-            "needs one per worker: start fewer, or use the CPU with backend='gloo'"
+            "needs one for each worker: start fewer, let workers share GPUs by way of "
+            "the host (HOCKET_BACKEND=gloo), or use the CPU (HOCKET_DEVICE=cpu)"
         )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return Backend(backend)
 
 
 def _shared_store(rank: int, world_size: int) -> dist.Store:
@@ -312,11 +366,11 @@ def _choose_interface(hosts: Sequence[str], address: str) -> None:
 
 
 def _init_group(
-    backend: str, store: dist.Store, rank: int, world_size: int, timeout_s: float
+    backend: Backend, store: dist.Store, rank: int, world_size: int, timeout_s: float
 ) -> None:
     try:
         dist.init_process_group(
-            "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl",
+            "gloo" if backend is Backend.GLOO else "cpu:gloo,cuda:nccl",
             store=dist.PrefixStore("group", store),
             rank=rank,
             world_size=world_size,

@@ -76,11 +76,17 @@ class _SchemaPool:
 
 
 class Pool:
-    """Buffers by schema, on one device."""
+    """Buffers by schema, on one device.
 
-    def __init__(self, device: torch.device) -> None:
-        """Make an empty pool."""
+    Args:
+        device: the device.
+        pins: whether the buffers are in pinned memory of the host, which devices copy
+            without the host.
+    """
+
+    def __init__(self, device: torch.device, *, pins: bool = False) -> None:
         self._device = device
+        self._pins = pins
         self._shelves: dict[Schema, _SchemaPool] = {}
         self._last: tuple[Schema, _SchemaPool] | None = None  # that was asked for
         self._returns = count()
@@ -169,6 +175,9 @@ class Pool:
         # Made during an evaluation, it must serve a later training step just as well.
         with torch.inference_mode(False):
             flat = torch.empty(
-                buffer_bytes(schema), dtype=torch.uint8, device=self._device
+                buffer_bytes(schema),
+                dtype=torch.uint8,
+                device=self._device,
+                pin_memory=self._pins,
             )
             return Buffer(schema, flat, schema.views(flat))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Final, Literal, TypeAlias
 
+import torch
 import torch.distributed as dist
 
 from hocket.core.buffers import buffers_without_waiting
@@ -12,11 +14,13 @@ from hocket.core.check import check
 from hocket.core.schedule import Schedule
 from hocket.errors import RunError
 from hocket.run.cluster.group import new_group
-from hocket.run.cluster.world import World
+from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
+from hocket.run.comm.staged.copies import Copies, StreamCopies
+from hocket.run.comm.staged.transport import StagedTransport
 from hocket.run.comm.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
-from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.diagnostics.flight_recorder import FlightRecorder, OnWait
 
 TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
 
@@ -91,25 +95,49 @@ def make_transport(
         others = sorted(set(range(world.world_size)) - neighbours)
         raise RunError(
             f"rank {world.rank} cannot share memory with ranks {others}: they are on "
-            "another host, compute on GPUs, or this system has no memory to share; "
-            'use transport="auto" or "torch"'
+            "another host, their backend is nccl, or this system has no memory to "
+            'share; use transport="auto" or "torch"'
         )
+    copies = copies_of(world)
+    device = world.device if copies is None else torch.device("cpu")
+    # Threads send staged messages; one thread alone may note its waits.
+    on_wait = recorder.wait if copies is None else _in_this_thread(recorder.wait)
     near = SharedMemoryTransport(
         dist.PrefixStore("shared memory", store),
         timeout_s=timeout_s,
         num_buffers=num_buffers + _NUM_UNCREDITED,
         num_uncredited=_NUM_UNCREDITED,
-        on_wait=recorder.wait,
+        on_wait=on_wait,
     )
     far = TorchTransport(
         dist.PrefixStore("torch", store),
-        device=world.device,
+        device=device,
         timeout_s=timeout_s,
         num_buffers=num_buffers,
-        on_wait=recorder.wait,
+        on_wait=on_wait,
         group=_own_group(world, neighbours, timeout_s),
     )
-    return MixedTransport(near, far, world.rank, neighbours)
+    mixed = MixedTransport(near, far, world.rank, neighbours)
+    if copies is None:
+        return mixed
+    return StagedTransport(mixed, copies, num_buffers=num_buffers, timeout_s=timeout_s)
+
+
+def copies_of(world: World) -> Copies | None:
+    """Return how messages are copied to the host and back, where they are staged."""
+    is_staged = world.device.type != "cpu" and world.backend is Backend.GLOO
+    return StreamCopies(world.device) if is_staged else None
+
+
+def _in_this_thread(on_wait: OnWait) -> OnWait:
+    """Call a function in the calling thread only, and ignore calls in others."""
+    here = threading.current_thread()
+
+    def note(what: str, rank: int) -> None:
+        if threading.current_thread() is here:
+            on_wait(what, rank)
+
+    return note
 
 
 def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
@@ -135,9 +163,9 @@ def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
 
 
 def _neighbours(world: World) -> frozenset[int]:
-    """Return the ranks on CPUs that share this worker's memory."""
+    """Return the ranks that can share memory of the host with this one."""
     own = f"rank {world.rank}"
-    if world.device.type == "cpu":
+    if world.backend is Backend.GLOO:
         with contextlib.suppress(RunError):  # a system without: torch carries all
             own = memory_domain()
     places = world.gather_json(own, "places")
@@ -151,7 +179,7 @@ def _own_group(
 
     Every worker must take part, so all agree on whether any needs it.
     """
-    if world.world_size == 1 or world.device.type != "cpu":
+    if world.world_size == 1 or world.backend is not Backend.GLOO:
         return None
     if len(neighbours) == world.world_size:
         return None

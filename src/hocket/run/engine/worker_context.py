@@ -12,7 +12,7 @@ from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
 from hocket.run.cluster.group import WorkerGroup, join_groups
 from hocket.run.cluster.layout import Layout, replica_group
-from hocket.run.cluster.world import World
+from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
 from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
@@ -74,7 +74,7 @@ class WorkerContext:
         layout = self.layout
         if self.world.world_size == 1:
             return None
-        if self.world.device.type == "cpu":
+        if self.world.backend is Backend.GLOO:
             if layout.device not in devices:
                 return None
             return MessageAllSum(layout, self.transport, what, devices)
