@@ -1,10 +1,12 @@
 """Step times of this checkout beside those of another one, in turn.
 
     git worktree add --detach ../before b319931
-    python -m bench.against.compare ../before [--cases large small] [--rounds 12]
+    python -m bench.against.compare ../before [--cases large small] [--rounds 8]
 
 Two jobs of two workers each, one of each checkout, are alive at the same time and train
-in turn, so that both meet the same machine. Stages are cut at the same places.
+in turn, so that both meet the same machine. Stages are cut at the same places. Both are
+started anew several times: which memory pages and cores a process gets at its start
+changes its times by more than the two checkouts differ.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from bench.in_turn import environment, paired_ratio, spread
@@ -91,18 +94,22 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--starts", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8, help="of each start")
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for case in given.cases:
         for schedule in given.schedules:
-            rows.append(measure(given.other.resolve(), case, schedule, given.rounds))
+            other, rounds = given.other.resolve(), (given.starts, given.rounds)
+            rows.append(measure(other, case, schedule, *rounds))
             print(rows[-1], flush=True)
             write_result(given.output, {"environment": environment(), "rows": rows})
 
 
-def measure(other: Path, case: str, schedule: str, num_rounds: int) -> dict[str, Any]:
+def measure(
+    other: Path, case: str, schedule: str, num_starts: int, num_rounds: int
+) -> dict[str, Any]:
     """One row: this checkout's time over the other's."""
     v = SCHEDULES[schedule]
     names = [name for name, _ in CASES[case].make().named_children()]
@@ -114,6 +121,29 @@ def measure(other: Path, case: str, schedule: str, num_rounds: int) -> dict[str,
         "cut": [names[len(names) * i // num_stages] for i in range(1, num_stages)],
         "num_steps": STEPS[case],
     }
+    starts = [in_turn(other, settings, num_rounds) for _ in range(num_starts)]
+    own, others = (
+        [seconds for start in starts for seconds in start[name]]
+        for name in ("this", "other")
+    )
+    return {
+        "model": case,
+        "schedule": schedule,
+        "num_steps": STEPS[case],
+        "num_starts": num_starts,
+        "this": spread(own),
+        "other": spread(others),
+        "ratio": paired_ratio(own, others),
+        "ratio_of_starts": sorted(
+            round(median(start["this"]) / median(start["other"]), 3) for start in starts
+        ),
+    }
+
+
+def in_turn(
+    other: Path, settings: dict[str, Any], num_rounds: int
+) -> dict[str, list[float]]:
+    """Start both checkouts' jobs and let them train in turn; seconds of each round."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = {
             "this": Job.start(ROOT, Path(folder, "this"), settings),
@@ -129,15 +159,7 @@ def measure(other: Path, case: str, schedule: str, num_rounds: int) -> dict[str,
         finally:
             for job in jobs.values():
                 job.process.kill()
-    own, others = (seconds[NUM_WARM:] for seconds in found.values())
-    return {
-        "model": case,
-        "schedule": schedule,
-        "num_steps": STEPS[case],
-        "this": spread(own),
-        "other": spread(others),
-        "ratio": paired_ratio(own, others),
-    }
+    return {name: seconds[NUM_WARM:] for name, seconds in found.items()}
 
 
 if __name__ == "__main__":
