@@ -318,7 +318,12 @@ class Pipeline(WorkerRun):
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
         step_batches = make_step_batches(
-            batches, self._step, self._layout, self._counts, self.plan.example
+            batches,
+            self._step,
+            self._layout,
+            self._counts,
+            self.plan.example,
+            self.world.device,
         )
         self._step += 1
         return step_batches

@@ -206,7 +206,9 @@ def storage_of(tensor: Tensor) -> int:
 @contextmanager
 def preserve_state(state: State) -> Iterator[None]:
     """Restore buffers and random state when the block ends."""
-    with torch.random.fork_rng():
+    # By default the random state of every GPU would be saved.
+    devices = {x.device for x in state.tensors.values() if x.device.type == "cuda"}
+    with torch.random.fork_rng(list(devices)):
         before = {
             name: tensor.detach().clone()
             for name, tensor in state.tensors.items()

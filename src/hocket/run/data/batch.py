@@ -12,15 +12,23 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import DataError, ShapeError
 from hocket.model.trace.example import Example
-from hocket.model.trace.per_sample import PerSample, num_rows, split_rows, tensors_in
+from hocket.model.trace.per_sample import (
+    PerSample,
+    map_tensors,
+    num_rows,
+    split_rows,
+    tensors_in,
+)
 from hocket.run.data.reads import PartBatch, begin_of
 
 _DIGEST_SAMPLES = 4096  # enough to distinguish tensors, cheap for large ones
@@ -48,6 +56,19 @@ def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, tuple | list) and not isinstance(inputs, PerSample):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def on_device(values: Any, device: torch.device) -> Any:
+    """Return a batch, or a part of one, with all its tensors on a device.
+
+    The host does not wait for copies out of pinned memory.
+    """
+    if isinstance(values, PartBatch):  # its loader has moved them
+        return values
+    if all(tensor.device == device for tensor in tensors_in(values)):
+        return values
+    move = partial(Tensor.to, device=device, non_blocking=True)
+    return pytree.tree_map(partial(map_tensors, function=move), values)
 
 
 def split_batch(

@@ -9,17 +9,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import tee
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.errors import HocketError, RunError
-from hocket.model.trace.per_sample import map_tensors
+from hocket.run.data.batch import on_device
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sampler import BatchRows
 from hocket.run.data.samples import EpochRandom, Samples
@@ -62,7 +60,7 @@ def fetch(
         if reads is None:
             yield fetched
             continue
-        inputs, targets = _on_device(fetched, reads.device)
+        inputs, targets = on_device(fetched, reads.device)
         yield PartBatch(
             len(rows.rows),
             _digest(samples, rows, draw),
@@ -130,13 +128,6 @@ def _worker_errors_named(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def _as_it_is(fetched: Any) -> Any:
     return fetched
-
-
-def _on_device(fetched: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
-        return fetched
-    move = partial(Tensor.to, device=device, non_blocking=True)
-    return pytree.tree_map(partial(map_tensors, function=move), fetched)
 
 
 def _digest(samples: Samples, rows: BatchRows, draw: EpochRandom | None) -> int:

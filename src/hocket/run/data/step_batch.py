@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
 
+import torch
+
 from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.step_header import StepHeader
-from hocket.run.data.batch import Microbatch, digest, split_batch
+from hocket.run.data.batch import Microbatch, digest, on_device, split_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def make_step_batches(
     layout: Layout,
     num_microbatches: Mapping[str, int],
     example: Example | None,
+    device: torch.device,
 ) -> list[NetBatches]:
     """Cut the batches of one step into microbatches, and take this replica's.
 
@@ -78,6 +81,7 @@ def make_step_batches(
             share the batch, the first net gets the first of them.
         example: the example that the model was captured with; None if any form will
             do.
+        device: where the stages are.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.
@@ -85,12 +89,16 @@ def make_step_batches(
     """
     each = sum(num_microbatches.values())
     num_parts = each * layout.num_replicas
-    parts = [split_batch(batch, num_parts, example) for batch in batches]
+    # Digests come first: of tensors on a GPU, only shapes are looked at.
+    salts = [digest(batch) for batch in batches]
+    parts = [
+        split_batch(on_device(batch, device), num_parts, example) for batch in batches
+    ]
     num_samples = sum(part.num_samples for batch in parts for part in batch)
     step_batches: list[NetBatches] = []
-    for i, batch in enumerate(batches):
+    for i, salt in enumerate(salts):
         by_net: dict[str, StepBatch] = {}
-        first, salt = 0, digest(batch)
+        first = 0
         for net, count in num_microbatches.items():
             begins = range(first, num_parts, each)
             everywhere = tuple(x for at in begins for x in parts[i][at : at + count])

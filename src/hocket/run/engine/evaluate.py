@@ -17,7 +17,13 @@ from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
-from hocket.run.data.batch import Microbatch, count_samples, digest, split_batch
+from hocket.run.data.batch import (
+    Microbatch,
+    count_samples,
+    digest,
+    on_device,
+    split_batch,
+)
 from hocket.run.data.loader import recorded_batches
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import Metrics, named_means
@@ -160,7 +166,8 @@ class Evaluator:
         num_parts, each = parts_of(
             num_samples, self._num_microbatches, self._layout.num_replicas
         )
-        parts = split_batch(batch, num_parts, self._example)
+        here = on_device(batch, self._world.device)
+        parts = split_batch(here, num_parts, self._example)
         first = self._layout.replica * each
         return parts[first : first + each], num_samples
 

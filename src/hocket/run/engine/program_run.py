@@ -221,6 +221,7 @@ class ProgramRun(WorkerRun):
                 self._layout,
                 counts,
                 None,
+                self.world.device,
             )
             parts[net] = made
         self._step += 1

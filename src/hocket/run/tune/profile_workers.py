@@ -32,7 +32,7 @@ from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import MeasuredTrials, Trial
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch
+from hocket.run.data.batch import Microbatch, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
@@ -191,7 +191,7 @@ def profile_layers(
         precision: the type that forwards and losses compute in.
         world: all workers.
     """
-    targets = microbatch.targets
+    targets = on_device(microbatch.targets, world.device)
     world.barrier("profile")
     with precision.autocast(world.device):
         own = profile(

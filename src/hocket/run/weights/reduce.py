@@ -19,7 +19,17 @@ from hocket.run.cluster.group import WorkerGroup
 
 @dataclass(slots=True)
 class _Bucket:
+    """Gradients of one type on their way.
+
+    Args:
+        parameters: their parameters.
+        present: which of them have a gradient here.
+        flat: the gradients, and `present` as numbers.
+        work: sums them.
+    """
+
     parameters: list[nn.Parameter]
+    present: tuple[bool, ...]
     flat: Tensor
     work: dist.Work
 
@@ -44,18 +54,25 @@ class Reducer:
             if parameter.requires_grad:
                 self._by_type.setdefault(parameter.dtype, []).append(parameter)
         self._buckets: list[_Bucket] = []
+        # Made once each: a copy to a GPU would let the host wait in every step.
+        self._numbers: dict[tuple[torch.dtype, tuple[bool, ...]], Tensor] = {}
 
     def start(self) -> None:
         """Start to reduce the gradients, which must be complete, and take them.
 
         Until `finish` the parameters have no gradients: they would be in memory twice.
         """
-        for parameters in self._by_type.values():
-            flat = _flattened(parameters)
+        for dtype, parameters in self._by_type.items():
+            present = tuple(parameter.grad is not None for parameter in parameters)
+            if (dtype, present) not in self._numbers:
+                self._numbers[dtype, present] = torch.tensor(
+                    present, dtype=dtype, device=parameters[0].device
+                )
+            flat = _flattened(parameters, self._numbers[dtype, present])
             for parameter in parameters:
                 parameter.grad = None
             work = self._group.all_reduce(flat, self._what)
-            self._buckets.append(_Bucket(parameters, flat, work))
+            self._buckets.append(_Bucket(parameters, present, flat, work))
 
     def is_done(self) -> bool:
         """Return whether `finish` would return at once, as far as is known here."""
@@ -73,9 +90,8 @@ class Reducer:
         self._buckets.clear()
 
 
-def _flattened(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _flattened(parameters: Sequence[nn.Parameter], present: Tensor) -> Tensor:
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    present = grads[0].new_tensor([float(p.grad is not None) for p in parameters])
     return torch.cat([*(grad.reshape(-1) for grad in grads), present])
 
 
@@ -83,6 +99,7 @@ def _put_back(bucket: _Bucket) -> None:
     """Make gradients views of the flat sum, without copies."""
     sizes = [parameter.numel() for parameter in bucket.parameters]
     *sums, present = bucket.flat.split([*sizes, len(sizes)])
-    found = zip(bucket.parameters, sums, present.tolist(), strict=True)
-    for parameter, total, count in found:
+    # The host waits for the sums of others only if a gradient is missing here.
+    counts = bucket.present if all(bucket.present) else present.tolist()
+    for parameter, total, count in zip(bucket.parameters, sums, counts, strict=True):
         parameter.grad = total.view_as(parameter) if count else None

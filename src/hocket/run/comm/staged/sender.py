@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.staged.copies import Copies, Mark
 from hocket.run.comm.transport import Channel, Sender, check_tensors
+
+log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 50e-6  # between two looks at a copy
 _LONGER_S: Final = 1.0  # than the inner sender waits: its error says more
@@ -124,6 +127,7 @@ class StagedSender(Sender):
                     self._sent.append(self._waiting.popleft().buffer)
                     self._changed.notify_all()
         except Exception as error:  # raised where the channel is used next
+            log.debug("%s: a message was not sent", self._channel, exc_info=True)
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
