@@ -10,11 +10,11 @@ import pytest
 
 from bench.emulated.delayed import DelayedReceiver, DelayedSender
 from tests.run.support.transport_pair import (
-    KINDS,
     SCHEMA,
     Settings,
     Worker,
     content,
+    each_kind,
     run_both,
     same,
     tags_of,
@@ -47,7 +47,7 @@ def exchange(worker: Worker) -> tuple[list[float], bool]:
 
 
 @pytest.mark.timeout(110)
-@pytest.mark.parametrize("kind", KINDS, ids=["shared-memory", "torch"])
+@each_kind
 def test_all_messages_are_late_and_none_waits_for_another(
     kind: str, tmp_path: Path
 ) -> None:

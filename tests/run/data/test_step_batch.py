@@ -19,7 +19,12 @@ def works_of(sizes: list[int], rank: int) -> list[StepBatch]:
     return [
         batch["model"]
         for batch in make_step_batches(
-            batches, 7, Layout(rank, 1, 2), {"model": 2}, example
+            batches,
+            7,
+            Layout(rank, 1, 2),
+            {"model": 2},
+            example,
+            torch.device("cpu"),
         )
     ]
 

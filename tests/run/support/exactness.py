@@ -109,4 +109,4 @@ def _save(state: dict[str, torch.Tensor], stem: Path) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()

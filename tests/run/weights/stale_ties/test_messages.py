@@ -16,10 +16,10 @@ from hocket.run.stage.versions import WeightVersions
 from hocket.run.weights.stale_ties.owner import TieOwner
 from hocket.run.weights.stale_ties.replica import TieReplica
 from tests.run.support.transport_pair import (
-    KINDS,
     SHARED,
     Settings,
     Worker,
+    each_kind,
     run_pair,
     run_survivor,
 )
@@ -99,7 +99,7 @@ def read_and_send(worker: Worker, *, delay: int) -> list[Any]:
     return [found, parameter.unique().tolist(), replica.num_bytes]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 @pytest.mark.parametrize("delay", [1, 3])
 def test_each_step_reads_its_version_and_has_its_gradient(
     kind: str, delay: int, tmp_path: Path

@@ -1,0 +1,61 @@
+"""Pipelines on a device whose tensors are not a CPU's (stand_in_device.py)."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from tests.run.support.comparison import case, check_run
+from tests.run.support.forked import answers_of
+
+# What torch has begun in a process, its forks cannot do for another device.
+SPAWN = multiprocessing.get_context("spawn")
+WORKERS = "tests.run.support.stand_in_workers"
+JOBS = {
+    1: [
+        case("perceptron", "1f1b", 4),
+        case("resnet", "gpipe", 3),
+        case("tied", "zb-h1", 4),
+    ],
+    2: [
+        case("tied", "1f1b", 4),
+        case("perceptron", "zb-v", 4),
+    ],
+}
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("num_workers", JOBS)
+def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> None:
+    """No tensor is left behind on the host; two workers send staged messages."""
+    answers = answers_of(
+        f"{WORKERS}:train_all",
+        JOBS[num_workers],
+        str(tmp_path),
+        num_workers=num_workers,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=120.0,
+    )
+
+    for i, run in enumerate(JOBS[num_workers]):
+        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")
+
+
+@pytest.mark.timeout(100)
+def test_the_host_waits_for_the_status_of_the_gradients_only(tmp_path: Path) -> None:
+    """It decides about the update; losses and times are read behind the lane."""
+    [steps] = answers_of(
+        f"{WORKERS}:waits_by_step",
+        "perceptron",
+        "1f1b",
+        num_workers=1,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=90.0,
+    )
+
+    for waits in steps[1:]:
+        assert waits["in_lanes"] == ["copy to the host", "copy to the device"]
