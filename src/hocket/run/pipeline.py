@@ -330,7 +330,7 @@ class Pipeline(WorkerRun):
 
     def _drain(self) -> None:
         """Finish all steps in flight, before weights are read."""
-        self._driver.drain()
+        self._driver.finish()
 
     def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
         return self._executor.averaged() if ema else contextlib.nullcontext()

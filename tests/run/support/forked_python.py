@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -207,7 +208,9 @@ def _run_and_exit(arguments: Sequence[str], variables: Mapping[str, str]) -> Non
 
 
 def _begin(variables: Mapping[str, str]) -> None:
-    """Have the variables and the signal handlers that a new Python has."""
+    """Have what a new Python has: variables, signal handlers, no resource tracker."""
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
     for number in _RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

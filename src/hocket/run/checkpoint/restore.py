@@ -323,6 +323,7 @@ def _put_updates(
     if updater.scheduler is not None and new.scheduler is not None:
         state = decode(new.scheduler, partial(_placed, tensors, None))
         updater.scheduler.load_state_dict(state)
+    updater.scheduled_rates = updater.rates()
 
 
 def _placed(

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypedDict
@@ -103,11 +104,33 @@ def _import_script(path: Path) -> object:
 
 
 def _end_with_launcher(launcher_pid: int) -> None:
-    """Let the kernel end this process when the launcher ends, in whatever way."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Let the kernel end this process when the launcher ends, in whatever way.
+
+    It ends the processes that this one forks with this one. Those that read data would
+    read on; torch's own notice after 5 s, if they do not read.
+    """
+    end_with_parent()
+    in_main = threading.local()
+
+    def note() -> None:
+        in_main.value = is_main_thread()
+
+    os.register_at_fork(
+        before=note, after_in_child=lambda: end_with_parent() if in_main.value else None
+    )
     if os.getppid() != launcher_pid:  # it ended before this call
         sys.exit(env.ExitCode.WORKER)
+
+
+def is_main_thread() -> bool:
+    """Return whether this thread lives as long as its process."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the thread ends that has started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave(code: int) -> NoReturn:

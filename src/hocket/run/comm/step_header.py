@@ -11,8 +11,9 @@ the same order, which they check by comparing headers:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ from hocket.errors import SchemaError
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec
 
-HEADER: Final = Schema((TensorSpec((3,), "int64"),))
+_LENGTH: Final = 3
+HEADER: Final = Schema((TensorSpec((_LENGTH,), "int64"),))
 _WHAT: Final = "headers of the replicas"
 
 
@@ -82,20 +84,37 @@ def check_same_header(
     )
 
 
+class ReplicaRates(Protocol):
+    """Learning rates that replicas compare together with their headers."""
+
+    def numbers(self) -> list[float]:
+        """Return what is compared; equally many numbers on all replicas."""
+
+    def refuse_replicas(
+        self, step: int, by_rank: Mapping[int, Sequence[float]]
+    ) -> None:
+        """Raise SchemaError if the numbers of two ranks differ."""
+
+
 class ReplicaCheck:
-    """Compares headers over the replicas of one device, in the background.
+    """Compares headers and learning rates over the replicas of one device.
+
+    They travel in the background.
 
     Args:
         group: the replicas.
+        rates: this device's learning rates.
     """
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: WorkerGroup, rates: ReplicaRates) -> None:
         self._group = group
+        self._rates = rates
         self._pending: list[tuple[int, list[Tensor], dist.Work]] = []  # of each batch
 
     def begin(self, step: StepHeader) -> None:
         """Send a batch's header to the other replicas; every one must call this."""
-        own = step.header()
+        rates = torch.tensor(self._rates.numbers(), dtype=torch.float64)
+        own = torch.cat([step.header(), rates.view(torch.int64)])
         headers = [torch.empty_like(own) for _ in self._group.ranks]
         work = self._group.all_gather(headers, own, _WHAT)
         self._pending.append((step.number, headers, work))
@@ -107,7 +126,7 @@ class ReplicaCheck:
             number: the step's number; headers of later steps are kept for later.
 
         Raises:
-            SchemaError: a replica is at another step or batch.
+            SchemaError: a replica is at another step or batch, or has other rates.
             WaitError: a replica did not send its header.
         """
         ranks, rank = self._group.ranks, self._group.rank
@@ -116,4 +135,9 @@ class ReplicaCheck:
             self._group.wait(work, _WHAT)
             own = headers[ranks.index(rank)]
             for other, header in zip(ranks, headers, strict=True):
-                check_same_header(own, rank, header, other)
+                check_same_header(own[:_LENGTH], rank, header[:_LENGTH], other)
+            rates = {
+                other: header[_LENGTH:].view(torch.float64).tolist()
+                for other, header in zip(ranks, headers, strict=True)
+            }
+            self._rates.refuse_replicas(number, rates)

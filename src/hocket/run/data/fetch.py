@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.errors import HocketError, RunError
+from hocket.run.cluster.start import end_with_parent, is_main_thread
 from hocket.run.data.batch import on_device
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sampler import BatchRows
@@ -53,6 +54,7 @@ def fetch(
         num_workers=num_workers,
         pin_memory=reads is not None and reads.device.type == "cuda",
         generator=torch.Generator(),  # or it would draw from the global one
+        worker_init_fn=_end_with_parent if is_main_thread() else None,
     )
     for (rows, draw), fetched in zip(tasks, _worker_errors_named(loader), strict=True):
         if isinstance(fetched, _Failed):
@@ -124,6 +126,11 @@ def _worker_errors_named(loader: DataLoader[Any]) -> Iterator[Any]:
             f"be too little memory, or too little of it in /dev/shm; num_workers is "
             f"{loader.num_workers}, and 0 reads without such processes"
         ) from error
+
+
+def _end_with_parent(_: int) -> None:
+    """End a process that reads when its parent is killed; torch's would read on."""
+    end_with_parent()
 
 
 def _as_it_is(fetched: Any) -> Any:

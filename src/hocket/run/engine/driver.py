@@ -117,7 +117,7 @@ class Driver:
             while own:
                 yield own.popleft()
         self._results = own
-        self.drain()
+        self.finish()
         while own:
             yield own.popleft()
 
@@ -133,6 +133,12 @@ class Driver:
             with self._guard():
                 self._advance()
                 self._end()
+
+    def finish(self) -> None:
+        """Drain, and read what the last step's message says of all workers."""
+        self.drain()
+        with self._guard():
+            self._executor.sync.settle()
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""

@@ -38,6 +38,7 @@ from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
+from hocket.run.weights.step_check import refuse_joint_steps
 from hocket.run.weights.tied_weights import (
     equal_start,
     find_ties,
@@ -74,6 +75,7 @@ def make_executor(
         on_error: called when an op has failed.
 
     Raises:
+        ConfigError: an optimizer looks at the parameters of several stages at once.
         ModelError: the weights' types do not go with the precision asked for; or a
             shared weight is updated at two times, or in a program of several nets.
     """
@@ -82,6 +84,11 @@ def make_executor(
     modules = modules_of(program, nets)
     _check_types(modules, settings.compute_precision)
     by_net = {net.name: net for net in nets}
+    for net in nets:
+        if net.settings is not None:
+            numbers = stages_of(program, net.name)
+            stages = dict(zip(numbers, net.modules, strict=True))
+            refuse_joint_steps(net.settings, stages)
     runners = {
         stage: _make_runner(
             stage,

@@ -34,7 +34,10 @@ from hocket.run.engine.programs.by_net import ByNet
 from hocket.run.engine.programs.net_setup import nets_of_batch
 from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
-from hocket.run.engine.same_everywhere import refuse_differences
+from hocket.run.engine.same_everywhere import (
+    refuse_differences,
+    refuse_other_losses,
+)
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_context import open_context
 from hocket.run.engine.worker_run import WorkerRun
@@ -120,6 +123,7 @@ class ProgramRun(WorkerRun):
             )
             digests = {"schedule": short_hash(str(self.schedule)), "seed": str(seed)}
             refuse_differences(self.world, digests | self._nets.digests)
+            refuse_other_losses(self.world, self._nets.losses)
             settings = self._nets.settings
             refuse_settings(settings, self.schedule)
             store = dist.PrefixStore(f"program {next(_num_runs)}", self.world.store)
@@ -183,7 +187,7 @@ class ProgramRun(WorkerRun):
 
         Every worker must call this, and gets all. Nets that are copies are one.
         """
-        self._driver.drain()
+        self._driver.finish()
         program, runners = self.schedule.program, self._executor.runners
         with self._reported():
             return {
@@ -199,7 +203,7 @@ class ProgramRun(WorkerRun):
     def close(self) -> None:
         """End the run when all workers have come here."""
         if not self._why_ended:
-            self._driver.drain()
+            self._driver.finish()
             with self._reported():
                 self.world.barrier("the end of the program")
             self._why_ended = "it was closed"

@@ -1,17 +1,33 @@
-"""Compare what all workers of a run must have alike, before its first step."""
+"""Compare what all workers of a run must have alike, before its first step.
+
+Models and settings are compared by digests, losses by their values: every worker
+computes them of the same random outputs, though only the last stage's worker does so
+while training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from hocket.errors import SchemaError
+from hocket.model.capture.captured import Captured
+from hocket.model.trace.observe import TensorInfo
 from hocket.run.cluster.world import World
+from hocket.run.data.loss import losses_of
+from hocket.run.stage.batch_loss_check import restored_attributes
+from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _REMEDY: Final = (
     "Weights are the same where every worker seeds before it makes the model, or loads "
     "the same checkpoint"
 )
+_NEAR: Final = 1e-5  # relative; hosts may round a loss differently
 
 
 def refuse_differences(world: World, digests: Mapping[str, str]) -> None:
@@ -34,3 +50,93 @@ def refuse_differences(world: World, digests: Mapping[str, str]) -> None:
                     f"{str(first)[:8]} and {str(other)[:8]}): make the pipeline from "
                     f"the same model, example and settings on every worker. {_REMEDY}"
                 )
+
+
+def refuse_other_losses(
+    world: World, losses: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Refuse to start workers whose loss functions differ. Every worker calls.
+
+    Args:
+        world: the job.
+        losses: the result of `probed_losses`, by what it is of.
+
+    Raises:
+        SchemaError: two workers differ; names both, the loss, and both values.
+    """
+    first, *others = world.gather_json(
+        {what: dict(named) for what, named in losses.items()}, "compare losses"
+    )
+    for rank, other in enumerate(others, start=1):
+        for what, named in first.items():
+            for name in {**named, **other[what]} if named and other[what] else ():
+                a, b = named.get(name), other[what].get(name)
+                if not _is_same(a, b):
+                    raise SchemaError(
+                        f"ranks 0 and {rank} differ in the {what}: of the same outputs "
+                        f"and targets, {name!r} is {a} on rank 0 and {b} on rank "
+                        f"{rank}. Use the same loss function, with the same arguments, "
+                        "on every rank"
+                    )
+
+
+def _is_same(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return False
+    return math.isclose(a, b, rel_tol=_NEAR) or (math.isnan(a) and math.isnan(b))
+
+
+def probed_losses(
+    loss: Callable[..., Any],
+    captured: Captured,
+    targets: Any,
+    others: Sequence[Any],
+    device: torch.device,
+) -> dict[str, float]:
+    """Return the losses of random outputs between 0 and 1, the same on all workers.
+
+    Args:
+        loss: the user's loss function.
+        captured: the model; outputs have the shapes of its example's.
+        targets: the targets of its example.
+        others: the outputs of other nets that the loss reads.
+        device: where to compute.
+
+    Returns:
+        The losses by name; the class of the error if the loss raises one; nothing if
+        another try has other losses.
+    """
+
+    def once() -> dict[str, float]:
+        seed_generators(device, 0)
+        try:
+            given = _random_outputs(captured), targets, *others
+            placed = pytree.tree_map_only(Tensor, lambda x: x.to(device), given)
+            named = losses_of(loss, *placed)
+            return {name: value.item() for name, value in named.items()}
+        except Exception as error:
+            return {type(error).__name__: 0.0}
+
+    with preserve_generators(device), restored_attributes(loss):
+        found = once()
+        return found if repr(found) == repr(once()) else {}
+
+
+def _random_outputs(captured: Captured) -> Any:
+    """Return outputs of the captured model's structure, the same in each call."""
+    trace, facts = captured.training.trace, captured.training.facts
+    rng = torch.Generator().manual_seed(0)
+
+    def tensor(info: TensorInfo) -> Tensor:
+        value = torch.rand(info.shape, generator=rng).to(info.dtype)
+        return value.requires_grad_(info.requires_grad).clone()
+
+    def made(leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        if leaf in trace.leaf_of:
+            return captured.example.leaves[trace.leaf_of[leaf]]
+        return pytree.tree_map_only(TensorInfo, tensor, facts[leaf].structure)
+
+    leaves: Any = trace.output.args[0]
+    return pytree.tree_unflatten([made(leaf) for leaf in leaves], trace.out_spec)

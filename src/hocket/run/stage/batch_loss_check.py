@@ -95,7 +95,7 @@ def check_mean(
     rows = torch.arange(num)
     trial = _LossTrial(named, output, targets, num_samples)
     parts = None
-    with preserve_generators(device), _restored_attributes(loss), torch.no_grad():
+    with preserve_generators(device), restored_attributes(loss), torch.no_grad():
         seed_generators(device, 0)
         once = trial.loss_of(rows)
         twice = trial.loss_of(torch.cat([rows, rows]))
@@ -135,7 +135,7 @@ def _no_mean(trial: _LossTrial, num: int) -> str | None:
 
 
 @contextmanager
-def _restored_attributes(loss: LossFunction) -> Iterator[None]:
+def restored_attributes(loss: LossFunction) -> Iterator[None]:
     """Restore the attributes of a loss that is a module."""
     if not isinstance(loss, nn.Module):
         yield

@@ -35,7 +35,11 @@ from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan, short_hash
-from hocket.run.engine.same_everywhere import refuse_differences
+from hocket.run.engine.same_everywhere import (
+    probed_losses,
+    refuse_differences,
+    refuse_other_losses,
+)
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.precision import Precision
@@ -108,6 +112,10 @@ def profile_model(
         "compile": str(config.compile),
     }
     refuse_differences(world, digests)
+    if world.world_size > 1:
+        targets = microbatch.targets
+        losses = probed_losses(config.loss, captured, targets, (), world.device)
+        refuse_other_losses(world, {"loss function": losses})
     return ProfiledModel(captured, _profile(captured, microbatch, config, world))
 
 

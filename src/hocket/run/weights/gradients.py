@@ -11,7 +11,8 @@ all parameters:
 
 From these every worker computes whether there may be an update, and the total norm,
 which is what `torch.nn.utils.get_total_norm` finds for the uncut model, to the last bit
-where the gradients are.
+where the gradients are. The stages' learning rates travel behind the norms
+(`live_rates.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.run.comm.all_sum import AllSum
+from hocket.run.weights.live_rates import LiveRates
 
 _NONE: Final = -1.0  # posted instead of a norm: the parameter got no gradient
 
@@ -36,10 +38,12 @@ class GradientStatus:
     Args:
         norm: the norm of all gradients together; not finite if any gradient is not.
         culprit: the first parameter whose gradient is not finite; empty if all are.
+        rate_fault: how learning rates differ between stages; empty if they do not.
     """
 
     norm: float
     culprit: str = ""
+    rate_fault: str = ""
 
     @property
     def is_finite(self) -> bool:
@@ -60,6 +64,7 @@ class Gradients:
         dtype: a type that holds all gradients of the model.
         members: the names whose norms make the total; all when not given. A sum that
             has zeros among its terms may be rounded otherwise.
+        rates: the learning rates, which travel behind the norms.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Gradients:
         device: torch.device,
         dtype: torch.dtype,
         members: Collection[str] | None = None,
+        rates: LiveRates | None = None,
     ) -> None:
         self._names = names
         self._held = tuple(held.values())
@@ -92,6 +98,8 @@ class Gradients:
         )
         self._none = torch.tensor(_NONE, dtype=dtype, device=device)
         self._norms = torch.zeros(0)
+        self._rates = rates
+        self._length = len(names) + (0 if rates is None else rates.num_numbers)
 
     @property
     def allows_any_order(self) -> bool:
@@ -122,14 +130,16 @@ class Gradients:
 
     def status_of(self, norms: Tensor) -> GradientStatus:
         """Return the status that follows from complete norms."""
-        values = norms.tolist()
+        values, num = norms.tolist(), len(self._names)
+        fault = "" if self._rates is None else self._rates.fault(values[num:])
+        values = values[:num]
         # Selecting some costs several times as much as the rest.
-        found = norms if self._members is None else norms[self._members]
+        found = norms[:num] if self._members is None else norms[self._members]
         found = found[found != _NONE] if _NONE in values else found
         total = torch.linalg.vector_norm(found.to(self._type)).item()
         if math.isfinite(total):
-            return GradientStatus(total)
-        return GradientStatus(total, self._first_at_fault(values))
+            return GradientStatus(total, rate_fault=fault)
+        return GradientStatus(total, self._first_at_fault(values), fault)
 
     def clip(self, status: GradientStatus, max_norm: float) -> None:
         """Scale all gradients such that their total norm is at most `max_norm`."""
@@ -138,11 +148,17 @@ class Gradients:
 
     def no_norms(self) -> Tensor:
         """Return the norms of a worker without counted gradients: zeros, float64."""
-        return torch.zeros(len(self._names), dtype=torch.float64, device=self._device)
+        return torch.zeros(self._length, dtype=torch.float64, device=self._device)
 
     def own_norms(self) -> Tensor:
-        """Return a norm per parameter of the model, 0 for other workers'; float64."""
+        """Return a norm per parameter of the model, 0 for other workers'; float64.
+
+        The learning rates are behind them.
+        """
         norms = self.no_norms()
+        if self._rates is not None:
+            rates = torch.tensor(self._rates.numbers(), dtype=norms.dtype)
+            norms[len(self._names) :] = rates
         grads = [_values(p.grad) for p in self._counted if p.grad is not None]
         found = iter(torch._foreach_norm(grads) if grads else ())
         own = [self._none if p.grad is None else next(found) for p in self._counted]

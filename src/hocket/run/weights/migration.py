@@ -86,6 +86,7 @@ def restore_updater(
         _restore_optimizer(updater.optimizer, updater.parameters, bundles)
     for name, average in (updater.ema or {}).items():
         average.copy_(bundles[name].tensors[_AVERAGE])
+    updater.scheduled_rates = updater.rates()
     if updater.scheduler is None:
         return
     scheduler = None if before is None else before.scheduler

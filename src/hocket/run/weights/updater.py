@@ -23,6 +23,8 @@ class Updater:
     Attributes:
         optimizer: the optimizer; None if nothing is trained.
         scheduler: the learning-rate schedule.
+        scheduled_rates: the learning rate of each group as it was made, loaded or last
+            scheduled; the live ones differ where the user has changed them.
         correction: the correction of stale gradients; None without a delay.
         ema: the averaged weights by name. They start as the first weights, and each
             update moves them by `1 - ema_decay` of the way to the new ones.
@@ -52,6 +54,7 @@ class Updater:
                 delay,
                 num_discounted_updates=settings.num_discounted_updates,
             )
+        self.scheduled_rates = self.rates()
         self._decay = settings.ema_decay
         self.ema: dict[str, Tensor] | None = None
         if self._decay is not None:
@@ -61,6 +64,11 @@ class Updater:
     def grads(self) -> list[Tensor]:
         """The gradients of all parameters that have one."""
         return [p.grad for p in self._trained.values() if p.grad is not None]
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each group; 0 for groups that have none."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else ()
+        return [float(group.get("lr") or 0.0) for group in groups]
 
     def wait(self) -> None:
         """Wait until the gradients are complete over all replicas.
@@ -78,6 +86,7 @@ class Updater:
             step() if self.correction is None else self.correction.step(step)
         if self.scheduler is not None:
             self.scheduler.step()
+            self.scheduled_rates = self.rates()
         if self.ema and self._decay is not None:
             new = [p.detach() for p in self._trained.values()]
             torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)

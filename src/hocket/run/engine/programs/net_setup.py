@@ -82,8 +82,11 @@ class ParameterNames:
 
     def of(self, stage: int, name: str) -> str:
         """Return the name of a stage's parameter."""
-        net = self._firsts[self._program.stages[stage].net]
-        return name if self._is_one else f"{net}.{name}"
+        return name if self._is_one else f"{self.net_of(stage)}.{name}"
+
+    def net_of(self, stage: int) -> str:
+        """Return a stage's net; of copies, the first."""
+        return self._firsts[self._program.stages[stage].net]
 
     def is_first(self, net: str) -> bool:
         """Whether a net is no copy of one before it."""

@@ -39,6 +39,7 @@ from hocket.run.engine.programs.net_setup import (
     nets_of_batch,
     stages_of,
 )
+from hocket.run.engine.same_everywhere import probed_losses
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
@@ -70,6 +71,7 @@ class ProgramNets:
         settings: how to train; nets differ in their optimizers alone.
         wiring: which values go along each flow.
         digests: what all workers must have alike.
+        losses: each net's losses of random outputs, which they must have alike, too.
         outlines: the outline of each model, once for all copies.
         holders: the rank that holds each name of a state, by model.
 
@@ -122,6 +124,7 @@ class ProgramNets:
         self._outputs: dict[str, NetOutput] = {}
         self._examples: dict[str, Any] = {}
         self.digests: dict[str, str] = {"settings": short_hash(self.settings.text)}
+        self.losses: dict[str, dict[str, float]] = {}
         self.setups: list[NetSetup] = []
         for name in nets_in_order(program, [net.name for net in program.nets]):
             first = nets_of_batch(program, name)[0]
@@ -208,6 +211,11 @@ class ProgramNets:
             others[numbers[0]] = tuple(self._outputs[net] for net in inputs)
         if loss_inputs:
             others[last] = tuple(self._outputs[net] for net in loss_inputs)
+        if loss is not None and name == seed_name:
+            read = [self._examples[net] for net in loss_inputs]
+            cpu = torch.device("cpu")
+            found = probed_losses(loss, captured, part.targets, read, cpu)
+            self.losses[f"loss of net {name}"] = found
         return NetSetup(
             name,
             modules,

@@ -27,6 +27,7 @@ from hocket.errors import NonFiniteError
 from hocket.run.stage.precision import LossScale
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import Gradients, GradientStatus
+from hocket.run.weights.live_rates import refuse_rates
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.tied_weights import add_up_ties
 from hocket.run.weights.updater import Updater
@@ -136,6 +137,7 @@ class Gate:
         Raises:
             NonFiniteError: a gradient is not finite; every member of a gate that waits
                 raises it.
+            SchemaError: learning rates differ by rank; every member raises it.
             WaitError: another worker did not come.
         """
         with self._lock:
@@ -158,6 +160,7 @@ class Gate:
 
         Raises:
             NonFiniteError: a gradient is not finite; every member raises it.
+            SchemaError: learning rates differ by rank; every member raises it.
             WaitError: another worker did not come.
         """
         if self._waits and not self._stages:
@@ -193,6 +196,7 @@ class Gate:
 
     def _judged(self, status: GradientStatus, step: int) -> bool:
         """Do what the norms ask for; whether there is an update."""
+        refuse_rates(status.rate_fault, step)
         if self._scale is not None:
             self._scale.update(overflowed=not status.is_finite)
         elif not status.is_finite:

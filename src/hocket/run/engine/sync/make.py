@@ -23,6 +23,7 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradients import Gradients
+from hocket.run.weights.live_rates import LiveRates
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.tied_weights import Tie
@@ -76,7 +77,9 @@ class SyncMaker:
             runners,
             ends,
             results,
-            None if replicas is None else ReplicaCheck(replicas),
+            None
+            if replicas is None
+            else ReplicaCheck(replicas, self._rates(self.updaters)),
             gates,
             gate_of,
             everyone,
@@ -174,6 +177,17 @@ class SyncMaker:
             device=self.context.world.device,
             dtype=reduce(torch.promote_types, types or {torch.float32}),
             members=None if group is None else self._names_of(group),
+            rates=self._rates(
+                stages if sums is None or self.context.layout.replica == 0 else ()
+            ),
+        )
+
+    def _rates(self, stages: Iterable[int]) -> LiveRates:
+        layout, all_stages = self.context.layout, self.plan.program.stages
+        return LiveRates(
+            {stage: self.updaters[stage] for stage in stages},
+            [self.names.net_of(stage) for stage in range(len(all_stages))],
+            [layout.replicas_of(stage.device)[0] for stage in all_stages],
         )
 
 

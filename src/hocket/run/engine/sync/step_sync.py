@@ -23,6 +23,7 @@ from hocket.run.engine.sync.results import Results
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import Gradients, GradientStatus
+from hocket.run.weights.live_rates import refuse_rates
 
 
 class Norms(dict[int, Tensor]):
@@ -147,7 +148,7 @@ class StepSync(NoSync):
 
         Raises:
             NonFiniteError: a gradient is not finite.
-            SchemaError: a replica had another batch.
+            SchemaError: a replica had another batch, or learning rates differ by rank.
             WaitError: another worker did not come.
         """
         number = work.step.number
@@ -179,6 +180,7 @@ class StepSync(NoSync):
             The step's losses by net, and the status of its gradients.
 
         Raises:
+            SchemaError: learning rates differed by rank in the step before.
             WaitError: another worker did not post.
         """
         del self._steps[number]
@@ -187,13 +189,22 @@ class StepSync(NoSync):
             (gate,) = self._gates
             self._status = gate.status
         else:
-            _ = self._status.status  # read before the next is posted
+            self.settle()  # read before the next is posted
             self._everyone.post(
                 number, self._everyone.no_norms() if norms is None else norms
             )
             self._status = PendingGradientStatus(number, self._everyone.wait)
         losses = {net: one.finish(number) for net, one in self._results.items()}
         return losses, self._status
+
+    def settle(self) -> None:
+        """Read the status of the last step that has ended.
+
+        Raises:
+            SchemaError: learning rates differed by rank in it.
+            WaitError: another worker did not post.
+        """
+        refuse_rates(self._status.status.rate_fault, self._status.step)
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""

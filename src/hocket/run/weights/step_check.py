@@ -1,0 +1,114 @@
+"""Detects optimizers that look at all parameters at once, before training starts.
+
+Each stage has an optimizer of its own, which does not see the parameters of others.
+Weights become other ones if a step depends on all of them, as where an optimizer limits
+the norm of the whole update. Some steps are taken on small copies:
+
+    one optimizer         a.weight a.bias   b.weight b.bias    moves each so far
+    one for each stage    a.weight a.bias │ b.weight b.bias    as far?
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import ConfigError
+from hocket.model.profile.optimizer_bytes import small_copies
+from hocket.run.stage.seed import preserve_generators, seed_generators
+from hocket.run.weights.settings import Parameters, TrainingConfig
+
+_SCALES: Final = (1.0, 1.0, 1e3, 1.0)  # of each step's gradients, to exceed any limit
+_NEAR: Final = 1e-6  # relative to how far a parameter moves
+_LEAST: Final = 1e-30
+_CPU: Final = torch.device("cpu")
+
+
+def refuse_joint_steps(
+    settings: TrainingConfig, stages: Mapping[int, nn.Module]
+) -> None:
+    """Refuse an optimizer that updates all parameters otherwise than stage by stage.
+
+    Optimizers that fail on small copies, or draw random numbers, are not checked.
+
+    Args:
+        settings: make the optimizer.
+        stages: the stages of a net.
+
+    Raises:
+        ConfigError: names the parameter that differs most, and by how much.
+    """
+    parts = [_trained(module) for module in stages.values()]
+    named = {name: x for part in parts for name, x in part.items()}
+    if sum(map(bool, parts)) < 2:
+        return
+    shares: dict[str, float] = {}
+    with preserve_generators(_CPU), contextlib.suppress(Exception):
+        together = _moves(settings, named, seed=0)
+        by_part = [_moves(settings, part, seed=0) for part in parts if part]
+        by_stage = {name: x for moves in by_part for name, x in moves.items()}
+        shares = _shares(together, by_stage)
+        if max(shares.values()) > _NEAR:
+            again = _shares(together, _moves(settings, named, seed=1))
+            shares = {} if max(again.values()) > _NEAR else shares
+    name = max(shares, key=shares.__getitem__, default="")
+    if name and shares[name] > _NEAR:
+        stage = next(n for n, part in zip(stages, parts, strict=True) if name in part)
+        raise ConfigError(
+            f"the optimizer trains to other weights by stage: in {len(_SCALES)} steps "
+            f"on small copies of the parameters, {name} (stage {stage}) moves by "
+            f"{together[name].norm():.6g} where one optimizer has all of them, and by "
+            f"{by_stage[name].norm():.6g} where each stage has its own (they differ by "
+            f"{shares[name]:.3g} of the first). A step looks at several parameters at "
+            "once, or optimizer= numbers them. Use an optimizer that updates each "
+            "parameter by itself, with options by name (parameters.named()); to limit "
+            "the norm of all gradients, clip_norm=; or train on one device"
+        )
+
+
+def _moves(
+    settings: TrainingConfig, parameters: Mapping[str, Tensor], *, seed: int
+) -> dict[str, Tensor]:
+    """Return by how much some steps change small copies; equal for equal names.
+
+    Args:
+        settings: make the optimizer.
+        parameters: the parameters that one optimizer gets.
+        seed: for what the optimizer draws.
+    """
+    small = small_copies(parameters)
+    rngs = {name: _generator(name) for name in small}
+    slopes = {}
+    for name, x in small.items():
+        x.data.copy_(torch.randn(x.shape, generator=rngs[name]))
+        slopes[name] = torch.randn(x.shape, generator=rngs[name])
+    start = {name: x.detach().clone() for name, x in small.items()}
+    seed_generators(_CPU, seed)
+    optimizer = settings.make_optimizer(Parameters(small))
+    for scale in _SCALES:
+        for name, x in small.items():
+            noise = torch.randn(x.shape, generator=rngs[name])
+            x.grad = (scale * (slopes[name] + 0.1 * noise)).to(x.dtype)
+        optimizer.step()
+    return {name: x.detach() - start[name] for name, x in small.items()}
+
+
+def _trained(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+def _shares(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return how far changes are apart, as shares of the first."""
+    return {
+        name: float((x - other[name]).norm() / x.norm().clamp(min=_LEAST))
+        for name, x in one.items()
+    }
