@@ -18,6 +18,7 @@ from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.token_mean import losses_of_nothing
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.batch_loss_check import check_mean
 from hocket.run.stage.compiled.function import uncompiled
@@ -153,8 +154,8 @@ class StageRunner:
             index: the microbatch's number within the step.
             microbatch: the microbatch's inputs and targets.
             received: the values from the stage before, detached.
-            weight: the microbatch's share of the step, by samples, times the loss
-                scale.
+            weight: the microbatch's share of the step, times the loss scale; 0 if none
+                of its targets counts.
             splits: whether `input_gradients` will follow, and not `backward`.
 
         Returns:
@@ -323,6 +324,8 @@ class StageRunner:
         named = self.loss_of(out, given.microbatch.targets, *others)
         if self._checks_loss:
             self._check_loss(out, given.microbatch, others)
+        if not given.weight:
+            named = losses_of_nothing(named, out)
         if now is not None:
             self.losses.take(*now, named)
         total = named[TOTAL]

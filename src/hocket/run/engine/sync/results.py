@@ -26,6 +26,7 @@ from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 
 _KEY = "loss names"
 _WHAT = "losses of the replicas"
+_COUNT = "counted targets of the replicas"
 
 
 class Results:
@@ -115,6 +116,18 @@ class Results:
         )
         if self._group is not None:
             self._works[step] = self._group.all_reduce(sums, _WHAT)
+
+    def add_up(self, own: float) -> float:
+        """Add a number up over the last stage's replicas, and wait for it.
+
+        Raises:
+            WaitError: another replica's last stage did not come as far.
+        """
+        if self._group is None:
+            return own
+        total = torch.tensor(own, dtype=torch.float64)
+        self._group.wait(self._group.all_reduce(total, _COUNT), _COUNT)
+        return total.item()
 
     def is_ready(self, step: int) -> bool:
         """Whether `post` would not wait; only the last stage asks, after `begin`."""
