@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.run.cluster.world import join_world
-from hocket.run.data.sample_loader import SampleLoader
-from hocket.run.data.samples import Samples
+from hocket.run.data.loss import named_losses
+from hocket.run.data.sample_loader import EvaluationLoader
+from hocket.run.data.samples import EpochRandom
+from hocket.run.data.step_batch import grouped
 from tests.run.support.whole_batch_workers import sums_of
 
 NUM_STEPS: Final = 20
@@ -22,7 +25,6 @@ NUM_WORDS: Final = 5
 NUM_CLASSES: Final = 4
 PADDING: Final = 0
 FEW, NONE = 2, 3  # the steps in which one sample, and no sample, has words
-CLIP: Final = {"clip_norm": 0.5}
 
 
 def make_model() -> nn.Module:
@@ -102,11 +104,82 @@ def pipeline(loss: Any, **settings: Any) -> hocket.Pipeline:
     )
 
 
-def train(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train all steps; return losses, an evaluation, and a sum of each weight."""
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of all batches, one after the other."""
+
+    fingerprint: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """The number of sentences."""
+        return sum(len(word_NW) for _, word_NW in data())
+
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
+        """Six numbers per word."""
+        return torch.cat([input_NWF for input_NWF, _ in data()])[rows]
+
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
+        """The words."""
+        return torch.cat([word_NW for _, word_NW in data()])[rows]
+
+
+def train(
+    name: str, settings: dict[str, Any], reads: str = "batches"
+) -> dict[str, Any]:
+    """Train all steps; return losses, an evaluation, and a sum of each weight.
+
+    Args:
+        name: of the loss.
+        settings: of the pipeline.
+        reads: what each worker reads: whole "batches", or the "parts" that it needs.
+    """
     torch.set_num_threads(1)
+    whole = data()
     with pipeline(LOSSES[name](), world=join_world(), **settings) as trained:
-        losses = [result.losses for result in trained.train(data())]
+        batches: Any = (
+            EvaluationLoader(Sentences(), NUM_SAMPLES) if reads == "parts" else whole
+        )
+        losses = [result.losses for result in trained.train(batches)]
         weights = sums_of(trained.state_dict())
-        evaluated = trained.evaluate(data()).losses
-    return {"losses": losses, "weights": weights, "evaluated": evaluated}
+        evaluated = trained.evaluate(batches).losses
+        empty = trained.evaluate([whole[NONE]]).losses
+        cut_at = list(trained.plan.stage_names[1:])
+    return {
+        "losses": losses,
+        "weights": weights,
+        "evaluated": evaluated,
+        "of nothing": empty,
+        "cut at": cut_at,
+    }
+
+
+def train_plainly(
+    name: str, accumulate: int = 1, clip_norm: float = math.inf
+) -> dict[str, Any]:
+    """The same over whole batches, without a pipeline."""
+    loss, model = LOSSES[name](), make_model()
+    optimizer = adamw(model.parameters())
+    losses = []
+    for group in grouped(data(), accumulate):
+        inputs, targets = map(torch.cat, zip(*group, strict=True))
+        named = named_losses(loss(model(inputs), targets))
+        optimizer.zero_grad()
+        named["loss"].backward()
+        if not num_words(targets):
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        losses.append({key: value.nan_to_num().item() for key, value in named.items()})
+    return {"losses": losses, "weights": sums_of(model.state_dict())} | {
+        "evaluated": evaluate_plainly(name, model)
+    }
+
+
+def evaluate_plainly(name: str, model: nn.Module) -> dict[str, float]:
+    """The loss of all data at once."""
+    inputs, targets = map(torch.cat, zip(*data(), strict=True))
+    with torch.no_grad():
+        named = named_losses(LOSSES[name]()(model(inputs), targets))
+    return {key: value.item() for key, value in named.items()}

@@ -1,8 +1,8 @@
 """Losses that are means over targets, of which microbatches have different numbers.
 
-    microbatch        0            1            weights by samples    by counts
-    targets           a b c -      d - - -
-    mean of a..c, d   1.0          3.0          (1 + 3) / 2 = 2       (3 * 1 + 3) / 4 = 1.5
+    microbatch        0        1          by samples         by targets that count
+    targets           a b c -  d - - -
+    mean of them      1.0      3.0        (1 + 3) / 2 = 2    (3 * 1 + 1 * 3) / 4 = 1.5
 
 The loss of the whole batch is the second: that of the microbatches, each weighted by
 what its own mean is divided by.
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import ConfigError, ModelError
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import TOTAL, LossFunction, sum_of
+from hocket.run.data.loss import LossFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,15 @@ def count_of(loss: object, part: Microbatch) -> float:
 def losses_of_nothing(named: Mapping[str, Tensor], output: Any) -> dict[str, Tensor]:
     """Return zeros for the losses of a microbatch without a target that counts.
 
-    Their gradient is 0 in the outputs that the loss reads; the others have none.
+    Outputs that the loss reads get a gradient of 0, the others none.
 
     Args:
-        named: the losses, which may be no numbers.
+        named: the losses, which may be no numbers, as their gradients.
         output: the model's output.
     """
-    total = named[TOTAL]
-    read = [
-        leaf
-        for leaf in pytree.tree_leaves(output)
-        if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
-    if total.requires_grad:
-        grads = torch.autograd.grad(total, read, allow_unused=True)
-        read = [x for x, grad in zip(read, grads, strict=True) if grad is not None]
-    zeros = [leaf.flatten()[:0].sum() for leaf in read]
-    return dict.fromkeys(named, sum_of(zeros or [torch.zeros_like(total)]))
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(torch.zeros_like)
+    return {
+        name: 0.0 * value.nan_to_num(0.0, 0.0, 0.0) for name, value in named.items()
+    }
