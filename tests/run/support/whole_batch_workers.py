@@ -133,11 +133,11 @@ def train_plainly(name: str) -> dict[str, Any]:
         total.backward()
         optimizer.step()
         losses.append(total.item())
-    with torch.no_grad():
-        sums = [
-            named_losses(LOSSES[name](model(x), y))["loss"] * len(y) for x, y in data()
-        ]
-    evaluated = sum(sums).item() / Rows().num_samples
+    evaluated = 0.0
+    for inputs, targets in data():
+        with torch.no_grad():
+            value = named_losses(LOSSES[name](model(inputs), targets))["loss"].item()
+        evaluated += value * len(targets) / Rows().num_samples
     weights = sums_of(model.state_dict())
     return {"losses": losses, "weights": weights, "evaluated": evaluated}
 

@@ -80,19 +80,20 @@ class TokenMean:
         return value
 
 
-def counts_itself(loss: object) -> bool:
+def counts_itself(loss: LossFunction) -> bool:
     """Return whether `TokenMean` needs no count for a loss."""
-    is_known = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-    return is_known and loss.reduction == "mean"
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return False
+    return loss.reduction == "mean"
 
 
-def _torch_count(loss: Any, targets: Tensor) -> Tensor | float:
+def _torch_count(loss: Any, targets: Tensor) -> float:
     if targets.is_floating_point():  # probabilities: (N, C, ...)
         return targets.numel() / targets.shape[1]
     kept = targets[targets != loss.ignore_index]
     if loss.weight is None:
         return kept.numel()
-    return loss.weight.to(kept.device, torch.float64)[kept].sum()
+    return float(loss.weight.to(kept.device, torch.float64)[kept].sum())
 
 
 def count_of(loss: object, part: Microbatch) -> float:

@@ -132,6 +132,7 @@ class StepSync(NoSync):
 
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
+            ModelError: a `TokenMean` counts otherwise than its loss.
         """
         if work.ends_step:
             number, net = work.step.number, self._ends[stage]
@@ -139,7 +140,8 @@ class StepSync(NoSync):
             shares = self._steps[number].shares[net]
             if len(losses) < len(shares):  # one over the whole batch
                 shares = dict.fromkeys(losses, sum(shares.values()))
-            self._results[net].begin(number, losses, shares)
+            warning = self._runners[stage].compare_losses()
+            self._results[net].begin(number, losses, shares, warning)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""
