@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ from hocket.run.data.loss import named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import EpochRandom
 from hocket.run.data.step_batch import grouped
+from hocket.run.stage.batch_loss_check import InexactLossWarning
 from tests.run.support.whole_batch_workers import sums_of
 
 NUM_STEPS: Final = 20
@@ -152,6 +154,20 @@ def train(
         "of nothing": empty,
         "cut at": cut_at,
     }
+
+
+def warnings_of(settings: dict[str, Any]) -> list[str]:
+    """Train two steps with a loss that is not exact; return this worker's warnings."""
+    torch.set_num_threads(1)
+    loss = OverWords(weight=torch.tensor([1.0, 9.0, 0.1, 3.0]).double())
+    with (
+        warnings.catch_warnings(record=True) as seen,
+        pipeline(loss, world=join_world(), **settings) as trained,
+    ):
+        warnings.simplefilter("always")
+        for batch in data()[:2]:
+            trained.step(batch)
+    return [x.category.__name__ for x in seen if x.category is InexactLossWarning]
 
 
 def train_plainly(

@@ -125,25 +125,31 @@ class StepLossCheck:
         Raises:
             ModelError: a `TokenMean` counts otherwise than its loss.
         """
-        if not self._kept:
-            return ""
-        outputs, targets, sizes = zip(*self._kept, strict=True)
-        rows = torch.arange(sum(sizes))
-        parts = rows.split(sizes) if len(sizes) > 1 else rows.tensor_split(2)
-        try:
-            trial = _LossTrial(self._named, joined(outputs), joined(targets), len(rows))
-        except ModelError:
-            return ""
+        text = ""
         with preserve_generators(self._device), _restored_attributes(self._loss):
-            text = self._difference(trial, rows, parts)
+            if self._kept:
+                text = self._difference(*self._joined())
         if text and isinstance(self._loss, TokenMean):
             raise ModelError(f"{text}. {_WRONG_COUNT}")
         return f"{text}. {_way_out(self._loss)}" if text else ""
 
-    def _difference(
-        self, trial: _LossTrial, rows: Tensor, parts: Sequence[Tensor]
-    ) -> str:
+    def _joined(self) -> tuple[_LossTrial, Sequence[Tensor]]:
+        """Return all microbatches together, and the rows of each.
+
+        These are the halves of the first one where shapes differ between microbatches.
+        """
+        outputs, targets, sizes = zip(*self._kept, strict=True)
+        try:
+            both = joined(outputs), joined(targets)
+        except (ModelError, RuntimeError):
+            both, sizes = (outputs[0], targets[0]), sizes[:1]
+        rows = torch.arange(sum(sizes))
+        parts = rows.split(sizes) if len(sizes) > 1 else rows.tensor_split(2)
+        return _LossTrial(self._named, *both, len(rows)), parts
+
+    def _difference(self, trial: _LossTrial, parts: Sequence[Tensor]) -> str:
         """Describe by how much the mean over parts is off; empty if it is not."""
+        rows = torch.cat(list(parts))
         seed_generators(self._device, 0)
         tried = trial.in_first_type(rows, (torch.float32, torch.float64, None))
         if tried is None:
@@ -157,12 +163,11 @@ class StepLossCheck:
             count_of(self._loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
             for x in parts
         ]
-        counted = [
-            (x, n / sum(counts)) for x, n in zip(parts, counts, strict=True) if n
-        ]
-        found = [(trial.with_gradients(x, dtype), x, share) for x, share in counted]
         mean, left = 0.0, [grad.clone() for grad in whole.grads]
-        for part, own, share in found:
+        for own, count in zip(parts, counts, strict=True):
+            if not count:
+                continue
+            part, share = trial.with_gradients(own, dtype), count / sum(counts)
             if part is None:
                 return ""
             mean += share * float(part.value)
@@ -259,7 +264,8 @@ def _restored_attributes(loss: LossFunction) -> Iterator[None]:
     with preserve_attributes(loss):
         yield
     for buffer, value in before:
-        buffer.detach().copy_(value)
+        if not torch.equal(buffer, value):  # or no backward could read it any more
+            buffer.detach().copy_(value)
 
 
 @dataclass(frozen=True, slots=True)
