@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.run.data.loss import losses_of
-from hocket.run.stage import batch_loss_check
 from hocket.run.stage.batch_loss_check import InexactLossWarning, StepLossCheck
 from tests.run.support.batch_losses import CLASSES, CPU, NUM, labels, over_words, scores
 from tests.run.support.batch_losses import words_of_uneven_sentences as uneven
@@ -31,9 +30,9 @@ TEXT: Final = (
 HOW: Final = "(loss, count=count), where count(targets) returns what it is divided by"
 
 
-def compare(loss: Any, parts: Sequence[tuple[Any, Any]]) -> str:
+def compare(loss: Any, parts: Sequence[tuple[Any, Any]], **settings: Any) -> str:
     """Check a loss as the last stage does with the first step's microbatches."""
-    check = StepLossCheck(loss, partial(losses_of, loss), CPU)
+    check = StepLossCheck(loss, partial(losses_of, loss), CPU, **settings)
     for output, targets in parts:
         check.keep(output, targets, len(targets))
     return check.compare()
@@ -130,13 +129,12 @@ def test_a_wrong_count_is_refused() -> None:
         compare(wrong, UNEVEN)
 
 
-def test_few_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_bytes_are_kept() -> None:
     """Microbatches behind that are not compared."""
     size = sum(x.nbytes for x in UNEVEN[0])
-    monkeypatch.setattr(batch_loss_check, "_MOST_BYTES", size + 1)
-    assert "of these 2 samples" in compare(over_words, UNEVEN)
-    monkeypatch.setattr(batch_loss_check, "_MOST_BYTES", size - 1)
-    assert compare(over_words, UNEVEN) == ""
+    found = compare(over_words, UNEVEN, _room_bytes=size)
+    assert "of these 2 samples" in found
+    assert compare(over_words, UNEVEN, _room_bytes=size - 1) == ""
 
 
 def test_a_microbatch_without_a_target_names_the_way_out() -> None:

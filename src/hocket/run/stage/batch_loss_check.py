@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -51,7 +51,6 @@ from hocket.run.stage.loss_parts import LossOfRows, is_mean_of_parts, two_parts
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _MOST: Final = 4  # samples that are tried
-_MOST_BYTES: Final = 2**27  # of outputs and targets that are kept to be compared
 _LEAST: Final = 1e-3  # the relative difference of gradients that is worth a warning
 
 
@@ -74,6 +73,7 @@ class InexactLossWarning(UserWarning):
     """What is trained differs from the loss of the whole batch."""
 
 
+@dataclass(slots=True)
 class StepLossCheck:
     """Compares the gradient that is trained with that of the microbatches together.
 
@@ -86,17 +86,11 @@ class StepLossCheck:
         device: the outputs' device.
     """
 
-    def __init__(
-        self,
-        loss: LossFunction,
-        named: Callable[[Any, Any], Mapping[str, Tensor]],
-        device: torch.device,
-    ) -> None:
-        self._loss = loss
-        self._named = named
-        self._device = device
-        self._kept: list[tuple[Any, Any, int]] = []
-        self._room_bytes = _MOST_BYTES
+    loss: LossFunction
+    named: Callable[[Any, Any], Mapping[str, Tensor]]
+    device: torch.device
+    _kept: list[tuple[Any, Any, int]] = field(default_factory=list)
+    _room_bytes: int = 2**27  # for outputs and targets
 
     def keep(self, output: Any, targets: Any, num_samples: int) -> None:
         """Copy what the loss of a microbatch reads; the first microbatches are enough.
@@ -106,15 +100,14 @@ class StepLossCheck:
             targets: the targets of that microbatch.
             num_samples: samples of that microbatch.
         """
-        if self._room_bytes <= 0 or isinstance(self._loss, PerMicrobatch):
-            return
-        trial = _LossTrial(self._named, output, targets, num_samples)
         self._room_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
+        if self._room_bytes < 0 or isinstance(self.loss, PerMicrobatch):
+            return
+        trial = _LossTrial(self.named, output, targets, num_samples)
         rows = torch.arange(num_samples)
-        if self._room_bytes > 0:
-            with suppress(ValueError), torch.no_grad():
-                both = trial.taken(output, rows), trial.taken(targets, rows)
-                self._kept.append((*both, num_samples))
+        with suppress(ValueError), torch.no_grad():
+            both = trial.taken(output, rows), trial.taken(targets, rows)
+            self._kept.append((*both, num_samples))
 
     def compare(self) -> str:
         """Compare what was kept.
@@ -125,13 +118,13 @@ class StepLossCheck:
         Raises:
             ModelError: a `TokenMean` counts otherwise than its loss.
         """
-        text = ""
-        with preserve_generators(self._device), _restored_attributes(self._loss):
-            if self._kept:
-                text = self._difference(*self._joined())
-        if text and isinstance(self._loss, TokenMean):
+        if not self._kept:
+            return ""
+        with preserve_generators(self.device), _restored_attributes(self.loss):
+            text = self._difference(*self._joined())
+        if text and isinstance(self.loss, TokenMean):
             raise ModelError(f"{text}. {_WRONG_COUNT}")
-        return f"{text}. {_way_out(self._loss)}" if text else ""
+        return f"{text}. {_way_out(self.loss)}" if text else ""
 
     def _joined(self) -> tuple[_LossTrial, Sequence[Tensor]]:
         """Return all microbatches together, and the rows of each.
@@ -145,22 +138,22 @@ class StepLossCheck:
             both, sizes = (outputs[0], targets[0]), sizes[:1]
         rows = torch.arange(sum(sizes))
         parts = rows.split(sizes) if len(sizes) > 1 else rows.tensor_split(2)
-        return _LossTrial(self._named, *both, len(rows)), parts
+        return _LossTrial(self.named, *both, len(rows)), parts
 
     def _difference(self, trial: _LossTrial, parts: Sequence[Tensor]) -> str:
         """Describe by how much the mean over parts is off; empty if it is not."""
         rows = torch.cat(list(parts))
-        seed_generators(self._device, 0)
+        seed_generators(self.device, 0)
         tried = trial.in_first_type(rows, (torch.float32, torch.float64, None))
         if tried is None:
             return ""
         whole, dtype = tried
-        seed_generators(self._device, 1)
+        seed_generators(self.device, 1)
         again = trial.with_gradients(rows, dtype)
         if again is None or not torch.equal(again.value, whole.value):
             return ""  # it draws random numbers
         counts = [
-            count_of(self._loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
+            count_of(self.loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
             for x in parts
         ]
         mean, left = 0.0, [grad.clone() for grad in whole.grads]
