@@ -111,7 +111,7 @@ def test_equal_losses_with_other_gradients_are_found() -> None:
     assert "what is trained is 1.60944" in compare(over_words, parts)
 
 
-def test_a_single_microbatch_is_compared_with_its_halves() -> None:
+def test_a_single_microbatch_is_cut_in_two() -> None:
     """As where each replica has one, or where shapes differ."""
     ((output, targets),) = whole = cut(scores(NUM, NUM, CLASSES), uneven(), NUM)
     assert f"of these {NUM} samples" in compare(over_words, whole)

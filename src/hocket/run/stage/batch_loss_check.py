@@ -78,7 +78,7 @@ class StepLossCheck:
     """Compares the gradient that is trained with that of the microbatches together.
 
     It is that of the loss in the model's outputs. Losses that cannot be tried, or draw
-    random numbers, are not compared. A single microbatch is compared with its halves.
+    random numbers, are not compared. A single microbatch is cut in two.
 
     Args:
         loss: the user's loss function.
@@ -129,7 +129,7 @@ class StepLossCheck:
     def _joined(self) -> tuple[_LossTrial, Sequence[Tensor]]:
         """Return all microbatches together, and the rows of each.
 
-        These are the halves of the first one where shapes differ between microbatches.
+        Where shapes differ between microbatches, it is the first one, cut in two.
         """
         outputs, targets, sizes = zip(*self._kept, strict=True)
         try:

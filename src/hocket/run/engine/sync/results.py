@@ -97,7 +97,7 @@ class Results:
             step: whose losses they are.
             losses: each microbatch's, by name.
             shares: each microbatch's share of the whole step.
-            warning: of the first step, what rank 0 warns of.
+            warning: what rank 0 warns of in the first step.
 
         Raises:
             ModelError: the names are not the same for all microbatches and steps.
