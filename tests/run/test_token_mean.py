@@ -101,19 +101,21 @@ def test_copies_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "clip_norm"), [("pipedream-2bw", None), ("wpipe", 0.05)]
+    ("schedule", "num_replicas", "clip_norm"),
+    [("pipedream-2bw", 2, None), ("wpipe", 1, 0.05)],
 )
 def test_orders_that_never_flush_equal_the_emulator(
-    schedule: str, clip_norm: float | None, tmp_path: Path
+    schedule: str, num_replicas: int, clip_norm: float | None, tmp_path: Path
 ) -> None:
     """Old weights change what is computed, and not what a microbatch weighs."""
-    settings = {"schedule": schedule, "num_microbatches": 2, "clip_norm": clip_norm}
-    name = "class weights"
-    answers = answers_of(ENTRY, name, settings, num_workers=2, folder=tmp_path)
-    model = make_model()
-    order = hocket.make_schedule(
-        schedule, num_devices=2, num_microbatches=2, num_steps=6
+    name, num_workers = "class weights", 2 * num_replicas
+    shape = {"num_microbatches": 2, "num_replicas": num_replicas}
+    settings = {"schedule": schedule, "clip_norm": clip_norm, **shape}
+    answers = answers_of(
+        ENTRY, name, settings, num_workers=num_workers, folder=tmp_path
     )
+    model = make_model()
+    order = hocket.make_schedule(schedule, num_devices=2, num_steps=6, **shape)
     losses = hocket.emulate(
         order.program,
         model,
