@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
+    from hocket.run.data.token_mean import TokenMean as TokenMean
     from hocket.run.early_stop import EarlyStop as EarlyStop
     from hocket.run.engine.emulator.emulate import emulate as emulate
     from hocket.run.engine.evaluate import EvaluationResult as EvaluationResult
@@ -131,6 +132,7 @@ _HOMES = {
     "StageCost": "hocket.core.costs",
     "StepResult": "hocket.run.engine.sync.step_result",
     "Timeline": "hocket.core.timelines.timeline",
+    "TokenMean": "hocket.run.data.token_mean",
     "WaitError": "hocket.errors",
     "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",

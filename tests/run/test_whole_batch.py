@@ -29,6 +29,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     """To rounding in the order of additions."""
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-12)
     assert found["weights"] == pytest.approx(expected["weights"], rel=1e-10)
+    assert found["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-10)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -39,17 +40,23 @@ def test_equals_the_plain_loop(name: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "settings"),
-    [(2, GPIPE), (2, {"num_microbatches": 2}), (4, GPIPE | {"num_replicas": 2})],
+    ("num_workers", "settings", "reads"),
+    [
+        (2, GPIPE, "parts"),
+        (2, {"num_microbatches": 2}, "batches"),
+        (4, GPIPE | {"num_replicas": 2}, "batches"),
+        (2, {"num_replicas": 2, "stages_per_device": 3}, "parts"),
+    ],
 )
 def test_equals_the_plain_loop_on_several_workers(
-    num_workers: int, settings: dict[str, Any], tmp_path: Path
+    num_workers: int, settings: dict[str, Any], reads: str, tmp_path: Path
 ) -> None:
     """With replicas, the loss is over the samples of all of them."""
     answers = answers_of(
         "tests.run.support.whole_batch_workers:train",
         "barlow",
         settings,
+        reads,
         num_workers=num_workers,
         folder=tmp_path,
     )

@@ -58,6 +58,8 @@ class Pipeline(WorkerRun):
     Warns:
         RepeatingBubbleWarning: "v-min" or "v-half" waits in every microbatch, with the
             measured times; warned on the main worker.
+        InexactLossWarning: in the first step, microbatches' losses are not that of the
+            whole batch; says by how much; warned on the main worker.
     """
 
     @constructor_takes_fields_of(PipelineConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.run.cluster.world import join_world
+from hocket.run.data.loss import named_losses
+from hocket.run.data.sample_loader import EvaluationLoader
+from hocket.run.data.samples import EpochRandom
 
 NUM_STEPS: Final = 4
 NUM_SAMPLES: Final = 12
@@ -77,13 +81,44 @@ LOSSES: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def train(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train all steps; return the losses, and a weighted sum of each weight."""
+@dataclass(frozen=True)
+class Rows:
+    """The samples of all batches, one after the other."""
+
+    fingerprint: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return sum(len(targets) for _, targets in data())
+
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
+        """Six numbers per sample."""
+        return torch.cat([inputs for inputs, _ in data()])[rows]
+
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
+        """The classes."""
+        return torch.cat([targets for _, targets in data()])[rows]
+
+
+def train(
+    name: str, settings: dict[str, Any], reads: str = "batches"
+) -> dict[str, Any]:
+    """Train all steps; return losses, an evaluation, and a sum of each weight.
+
+    Args:
+        name: of the loss.
+        settings: of the pipeline.
+        reads: what each worker reads: whole "batches", or the "parts" that it needs.
+    """
     torch.set_num_threads(1)
     loss = hocket.WholeBatch(LOSSES[name])
     with pipeline(loss, world=join_world(), **settings) as trained:
-        losses = [trained.step(batch).loss for batch in data()]
-        return {"losses": losses, "weights": sums_of(trained.state_dict())}
+        batches = EvaluationLoader(Rows(), NUM_SAMPLES) if reads == "parts" else data()
+        losses = [result.loss for result in trained.train(batches)]
+        weights = sums_of(trained.state_dict())
+        evaluated = trained.evaluate(batches).loss
+        return {"losses": losses, "weights": weights, "evaluated": evaluated}
 
 
 def train_plainly(name: str) -> dict[str, Any]:
@@ -98,7 +133,13 @@ def train_plainly(name: str) -> dict[str, Any]:
         total.backward()
         optimizer.step()
         losses.append(total.item())
-    return {"losses": losses, "weights": sums_of(model.state_dict())}
+    evaluated = 0.0
+    for inputs, targets in data():
+        with torch.no_grad():
+            value = named_losses(LOSSES[name](model(inputs), targets))["loss"].item()
+        evaluated += value * len(targets) / Rows().num_samples
+    weights = sums_of(model.state_dict())
+    return {"losses": losses, "weights": weights, "evaluated": evaluated}
 
 
 def sums_of(state: dict[str, Tensor]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
+from hocket.model.trace.per_sample import PerSample
 
 
 def joined(parts: Sequence[Any]) -> Any:
@@ -33,6 +35,10 @@ def joined(parts: Sequence[Any]) -> Any:
             "whose tensors have samples along dimension 0, to join those of "
             f"{len(parts)} microbatches; got {spec} with other parts or scalars"
         )
-    return pytree.tree_unflatten(
-        [torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in columns], spec
-    )
+    return pytree.tree_unflatten(list(map(_joined_leaves, columns)), spec)
+
+
+def _joined_leaves(leaves: tuple[Any, ...]) -> Any:
+    if isinstance(leaves[0], PerSample):
+        return PerSample(chain.from_iterable(leaves))
+    return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]

@@ -19,7 +19,8 @@ class WholeBatch:
 
     The pipeline computes it once per step (op L), from the outputs of all microbatches
     and replicas, behind all forwards and before the first backward. So all microbatches
-    are alive at once. `Pipeline.evaluate` takes its mean over microbatches.
+    are alive at once. `Pipeline.evaluate` computes it once per batch; with replicas,
+    the first one evaluates, since the outputs must be together.
 
     Args:
         loss: `loss(output, targets)`, called with the outputs and targets of the whole

@@ -5,13 +5,14 @@
                   │ replica 0 │ replica 1   │ replica 0 │ replica 1   │
 
 Each batch runs in the schedule's order; the gradients add up over all of them, each
-microbatch weighted by its share of the step's samples.
+microbatch weighted by its share of the step's samples, or of the targets that count
+(`TokenMean`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch, digest, on_device, split_batch
+from hocket.run.data.token_mean import TokenMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class StepBatch:
         ends_step: whether gradients are reduced and weights updated after it.
         loss_scale: the factor of the loss before the backward.
         everywhere: the net's microbatches in all replicas, one replica after the other.
+        counts: each microbatch's weight and the whole step's, before the division; by
+            samples when not given.
     """
 
     step: StepHeader
@@ -41,15 +45,16 @@ class StepBatch:
     ends_step: bool = True
     loss_scale: float = 1.0
     everywhere: tuple[Microbatch, ...] = ()
+    counts: tuple[tuple[float, ...], float] | None = None
 
     def share(self, index: int) -> float:
-        """Return a microbatch's share of the whole step, by samples."""
-        return self.step.sizes[index] / self.step.num_samples
+        """Return a microbatch's share of the whole step; 0 if nothing in it counts."""
+        sizes, total = self.counts or (self.step.sizes, self.step.num_samples)
+        return sizes[index] / total if total else 0.0
 
     def shares(self) -> dict[int, float]:
         """Return the shares of all microbatches, by their numbers in the step."""
-        step = self.step
-        return {step.first + i: n / step.num_samples for i, n in enumerate(step.sizes)}
+        return {self.step.first + i: self.share(i) for i in range(len(self.step.sizes))}
 
 
 # One batch of each net.
@@ -110,6 +115,31 @@ def make_step_batches(
             first += count
         step_batches.append(by_net)
     return step_batches
+
+
+def with_counts(
+    batches: Sequence[NetBatches],
+    net: str,
+    loss: TokenMean,
+    add_up: Callable[[float], float],
+) -> list[NetBatches]:
+    """Weight the microbatches of one step by the targets that count.
+
+    Args:
+        batches: all batches of the step.
+        net: the net that the loss trains.
+        loss: counts the targets.
+        add_up: adds a number up over the replicas.
+    """
+    works = [batch[net] for batch in batches]
+    counts = [
+        tuple(loss.count_of(x.targets) for x in work.microbatches) for work in works
+    ]
+    total = add_up(sum(map(sum, counts)))
+    return [
+        {**batch, net: replace(work, counts=(own, total))}
+        for batch, work, own in zip(batches, works, counts, strict=True)
+    ]
 
 
 def grouped(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

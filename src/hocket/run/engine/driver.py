@@ -200,7 +200,8 @@ class Driver:
         self, segment: _Segment, portion: Portion, *, num_begun: int, num_ended: int
     ) -> None:
         begin_s = perf_counter()
-        begun = [self._waiting.popleft() for _ in range(num_begun)]
+        sync = self._executor.sync
+        begun = [sync.with_counts(self._waiting.popleft()) for _ in range(num_begun)]
         first = segment.first + segment.offset
         busy_s = 0.0
         for i in range(max((len(works) for works in begun), default=1)):
@@ -213,7 +214,7 @@ class Driver:
         over = [self._works.pop(number + i) for i in range(num_ended)]
         self._recorder.begin("losses", number)
         headers = [first_of(batches).step for batches in over]
-        ends = [self._executor.sync.end(header.number) for header in headers]
+        ends = [sync.end(header.number) for header in headers]
         self._recorder.end()
         segment.num_ended += num_ended
         seconds = perf_counter() - begin_s

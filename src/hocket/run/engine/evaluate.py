@@ -1,4 +1,8 @@
-"""Evaluation: the same stages in the same places, forward only."""
+"""Evaluation: the same stages in the same places, forward only.
+
+A loss over the whole batch is computed from the outputs of all microbatches. With
+replicas, the first one evaluates them all, and the others nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,13 @@ from hocket.run.data.batch import (
     on_device,
     split_batch,
 )
+from hocket.run.data.join import joined
 from hocket.run.data.loader import recorded_batches
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import Metrics, named_means
 from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
+from hocket.run.data.token_mean import count_of, losses_of_nothing
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
@@ -41,7 +47,7 @@ from hocket.schedules import make_schedule
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """Means over all samples of a loader.
+    """Means over all samples of a loader; of a `TokenMean`, over all that count.
 
     Args:
         loss: what is trained.
@@ -67,9 +73,10 @@ class _Sums:
     losses: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
     num_samples: int = 0
+    weight: float = 0.0  # the sum of the losses' weights
 
     def add(
-        self, named: Mapping[str, Tensor], to: dict[str, Tensor], count: int
+        self, named: Mapping[str, Tensor], to: dict[str, Tensor], count: float
     ) -> None:
         for name, value in named.items():
             more = torch.as_tensor(value, dtype=torch.float64) * count
@@ -104,8 +111,13 @@ class Evaluator:
         self._world = world
         self._layout = layout
         self._recorder = recorder
-        self._net = schedule.program.nets[0].name
-        self._num_microbatches = schedule.program.nets[0].num_microbatches
+        net = schedule.program.nets[0]
+        self._net = net.name
+        self._is_whole = net.batch_loss
+        self._num_replicas = 1 if self._is_whole else layout.num_replicas
+        self._num_microbatches = (
+            net.num_microbatches * layout.num_replicas // self._num_replicas
+        )
         self._program = schedule.program
         self._channels = PointToPoint(
             self._forward_only(self._num_microbatches),
@@ -121,6 +133,7 @@ class Evaluator:
         self._players: dict[int, Player] = {}
         self._sums = _Sums()
         self._metrics: Metrics | None = None
+        self._whole: list[tuple[Any, Any]] = []  # outputs and targets of a whole batch
         self._number = 0
         self._digest = 0
 
@@ -156,6 +169,11 @@ class Evaluator:
             player = self._player(len(mine))
             player.begin(batch)
             player.play(Portion.STEP, self._number, {self._number: batch})
+        if self._whole:
+            outputs, targets = zip(*self._whole, strict=True)
+            self._whole.clear()
+            part = Microbatch((), joined(targets), num_samples)
+            self._add_losses(joined(outputs), part)
         self._number += 1
 
     def _share(self, batch: Any) -> tuple[tuple[Microbatch, ...], int]:
@@ -164,7 +182,7 @@ class Evaluator:
         if not num_samples:
             return (), 0
         num_parts, each = parts_of(
-            num_samples, self._num_microbatches, self._layout.num_replicas
+            num_samples, self._num_microbatches, self._num_replicas
         )
         here = on_device(batch, self._world.device)
         parts = split_batch(here, num_parts, self._example)
@@ -204,23 +222,35 @@ class Evaluator:
     def _on_output(self, stage: int, microbatch: Microbatch, output: object) -> None:
         count, sums = microbatch.num_samples, self._sums
         sums.num_samples += count
-        last = self._executor.runners[stage]
-        sums.add(last.loss_of(output, microbatch.targets), sums.losses, count)
+        if self._is_whole:
+            self._whole.append((output, microbatch.targets))
+        else:
+            self._add_losses(output, microbatch)
         if self._metrics is not None:
             means = named_means(self._metrics(output, microbatch.targets))
             sums.add(means, sums.metrics, count)
+
+    def _add_losses(self, output: Any, part: Microbatch) -> None:
+        last = self._executor.runners[self._program.num_stages - 1]
+        named = last.loss_of(output, part.targets)
+        weight = count_of(last.loss, part)
+        if not weight:
+            named = losses_of_nothing(named, output)
+        self._sums.weight += weight
+        self._sums.add(named, self._sums.losses, weight)
 
     def _total(self) -> EvaluationResult:
         """Add up over the workers; only last stages have anything to add."""
         losses: dict[str, float] = {}
         metrics: dict[str, float] = {}
-        num_samples = 0
+        num_samples, weight = 0, 0.0
         own = self._sums
         parts = self._world.gather_json(
             {
                 "losses": {name: x.item() for name, x in own.losses.items()},
                 "metrics": {name: x.item() for name, x in own.metrics.items()},
                 "count": own.num_samples,
+                "weight": own.weight,
                 "digest": self._digest,
             },
             "end of the evaluation",
@@ -233,6 +263,7 @@ class Evaluator:
                     "order"
                 )
             num_samples += int(part["count"])
+            weight += part["weight"]
             for mine, theirs in (
                 (losses, part["losses"]),
                 (metrics, part["metrics"]),
@@ -241,7 +272,7 @@ class Evaluator:
                     mine[name] = mine.get(name, 0.0) + value
         if num_samples == 0:
             raise DataError("the loader to evaluate on is empty")
-        losses = {name: value / num_samples for name, value in losses.items()}
+        losses = {name: value / (weight or 1.0) for name, value in losses.items()}
         metrics = {name: value / num_samples for name, value in metrics.items()}
         return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)
 

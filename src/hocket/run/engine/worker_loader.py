@@ -33,12 +33,14 @@ def worker_loader(
     if not isinstance(loader, PartLoader):
         return loader
     runners = executor.runners.values()
+    net = plan.schedule.program.nets[0]
+    num_replicas = 1 if net.batch_loss else layout.num_replicas  # or it reads all rows
     reads = ReadSpec(
         inputs=any(runner.module.batch_inputs for runner in runners),
-        targets=any(runner.loss is not None for runner in runners),
-        num_microbatches=plan.schedule.program.nets[0].num_microbatches,
-        num_replicas=layout.num_replicas,
-        replica=layout.replica,
+        targets=any(runner.loss or runner.batch_loss for runner in runners),
+        num_microbatches=net.num_microbatches * layout.num_replicas // num_replicas,
+        num_replicas=num_replicas,
+        replica=layout.replica % num_replicas,
         device=device,
     )
     return loader.parts(reads)

@@ -19,19 +19,21 @@ They are distinguished by some samples and the same samples twice:
 and then by the gradients of samples while the others of the microbatch, and their
 number, are exchanged (`loss_parts.py`). So a weighted mean passes, also over classes
 with weights or over the words of uneven sentences (`ignore_index`): there,
-microbatches' means add up to nearly the batch's, and exactly to what a plain loop over
-the microbatches finds.
+microbatches' means add up to nearly the batch's, and exactly with `TokenMean`.
 
 What is refused is proved to be no weighted mean, with these samples. What passes is not
 proved to be one: samples may be compared in a way that these few outputs do not show.
+
+After the forwards of the first step, the loss of its microbatches together is compared
+with the mean of theirs, which is trained: a difference is a warning, with its size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -40,12 +42,16 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.capture.attribute_writes import preserve_attributes
-from hocket.model.trace.per_sample import num_rows, take_rows
+from hocket.model.trace.per_sample import num_rows, take_rows, tensors_in
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
 from hocket.run.stage.loss_parts import LossOfRows, is_mean_of_parts, two_parts
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _MOST: Final = 4  # samples that are tried
+_LEAST: Final = 1e-3  # the relative difference of gradients that is worth a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,113 @@ class PerMicrobatch:
     def __call__(self, output: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
         """Compute the loss."""
         return self.loss(output, targets)
+
+
+class InexactLossWarning(UserWarning):
+    """What is trained differs from the loss of the whole batch."""
+
+
+@dataclass(slots=True)
+class StepLossCheck:
+    """Compares the gradient that is trained with that of the microbatches together.
+
+    It is that of the loss in the model's outputs. Losses that cannot be tried, or draw
+    random numbers, are not compared. A single microbatch is cut in two.
+
+    Args:
+        loss: the user's loss function.
+        named: computes the named losses of outputs and targets.
+        device: the outputs' device.
+    """
+
+    loss: LossFunction
+    named: Callable[[Any, Any], Mapping[str, Tensor]]
+    device: torch.device
+    _kept: list[tuple[Any, Any, int]] = field(default_factory=list)
+    _room_bytes: int = 2**27  # for outputs and targets
+
+    def keep(self, output: Any, targets: Any, num_samples: int) -> None:
+        """Copy what the loss of a microbatch reads; the first microbatches are enough.
+
+        Args:
+            output: the model's output.
+            targets: the targets of that microbatch.
+            num_samples: samples of that microbatch.
+        """
+        self._room_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
+        if self._room_bytes < 0 or isinstance(self.loss, PerMicrobatch):
+            return
+        trial = _LossTrial(self.named, output, targets, num_samples)
+        rows = torch.arange(num_samples)
+        with suppress(ValueError), torch.no_grad():
+            both = trial.taken(output, rows), trial.taken(targets, rows)
+            self._kept.append((*both, num_samples))
+
+    def compare(self) -> str:
+        """Compare what was kept.
+
+        Returns:
+            A warning with the size of the difference; empty if there is none.
+
+        Raises:
+            ModelError: a `TokenMean` counts otherwise than its loss.
+        """
+        if not self._kept:
+            return ""
+        with preserve_generators(self.device), _restored_attributes(self.loss):
+            text = self._difference(*self._joined())
+        if text and isinstance(self.loss, TokenMean):
+            raise ModelError(f"{text}. {_WRONG_COUNT}")
+        return f"{text}. {_way_out(self.loss)}" if text else ""
+
+    def _joined(self) -> tuple[_LossTrial, Sequence[Tensor]]:
+        """Return all microbatches together, and the rows of each.
+
+        Where shapes differ between microbatches, it is the first one, cut in two.
+        """
+        outputs, targets, sizes = zip(*self._kept, strict=True)
+        try:
+            both = joined(outputs), joined(targets)
+        except (ModelError, RuntimeError):
+            both, sizes = (outputs[0], targets[0]), sizes[:1]
+        rows = torch.arange(sum(sizes))
+        parts = rows.split(sizes) if len(sizes) > 1 else rows.tensor_split(2)
+        return _LossTrial(self.named, *both, len(rows)), parts
+
+    def _difference(self, trial: _LossTrial, parts: Sequence[Tensor]) -> str:
+        """Describe by how much the mean over parts is off; empty if it is not."""
+        rows = torch.cat(list(parts))
+        seed_generators(self.device, 0)
+        tried = trial.in_first_type(rows, (torch.float32, torch.float64, None))
+        if tried is None:
+            return ""
+        whole, dtype = tried
+        seed_generators(self.device, 1)
+        again = trial.with_gradients(rows, dtype)
+        if again is None or not torch.equal(again.value, whole.value):
+            return ""  # it draws random numbers
+        counts = [
+            count_of(self.loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
+            for x in parts
+        ]
+        mean, left = 0.0, [grad.clone() for grad in whole.grads]
+        for own, count in zip(parts, counts, strict=True):
+            if not count:
+                continue
+            part, share = trial.with_gradients(own, dtype), count / sum(counts)
+            if part is None:
+                return ""
+            mean += share * float(part.value)
+            for grad, more in zip(left, part.grads, strict=True):
+                grad[own.to(grad.device)] -= share * more
+        size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
+        if off <= _LEAST * size:
+            return ""
+        return (
+            f"the gradient of the first step is {off / size:.1%} off: what is trained "
+            f"is {mean:.6g}, the mean over microbatches of their losses, and the loss "
+            f"of these {len(rows)} samples together is {float(whole.value):.6g}"
+        )
 
 
 def check_mean(
@@ -114,12 +227,11 @@ def check_mean(
 
 def _no_mean(trial: _LossTrial, num: int) -> str | None:
     """Return how the loss differs from a mean over its samples' parts, if it does."""
-    for dtype in (torch.float64, torch.float32, None):
-        whole = trial.with_gradients(torch.arange(num), dtype)
-        if whole is not None:
-            break
-    else:
+    types = torch.float64, torch.float32, None
+    tried = trial.in_first_type(torch.arange(num), types)
+    if tried is None:
         return None
+    whole, dtype = tried
     for rows in two_parts(num):
         parts = [trial.with_gradients(own, dtype) for own in rows]
         known = [part for part in parts if part is not None]
@@ -137,6 +249,7 @@ def _no_mean(trial: _LossTrial, num: int) -> str | None:
 @contextmanager
 def restored_attributes(loss: LossFunction) -> Iterator[None]:
     """Restore the attributes of a loss that is a module."""
+    loss = loss.loss if isinstance(loss, TokenMean) else loss
     if not isinstance(loss, nn.Module):
         yield
         return
@@ -144,7 +257,8 @@ def restored_attributes(loss: LossFunction) -> Iterator[None]:
     with preserve_attributes(loss):
         yield
     for buffer, value in before:
-        buffer.detach().copy_(value)
+        if not torch.equal(buffer, value):  # or no backward could read it any more
+            buffer.detach().copy_(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +273,8 @@ class _LossTrial:
     def loss_of(self, rows: Tensor) -> Tensor | None:
         """Return the loss of these samples; None if it cannot be computed."""
         try:
-            output, targets = self._taken(self.output, rows), self.targets
-            value = self.named(output, self._taken(targets, rows))[TOTAL]
+            output, targets = self.taken(self.output, rows), self.targets
+            value = self.named(output, self.taken(targets, rows))[TOTAL]
         except Exception:
             return None
         return value if bool(value.isfinite()) else None
@@ -183,8 +297,8 @@ class _LossTrial:
             return leaf.detach().to(dtype or leaf.dtype) if is_float else leaf
 
         try:
-            given = pytree.tree_map(converted, self._taken(self.output, rows))
-            targets = pytree.tree_map(converted, self._taken(self.targets, rows))
+            given = pytree.tree_map(converted, self.taken(self.output, rows))
+            targets = pytree.tree_map(converted, self.taken(self.targets, rows))
             wanted = [
                 leaf.requires_grad_()
                 for leaf in pytree.tree_leaves(given)
@@ -202,7 +316,17 @@ class _LossTrial:
         is_finite = all(bool(x.isfinite().all()) for x in (value, *grads))
         return LossOfRows(value.detach(), grads) if is_finite else None
 
-    def _taken(self, structure: Any, rows: Tensor) -> Any:
+    def in_first_type(
+        self, rows: Tensor, types: Sequence[torch.dtype | None]
+    ) -> tuple[LossOfRows, torch.dtype | None] | None:
+        """Do what `with_gradients` does, in the first type in which it runs."""
+        for dtype in types:
+            found = self.with_gradients(rows, dtype)
+            if found is not None:
+                return found, dtype
+        return None
+
+    def taken(self, structure: Any, rows: Tensor) -> Any:
         """Return the rows of every leaf that has samples.
 
         Raises:
@@ -224,6 +348,24 @@ def _is_near(a: Tensor, b: Tensor) -> bool:
     """Return whether two losses differ by no more than rounding."""
     least = math.sqrt(torch.finfo(a.dtype).eps)
     return bool((a - b).abs() <= least * torch.maximum(a.abs(), b.abs()))
+
+
+def _way_out(loss: LossFunction) -> str:
+    how = "(loss)"
+    if not counts_itself(loss):
+        how = "(loss, count=count), where count(targets) returns what it is divided by"
+    return (
+        "The loss divides by another number in each microbatch, as with ignore_index "
+        "or class weights, or it compares samples. To train the loss of the whole "
+        f"batch, take loss=hocket.TokenMean{how}; or loss=hocket.WholeBatch(loss) if "
+        "it compares samples. If this is meant, take loss=hocket.PerMicrobatch(loss)"
+    )
+
+
+_WRONG_COUNT: Final = (
+    "So count(targets) of TokenMean is not what the loss divides by: return the number "
+    "of targets that the loss reads, or the sum of their class weights"
+)
 
 
 def _as_often(once: Tensor, twice: Tensor, num: int) -> str:

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError
 from hocket.run.data.loss import TOTAL
+
+_EMPTY: Final = (
+    ". If all targets of it are ignored, their mean is nan: hocket.TokenMean(loss) "
+    "leaves such microbatches out"
+)
 
 
 class LossValues:
@@ -87,5 +93,6 @@ class LossValues:
             raise NonFiniteError(
                 f"the loss is {total} at step {step}, stage {self._stage}, "
                 f"microbatch {index}; no weights were updated from it"
+                f"{_EMPTY if math.isnan(total) else ''}"
             )
         self._values.setdefault(step, {})[index] = values

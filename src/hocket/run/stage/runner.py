@@ -18,8 +18,9 @@ from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.token_mean import losses_of_nothing
 from hocket.run.stage.backward import run_backward
-from hocket.run.stage.batch_loss_check import check_mean
+from hocket.run.stage.batch_loss_check import StepLossCheck, check_mean
 from hocket.run.stage.compiled.function import uncompiled
 from hocket.run.stage.compiled.splitter import make_splitter
 from hocket.run.stage.loss_values import LossValues
@@ -117,6 +118,11 @@ class StageRunner:
         self._make_splitter = make_splitter
         self._splitter: Splitter | None = None  # until a backward is split
         self._checks_loss = checks_loss  # until one was checked
+        self._step_check = (  # until the first step's was
+            StepLossCheck(loss, self._loss_of_all, device)
+            if checks_loss and loss is not None
+            else None
+        )
         self._is_checked = False  # whether it may compute with old weights
         self._mode: bool | None = None  # the mode that its modules are in
         self._parts: list[tuple[nn.Module, bool]] = []
@@ -153,8 +159,8 @@ class StageRunner:
             index: the microbatch's number within the step.
             microbatch: the microbatch's inputs and targets.
             received: the values from the stage before, detached.
-            weight: the microbatch's share of the step, by samples, times the loss
-                scale.
+            weight: the microbatch's share of the step, times the loss scale; 0 if none
+                of its targets counts.
             splits: whether `input_gradients` will follow, and not `backward`.
 
         Returns:
@@ -243,6 +249,15 @@ class StageRunner:
         with self._autocast:
             return losses_of(loss, output, targets, *others)
 
+    def compare_losses(self) -> str:
+        """Compare the first step's losses with their joint loss (`StepLossCheck`)."""
+        check, self._step_check = self._step_check, None
+        return "" if check is None else check.compare()
+
+    def _loss_of_all(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
+        """Return the losses of the model's output and those of other nets."""
+        return self.loss_of(outputs[0], targets, *outputs[1:])
+
     def _check_stale_weights(self, given: ForwardInputs, delay: int) -> None:
         """Check, once, that the stage may compute with old weights.
 
@@ -323,8 +338,14 @@ class StageRunner:
         named = self.loss_of(out, given.microbatch.targets, *others)
         if self._checks_loss:
             self._check_loss(out, given.microbatch, others)
+        if not given.weight:
+            named = losses_of_nothing(named, out)
         if now is not None:
             self.losses.take(*now, named)
+            if self._step_check is not None:
+                part = given.microbatch
+                read = out, *others
+                self._step_check.keep(read, part.targets, part.num_samples)
         total = named[TOTAL]
         if self._has_backward and not total.requires_grad:
             raise ModelError(
@@ -352,7 +373,7 @@ class StageRunner:
         assert self.loss is not None
         check_mean(
             self.loss,
-            lambda outputs, targets: self.loss_of(outputs[0], targets, *outputs[1:]),
+            self._loss_of_all,
             (output, *others),
             microbatch.targets,
             microbatch.num_samples,

@@ -33,10 +33,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             Nothing else of it is kept: if the user keeps no reference, the weights of
             the other workers' stages are freed.
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a
-            scalar tensor or a dict of named ones (see `hocket.run.data.loss`). One that
-            compares samples is refused where batches are cut, unless it is given as
-            `hocket.WholeBatch(loss)`, which computes it over the batch, or as
-            `hocket.PerMicrobatch(loss)`.
+            scalar tensor or a dict of named ones (see `hocket.run.data.loss`). A mean
+            over targets that count (`ignore_index`, class weights) is exact as
+            `hocket.TokenMean(loss)`. One that compares samples is refused where batches
+            are cut, unless it is given as `hocket.WholeBatch(loss)`, which computes it
+            over the batch, or as `hocket.PerMicrobatch(loss)`.
         example: a batch `(inputs, targets)` as the loader will give them. The inputs
             are a tensor, a tuple of positional or a dict of keyword arguments.
         profile_dir: the folder in which profiles are kept and found again.

@@ -17,6 +17,7 @@ from hocket.core.program import Net, Program
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL, losses_of, sum_of
+from hocket.run.data.token_mean import count_of, losses_of_nothing
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
 
 
@@ -95,7 +96,7 @@ class Step:
             yield self._loss(name, range(begin, begin + each))
 
     def _loss(self, name: str, rows: range) -> Tensor:
-        """The loss of some microbatches together, weighted by samples."""
+        """The loss of some microbatches together, weighted by samples or targets."""
         parts = [self.parts[name][number] for number in rows]
         output, *others = (
             joined([self.output(x, i) for i in self._same_rows(name, rows, x)])
@@ -103,9 +104,11 @@ class Step:
         )
         targets = joined([part.targets for part in parts])
         loss = self.losses[name]
-        named = losses_of(lambda out, aims: loss(out, aims, *others), output, targets)
-        total = sum(part.num_samples for part in self.parts[name])
-        weight = sum(part.num_samples for part in parts) / total
+        named = losses_of(loss, output, targets, *others)
+        total = sum(count_of(loss, part) for part in self.parts[name])
+        weight = sum(count_of(loss, part) for part in parts) / (total or 1.0)
+        if not weight:
+            named = losses_of_nothing(named, output)
         sums = self.sums.setdefault(name, {})
         for key, value in named.items():
             sums[key] = sums.get(key, 0.0) + value.item() * weight

@@ -19,6 +19,7 @@ from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.options import CorrectionName
 from hocket.run.data.batch import call_arguments, digest, split_batch
+from hocket.run.data.token_mean import TokenMean
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.plan import short_hash
@@ -98,7 +99,8 @@ class ProgramNets:
         num_discounted_updates: int | None,
     ) -> None:
         self._program = program
-        merged = without_copies(program).program
+        merging = without_copies(program)
+        merged = merging.program
         names = tuple(net.name for net in merged.nets)
         model_of = arguments_by_net(models, names, "models")
         loss_of = arguments_by_net(losses, names, "losses")
@@ -106,6 +108,13 @@ class ProgramNets:
         scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
         cuts = cuts_by_net(cut_at, names)
         check_losses(merged, names, loss_of)
+        for name in names:
+            if isinstance(loss_of.get(name), TokenMean) and merging.shares[name][1:]:
+                raise ConfigError(
+                    f"net {name} has copies, and TokenMean does not count the targets "
+                    "of copies together: take replicas (num_replicas), or a loss that "
+                    "is a mean over samples"
+                )
         for name in names:
             check_optimizer(merged, name, optimizer_of.get(name))
             if name not in model_of:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from warnings import warn
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,11 @@ from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.stage.batch_loss_check import InexactLossWarning
 
 _KEY = "loss names"
 _WHAT = "losses of the replicas"
+_COUNT = "counted targets of the replicas"
 
 
 class Results:
@@ -54,7 +57,9 @@ class Results:
         *,
         timeout_s: float,
     ) -> None:
-        self._key = f"{_KEY} of {net}"
+        self._key = f"{_KEY} of {net} from rank {ranks[last_device]}"
+        self._warning = ""  # until it is given
+        self._warns = ranks[device] == 0
         self._group = group
         self._store = store
         self._timeout_s = timeout_s
@@ -82,6 +87,7 @@ class Results:
         step: int,
         losses: Mapping[int, Mapping[str, float]],
         shares: Mapping[int, float],
+        warning: str = "",
     ) -> None:
         """Begin to add up the losses, when the step's last forward has run.
 
@@ -90,14 +96,15 @@ class Results:
         Args:
             step: whose losses they are.
             losses: each microbatch's, by name.
-            shares: each microbatch's share of the whole step, by samples.
+            shares: each microbatch's share of the whole step.
+            warning: what rank 0 warns of in the first step.
 
         Raises:
             ModelError: the names are not the same for all microbatches and steps.
         """
         if not self._names:
-            self._names = list(next(iter(losses.values())))
-            self._store.set(self._key, json.dumps(self._names))
+            self._names, self._warning = list(next(iter(losses.values()))), warning
+            self._store.set(self._key, json.dumps([self._names, warning]))
         names = self._names
         for microbatch, named in losses.items():
             if list(named) != names:
@@ -115,6 +122,18 @@ class Results:
         )
         if self._group is not None:
             self._works[step] = self._group.all_reduce(sums, _WHAT)
+
+    def add_up(self, own: float) -> float:
+        """Add a number up over the last stage's replicas, and wait for it.
+
+        Raises:
+            WaitError: another replica's last stage did not come as far.
+        """
+        if self._group is None:
+            return own
+        total = torch.tensor(own, dtype=torch.float64)
+        self._group.wait(self._group.all_reduce(total, _COUNT), _COUNT)
+        return total.item()
 
     def is_ready(self, step: int) -> bool:
         """Whether `post` would not wait; only the last stage asks, after `begin`."""
@@ -137,12 +156,21 @@ class Results:
         self._named[step] = dict(zip(self._names, sums.tolist(), strict=True))
 
     def finish(self, step: int) -> dict[str, float]:
-        """On every worker, at the end of its lane: the losses of the step."""
+        """On every worker, at the end of its lane: the losses of the step.
+
+        Warns:
+            InexactLossWarning: on rank 0, in the first step (see `StepLossCheck`).
+        """
         if self._receiver is not None:
-            return self._receive(step)
-        if step in self._sums:
-            self.post(step)
-        return self._named.pop(step)
+            named = self._receive(step)
+        else:
+            if step in self._sums:
+                self.post(step)
+            named = self._named.pop(step)
+        text, self._warning = self._warning, ""
+        if text and self._warns:
+            warn(text, InexactLossWarning, stacklevel=2)
+        return named
 
     def _made_schema(self) -> Schema:
         if self._schema is None:
@@ -156,7 +184,7 @@ class Results:
             told = wait_for_value(
                 self._store, self._channel, self._key, what, self._timeout_s
             )
-            self._names = json.loads(told)
+            self._names, self._warning = json.loads(told)
         schema = self._made_schema()
         tag = message_tag(schema, step, 0)
         self._receiver.expect([tag], schema)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hocket.run.comm.step_header import ReplicaCheck
-from hocket.run.data.step_batch import NetBatches, StepBatch, first_of
+from hocket.run.data.step_batch import NetBatches, StepBatch, first_of, with_counts
+from hocket.run.data.token_mean import TokenMean
 from hocket.run.engine.sync.gate import Finish, Gate
 from hocket.run.engine.sync.results import Results
 from hocket.run.stage.runner import StageRunner
@@ -103,6 +104,22 @@ class StepSync(NoSync):
         self._steps: dict[int, _Step] = {}
         self._status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
+    def with_counts(self, batches: list[NetBatches]) -> list[NetBatches]:
+        """Weight a step's microbatches, where the loss counts targets (`TokenMean`).
+
+        Args:
+            batches: all batches of the step.
+
+        Raises:
+            WaitError: another replica did not come as far.
+        """
+        for stage, net in self._ends.items():
+            loss = self._runners[stage].loss
+            if isinstance(loss, TokenMean):
+                add_up = self._results[net].add_up
+                batches = with_counts(batches, net, loss, add_up)
+        return batches
+
     def begin(self, batches: NetBatches) -> None:
         """Begin a batch of each net, before its first op; a step may take several."""
         for net, work in batches.items():
@@ -116,6 +133,7 @@ class StepSync(NoSync):
 
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
+            ModelError: a `TokenMean` counts otherwise than its loss.
         """
         if work.ends_step:
             number, net = work.step.number, self._ends[stage]
@@ -123,7 +141,8 @@ class StepSync(NoSync):
             shares = self._steps[number].shares[net]
             if len(losses) < len(shares):  # one over the whole batch
                 shares = dict.fromkeys(losses, sum(shares.values()))
-            self._results[net].begin(number, losses, shares)
+            warning = self._runners[stage].compare_losses()
+            self._results[net].begin(number, losses, shares, warning)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""
