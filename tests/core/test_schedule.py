@@ -146,6 +146,25 @@ def test_a_device_may_have_several_lanes() -> None:
     check(schedule)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none.csv", "No such file or directory"),
+        (".", "Is a directory"),
+        ("a\0b", "embedded null byte"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    """Such an error has no line."""
+    path = tmp_path / name
+    with pytest.raises(ParseError) as caught:
+        Schedule.from_csv(path)
+    assert str(caught.value) == f"{path}: cannot be read: {reason}"
+
+
 def test_refuses_a_file_that_is_no_text(tmp_path: Path) -> None:
     """The error names the file."""
     path = tmp_path / "order.csv"

@@ -180,10 +180,10 @@ def test_reads_what_torch_does_besides() -> None:
     ],
 )
 def test_names_what_cannot_be_read(text: str, reason: str) -> None:
-    """The error names the path, and the line and the cell if there is one."""
+    """The error names the path and the line, and the cell if there is one."""
     with pytest.raises(ParseError) as caught:
         from_csv(text, path="order.csv")
-    assert str(caught.value).startswith("order.csv")
+    assert str(caught.value).startswith("order.csv, line ")
     assert reason in str(caught.value)
 
 

@@ -167,7 +167,7 @@ def _images(count: int, rng: torch.Generator) -> tuple[Any, Any]:
     return x, torch.randint(3, (count,), generator=rng)
 
 
-def _scenes(count: int, rng: torch.Generator) -> tuple[Any, Any]:
+def scenes(count: int, rng: torch.Generator) -> tuple[Any, Any]:
     """Images of different sizes, each with one to three boxes."""
     images, targets = PerSample(), PerSample()
     for _ in range(count):
@@ -190,7 +190,7 @@ VISION = {
     "retinanet": Specimen(
         retinanet,
         parts,
-        _scenes,
+        scenes,
         cuts={
             2: ("pyramid",),
             3: ("body.layer2", "detect"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from tests.model.support.small_models import bert, gpt2, mlp, vit
-from tests.model.support.stages_by_hand import Case, even_cut
+from tests.model.support.stages_by_hand import Case, even_cut, worst_difference
 
 
 class Positions(nn.Module):
@@ -27,6 +28,38 @@ class Positions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x) + self.table.flip(0).expand(x.shape[0], -1)
         return y
+
+
+class OutputsByMode(nn.Module):
+    """Returns losses in training and a score in evaluation, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
+        y: Tensor = self.last(torch.tanh(self.first(x)))
+        return {"size": y.square().mean(), "sum": y.sum()} if self.training else y
+
+
+class AuxiliaryInTraining(OutputsByMode):
+    """Returns a second output in training, as Inception networks do."""
+
+    def forward(self, x: Tensor) -> Any:
+        aux = torch.tanh(self.first(x))
+        y = self.last(aux)
+        return (y, aux) if self.training else {"logits": y}
+
+
+@pytest.mark.parametrize("kind", [OutputsByMode, AuxiliaryInTraining])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_each_mode_has_an_output_of_its_own(
+    kind: type[nn.Module], num_stages: int
+) -> None:
+    """The last stage put what evaluation returns into training's structure."""
+    case = Case(kind(), (torch.randn(4, 4),)).double()
+
+    assert worst_difference(case, case.capture(), num_stages) == 0.0
 
 
 def test_other_weights_can_be_put_in() -> None:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import cut
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.per_sample import PerSample, map_tensors, num_rows, take_rows
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -29,7 +30,8 @@ class Case:
 
     def double(self) -> Case:
         """The same in float64, where rounding cannot hide a mistake."""
-        args, kwargs = pytree.tree_map_only(Tensor, _double, (self.args, self.kwargs))
+        call = (self.args, self.kwargs)
+        args, kwargs = pytree.tree_map(lambda x: map_tensors(x, _double), call)
         return Case(self.model.double(), args, kwargs, self.smallest)
 
     def capture(self) -> Captured:
@@ -39,10 +41,13 @@ class Case:
     def rows(self, num_samples: int, seed: int) -> Call:
         """Another microbatch: rows of the example, drawn with repetition."""
         call = (self.args, self.kwargs)
-        (size, *_) = (x.shape[0] for x in pytree.tree_leaves(call) if _is_batch(x))
+        sizes = map(num_rows, pytree.tree_leaves(call))
+        size = next(x for x in sizes if x is not None)
         draw = torch.Generator().manual_seed(seed)
         index = torch.randint(size, (num_samples,), generator=draw)
-        rows: Call = pytree.tree_map_only(Tensor, lambda x: x[index], call)
+        rows: Call = pytree.tree_map(
+            lambda x: x if num_rows(x) is None else take_rows(x, index), call
+        )
         return rows
 
 
@@ -147,10 +152,15 @@ class _Comparison:
         new, new_spec = pytree.tree_flatten(got)
         assert new_spec == spec
         for a, b in zip(old, new, strict=True):
-            if isinstance(a, Tensor):
-                self._tensors(a, b)
-            else:
-                assert a == b
+            self._leaves(a, b)
+
+    def _leaves(self, expected: Any, got: Any) -> None:
+        if isinstance(expected, PerSample):
+            self.outputs(list(expected), list(got))
+        elif isinstance(expected, Tensor):
+            self._tensors(expected, got)
+        else:
+            assert expected == got
 
     def gradients(self, expected: nn.Module, got: nn.Module) -> None:
         cut_ones = dict(got.named_parameters())
@@ -177,7 +187,3 @@ class _Comparison:
 
 def _double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
-
-
-def _is_batch(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 0

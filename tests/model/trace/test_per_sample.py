@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +26,40 @@ class Means(nn.Module):
 
     def forward(self, images: list[Tensor]) -> Tensor:
         return torch.stack([image.mean((1, 2)) for image in images])
+
+
+class Pixels(nn.Module):
+    """As many rows as all images have pixels."""
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        return torch.cat([image.flatten(1).T for image in images])
+
+
+class Positive(nn.Module):
+    """As many rows as the data say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x[:, 0] > 0]
+
+
+class Mean(nn.Module):
+    """One row, whatever there is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(0, keepdim=True)
+
+
+class OneAfterTheOther(nn.Module):
+    """Opened as calls of its submodules, where it takes a list."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
 
 
 def test_has_rows() -> None:
@@ -75,3 +113,25 @@ def test_a_model_takes_it_as_a_list() -> None:
         assert torch.equal(stages[1](*first), expected)
     assert captured.any_batch
     assert Example.of((images(4, 5),), {}).flatten((images(6),), {})
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, OneAfterTheOther])
+def test_no_cut_where_the_number_of_rows_depends_on_the_entries(
+    kind: Callable[..., nn.Module],
+) -> None:
+    """It was cut anywhere, and the first batch with other entries ended training."""
+    parts = (Pixels(), nn.Linear(3, 3), Mean(), nn.Linear(3, 2), nn.Linear(2, 2))
+    captured = capture(kind(*parts), (images(4, 5, 6),))
+
+    received = [value for layer in captured.layers for value in layer.received]
+    assert {value.shape for value in received} == {(1, 3), (1, 2)}
+
+
+def test_no_cut_behind_a_module_that_selects_rows() -> None:
+    """In a Sequential, which runs on the data where a module looks at them."""
+    torch.manual_seed(0)
+    parts = (nn.Linear(3, 3), Positive(), nn.Linear(3, 3), Mean(), nn.Linear(3, 2))
+    captured = capture(nn.Sequential(*parts), (torch.randn(7, 3),))
+
+    received = [value for layer in captured.layers for value in layer.received]
+    assert {value.shape for value in received} == {(7, 3), (1, 3)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import asdict, dataclass
 
 import torch
@@ -32,7 +31,6 @@ class Row:
         any_batch: whether stages run with any number of samples.
         changed: what the capture changed in the model.
         refused: the first line of the error; empty if there was none.
-        seconds: how long it took.
     """
 
     name: str
@@ -43,12 +41,10 @@ class Row:
     any_batch: bool = False
     changed: tuple[str, ...] = ()
     refused: str = ""
-    seconds: float = 0.0
 
 
 def check(name: str) -> Row:
     """Capture it, train it in stages, and compare."""
-    begin = time.perf_counter()
     torch.manual_seed(0)
     case = make(name)
     before = ModelSnapshot.of(case.model)
@@ -69,7 +65,6 @@ def check(name: str) -> Row:
         worst,
         captured.any_batch,
         changed,
-        seconds=time.perf_counter() - begin,
     )
 
 

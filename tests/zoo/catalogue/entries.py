@@ -20,6 +20,7 @@ MODULES: Final = {
     "timm": ("vision",),
     "diffusers": ("diffusion",),
     "torch_geometric": ("graphs",),
+    "torchvision": ("detection", "images"),
     "torch": ("recurrent",),
 }
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -39,11 +40,21 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "seresnext26t_32x4d",
     ),
     "diffusion": ("dit", "unet-2d"),
-    "graphs": ("dense-gcn", "dense-sage"),
-    "recurrent": ("gru", "lstm-cells", "mixture-of-experts", "state-passed"),
+    "graphs": ("dense-gcn", "dense-sage", "gat", "gcn", "gin", "sage"),
+    "detection": ("faster-rcnn", "retinanet"),
+    "images": ("deeplabv3", "fcn", "googlenet", "lraspp"),
+    "recurrent": (
+        *("gru", "lstm-cells", "lstm-state-passed", "mixture-of-experts"),
+        *("state-kept", "state-passed"),
+    ),
 }
+# They are to be refused; the way out is in the error, and in the catalogue.
+REFUSED: Final[Mapping[str, str]] = {"state-kept": "state-passed"}
 # They run in every `make test`; all others only in `make test-long`.
-SHORT: Final = ("llama", "mixtral", "bart", "segformer", "gru", "mixture-of-experts")
+SHORT: Final = (
+    *("llama", "mixtral", "bart", "segformer", "gru", "mixture-of-experts"),
+    "state-kept",
+)
 
 
 def library_of(name: str) -> str:

@@ -1,13 +1,21 @@
-"""Writes the page of architectures from the lines that `check.py` has written."""
+"""Writes the page of architectures from what `check.py` has found.
+
+python -m tests.zoo.catalogue.check > tests/zoo/catalogue/results.jsonl
+python -m tests.zoo.catalogue.table
+"""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+RESULTS: Final = Path(__file__).with_name("results.jsonl")
+PAGE: Final = Path(__file__).parents[3] / "docs/reference/architectures.md"
+EQUAL: Final = 1e-12  # relative, in float64: several stages add to one gradient
 _HEAD: Final = """# Architectures
 
 Each was captured in training and in evaluation, cut into one, two and three stages by
@@ -16,25 +24,47 @@ in float64. The difference is the largest of any output, gradient or buffer from
 uncut model's, relative to its size. No capture changed its model. Written by
 `tests/zoo/catalogue/table.py`; `make test-long` repeats it.
 
-{equal} of {all} are equal; {exact} of them bit for bit.
+Of {all}, {equal} are equal, {exact} of them bit for bit; {refused}.
 
 | architecture | from | layers | modules run as they are | difference |
 |---|---|---|---|---|
 """
-EQUAL: Final = 1e-12
 
 
-def page(rows: Iterable[Mapping[str, Any]]) -> str:
+class Outcome(StrEnum):
+    """What came of an architecture."""
+
+    EXACT = "equal, bit for bit"
+    EQUAL = "equal to 1e-12"
+    REFUSED = "refused, with a way out"
+    OTHER = "something else"
+
+
+def results() -> list[dict[str, Any]]:
+    """Return what was found, as it is kept."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
+
+
+def outcome_of(row: Mapping[str, Any]) -> Outcome:
+    """Return what came of an architecture."""
+    if row["refused"]:
+        return Outcome.REFUSED
+    if row["changed"] or row["difference"] > EQUAL:
+        return Outcome.OTHER
+    return Outcome.EQUAL if row["difference"] else Outcome.EXACT
+
+
+def page() -> str:
     """Return the page in Markdown."""
-    found = list(rows)
-    equal = [row for row in found if _is_equal(row)]
-    exact = sum(row["difference"] == 0.0 for row in equal)
-    head = _HEAD.format(equal=len(equal), all=len(found), exact=exact)
+    found = results()
+    counts = Counter(map(outcome_of, found))
+    head = _HEAD.format(
+        all=len(found),
+        equal=counts[Outcome.EQUAL] + counts[Outcome.EXACT],
+        exact=counts[Outcome.EXACT],
+        refused=f"{counts[Outcome.REFUSED]} is refused, as it should be",
+    )
     return head + "".join(f"{_line(row)}\n" for row in found)
-
-
-def _is_equal(row: Mapping[str, Any]) -> bool:
-    return not row["refused"] and not row["changed"] and row["difference"] <= EQUAL
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -46,5 +76,4 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    lines = Path(sys.argv[1]).read_text().splitlines()
-    sys.stdout.write(page(map(json.loads, lines)))
+    PAGE.write_text(page())

@@ -42,12 +42,14 @@ def read_text(path: Path) -> str:
     """Read the text of a file.
 
     Raises:
-        ParseError: it cannot be read, or is not text.
+        ParseError: it cannot be opened or read, with the reason; or it is not text,
+            with the line.
     """
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise ParseError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: no path at all ("a\0b")
+        reason = getattr(error, "strerror", None) or error
+        raise ParseError(f"{path}: cannot be read: {reason}") from None
     try:
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:

@@ -101,8 +101,9 @@ class _Reader:
         ends = self.by_lane(top["end_s"], "end_s", schedule)
         for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
             if (end < start).any():
-                op = schedule.lanes[i].ops[int(np.argmax(end < start))]
-                raise self.fault(f"end_s[{i}]", f"{op} ends before it starts")
+                j = int(np.argmax(end < start))
+                op = schedule.lanes[i].ops[j]
+                raise self.fault(f"end_s[{i}][{j}]", f"{op} ends before it starts")
         return Timeline(
             schedule,
             starts,
@@ -215,6 +216,9 @@ class _Reader:
         columns = self.mapping(value, where, ("time_s", "amount"))
         time_s = self.floats(columns["time_s"], f"{where}.time_s")
         self.items(columns["amount"], f"{where}.amount", time_s.size, "instant")
-        if (np.diff(time_s) < 0).any():
-            raise self.fault(f"{where}.time_s", "is not ascending")
+        for i in np.flatnonzero(np.diff(time_s) < 0)[:1].tolist():
+            raise self.fault(
+                f"{where}.time_s[{i + 1}]",
+                f"is {time_s[i + 1]}, after {time_s[i]}; expected an ascending list",
+            )
         return MemoryCurve(time_s, self.floats(columns["amount"], f"{where}.amount"))

@@ -115,6 +115,7 @@ def _of_sequential(model: nn.Module, example: Example, state: State) -> Captured
             more = _watch(model, trace, example.resized(example.num_samples + 1))
         except Exception as error:
             fixed, more = f"{type(error).__name__}: {error}", seen
+        seen = _with_known_shapes(model, trace, example, seen)
     return captured(model, example, (trace, trace), (seen, more, seen), fixed)
 
 
@@ -148,6 +149,7 @@ def _of_submodules(
                 fixed = "another number of samples leads to other calls"
         except Exception as error:
             fixed = f"{type(error).__name__}: {error}"
+        seen = _with_known_shapes(model, training, example, seen)
     seen_all = (seen, more, seen_evaluating)
     return captured(
         model, example, (training, evaluation), seen_all, fixed, between_modules=True
@@ -240,6 +242,14 @@ def _watch(model: nn.Module, trace: Trace, example: Example) -> Observation:
     except Exception:
         with preserve_attributes(model):
             return observe(trace, example, real=True)
+
+
+def _with_known_shapes(
+    model: nn.Module, trace: Trace, example: Example, seen: Observation
+) -> Observation:
+    """Forget shapes that depend on the data: no message can carry such a tensor."""
+    equal = example.resized(1).resized(example.num_samples)
+    return seen.with_shapes_of_both(_watch(model, trace, equal))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from torch import fx, nn
+from torch.utils._pytree import TreeSpec
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
@@ -175,7 +176,7 @@ def _stage(
         random_layers=tuple(draws.values()),
         fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
         size_at=size_at,
-        rebuild=_rebuild(captured) if is_last else None,
+        rebuild=_rebuild(captured) if is_last else {},
         frozen=tuple(x for x in captured.frozen if x in inside),
         changed_buffers=captured.training.changed,
     )
@@ -197,10 +198,20 @@ def _stage(
     return stage
 
 
-def _rebuild(captured: Captured) -> Callable[[Any], Any] | None:
-    """Return a function that rebuilds the model's output structure, if it has one."""
-    spec = captured.training.trace.out_spec
-    return None if spec.is_leaf() else lambda leaves: spec.unflatten(leaves)
+def _rebuild(captured: Captured) -> dict[bool, Callable[[Any], Any]]:
+    """Return functions that rebuild the model's output, for modes with a structure.
+
+    A detector returns losses in training and boxes in evaluation; an Inception network
+    a tuple in training and a tensor in evaluation.
+    """
+    flows = {True: captured.training, False: captured.evaluation}
+    specs = {mode: flow.trace.out_spec for mode, flow in flows.items()}
+    return {mode: _unflatten(x) for mode, x in specs.items() if not x.is_leaf()}
+
+
+def _unflatten(spec: TreeSpec) -> Callable[[Any], Any]:
+    """Return a function, which a copy of the stage shares: torch copies no spec."""
+    return lambda leaves: spec.unflatten(leaves)
 
 
 def _parts(captured: Captured, begin: int, end: int) -> dict[bool, Part]:

@@ -43,7 +43,8 @@ class StageModule(nn.Module):
             training.
         fixed_samples: the only number of samples it runs with; 0 if any will do.
         size_at: which argument has the number of samples, and in which dimension.
-        rebuild: puts the outputs into the model's own structure, where it has one.
+        rebuild: puts the outputs into the model's own structure, by mode (`True` for
+            training), where the model returns one in that mode.
         frozen: modules run as they are that stay in evaluation mode in training.
         changed_buffers: the first names of the model's buffers that training may
             change, also of those in other stages.
@@ -66,7 +67,7 @@ class StageModule(nn.Module):
         random_layers: tuple[int, ...],
         fixed_samples: int,
         size_at: tuple[int, int] | None,
-        rebuild: Callable[[Any], Any] | None,
+        rebuild: Mapping[bool, Callable[[Any], Any]],
         frozen: tuple[nn.Module, ...],
         changed_buffers: frozenset[str],
     ) -> None:
@@ -147,8 +148,9 @@ class StageModule(nn.Module):
         return self.rebuilt(self._mode_runs[self.training](values))
 
     def rebuilt(self, out: Any) -> Any:
-        """Return the code's outputs in the model's own structure."""
-        return out if self._rebuild is None else self._rebuild(out)
+        """Return the code's outputs in the model's own structure in this mode."""
+        rebuild = self._rebuild.get(self.training)
+        return out if rebuild is None else rebuild(out)
 
     def train(self, mode: bool = True) -> Self:
         """Set train or eval mode; frozen submodules stay in eval mode."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,21 @@ class Observation:
 
     facts: Mapping[fx.Node, NodeFacts]
     memory: Mapping[fx.Node, frozenset[int]]
+
+    def with_shapes_of_both(self, other: Observation) -> Observation:
+        """Return it without the shapes that the other one does not have.
+
+        Args:
+            other: a run of the same trace on other samples, as many: where it has
+                another shape, shapes depend on the data.
+        """
+        facts = {
+            node: fact
+            if fact.structure == other.facts[node].structure
+            else replace(fact, structure=None)
+            for node, fact in self.facts.items()
+        }
+        return Observation(facts, self.memory)
 
 
 def observe(trace: Trace, example: Example, *, real: bool = False) -> Observation:

@@ -290,6 +290,7 @@ def _boundaries(
         raise ModelError(
             f"the model has {len(captured.layers)} layers that it can be cut between, "
             f"too few for {num_stages} stages: use fewer devices, or fewer stages per "
-            "device"
+            "device, or pad what is as long as the data say: only tensors whose shape "
+            "depends on the number of samples alone can cross a cut"
         )
     return balance(known.profile.layer_s, num_stages)
