@@ -61,7 +61,12 @@ def test_weighted_gradients_add_up_to_the_whole_batchs(
     by_replica = []
     for rank in range(num_replicas):
         step = make_step_batches(
-            batches, 0, Layout(rank, 1, num_replicas), {"model": num_microbatches}, None
+            batches,
+            0,
+            Layout(rank, 1, num_replicas),
+            {"model": num_microbatches},
+            None,
+            torch.device("cpu"),
         )
         weighted = with_counts(step, "model", loss, lambda own: total)
         by_replica.append([work["model"] for work in weighted])

@@ -120,7 +120,7 @@ class StepLossCheck:
         """
         if not self._kept:
             return ""
-        with preserve_generators(self.device), _restored_attributes(self.loss):
+        with preserve_generators(self.device), restored_attributes(self.loss):
             text = self._difference(*self._joined())
         if text and isinstance(self.loss, TokenMean):
             raise ModelError(f"{text}. {_WRONG_COUNT}")

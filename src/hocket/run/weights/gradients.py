@@ -92,9 +92,7 @@ class Gradients:
         )
         places = [i for i, name in enumerate(names) if name in (members or names)]
         self._members = (
-            torch.tensor(places, dtype=torch.long, device=device)
-            if len(places) < len(names)
-            else None
+            torch.tensor(places, dtype=torch.long) if len(places) < len(names) else None
         )
         self._none = torch.tensor(_NONE, dtype=dtype, device=device)
         self._norms = torch.zeros(0)
@@ -130,6 +128,7 @@ class Gradients:
 
     def status_of(self, norms: Tensor) -> GradientStatus:
         """Return the status that follows from complete norms."""
+        norms = norms.cpu()  # the host waits for a GPU once
         values, num = norms.tolist(), len(self._names)
         fault = "" if self._rates is None else self._rates.fault(values[num:])
         values = values[:num]
