@@ -45,8 +45,8 @@ def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(100)
-def test_the_host_waits_for_the_status_of_the_gradients_only(tmp_path: Path) -> None:
-    """It decides about the update; losses and times are read behind the lane."""
+def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
+    """For the losses, behind the last forward, and for the norms, before the update."""
     [steps] = answers_of(
         f"{WORKERS}:waits_by_step",
         "perceptron",
@@ -58,4 +58,4 @@ def test_the_host_waits_for_the_status_of_the_gradients_only(tmp_path: Path) -> 
     )
 
     for waits in steps[1:]:
-        assert waits["in_lanes"] == ["copy to the host", "copy to the device"]
+        assert waits["in_lanes"] == ["tolist", "copy to the host"]

@@ -97,6 +97,11 @@ class Gradients:
         self._none = torch.tensor(_NONE, dtype=dtype, device=device)
         self._norms = torch.zeros(0)
         self._rates = rates
+        self._rates_here = torch.empty(
+            0 if rates is None else rates.num_numbers,
+            dtype=torch.float64,
+            pin_memory=device.type != "cpu",
+        )
         self._length = len(names) + (0 if rates is None else rates.num_numbers)
 
     @property
@@ -142,7 +147,8 @@ class Gradients:
 
     def clip(self, status: GradientStatus, max_norm: float) -> None:
         """Scale all gradients such that their total norm is at most `max_norm`."""
-        total = torch.tensor(status.norm, dtype=self._type, device=self._device)
+        # Unlike torch.tensor, this copies nothing to a GPU.
+        total = torch.full((), status.norm, dtype=self._type, device=self._device)
         torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, total)
 
     def no_norms(self) -> Tensor:
@@ -156,8 +162,10 @@ class Gradients:
         """
         norms = self.no_norms()
         if self._rates is not None:
-            rates = torch.tensor(self._rates.numbers(), dtype=norms.dtype)
-            norms[len(self._names) :] = rates
+            # Free again: the host has read the norms of the step before.
+            numbers = torch.tensor(self._rates.numbers(), dtype=torch.float64)
+            self._rates_here.copy_(numbers)
+            norms[len(self._names) :].copy_(self._rates_here, non_blocking=True)
         grads = [_values(p.grad) for p in self._counted if p.grad is not None]
         found = iter(torch._foreach_norm(grads) if grads else ())
         own = [self._none if p.grad is None else next(found) for p in self._counted]
