@@ -68,6 +68,17 @@ LOSSES: Final = (
         ("test_equals_the_plain_loop", "test_equals_the_plain_loop_on_several_workers"),
         "LOSSES",
     ),
+    Row(
+        "`hocket.TokenMean`, with class weights and ignored targets: equal to the plain "
+        "loop over whole batches",
+        f"{_RUN}/test_token_mean.py",
+        ("test_equals_the_plain_loop_over_whole_batches",),
+    ),
+    Row(
+        "The same loss undeclared: trained, with a warning of the difference",
+        f"{_RUN}/test_token_mean.py",
+        ("test_rank_0_warns_once_without_it",),
+    ),
 )
 
 OPTIMIZERS: Final = (
@@ -89,9 +100,24 @@ OPTIMIZERS: Final = (
         ("test_state_is_what_a_real_step_leaves",),
         "OPTIMIZERS",
     ),
+    Row(
+        "Steps of each parameter by itself: trained",
+        f"{_RUN}/weights/test_step_check.py",
+        ("test_steps_of_each_parameter_by_itself_pass",),
+    ),
+    Row(
+        "Steps that look at all parameters: refused",
+        f"{_RUN}/weights/test_step_check.py",
+        ("test_steps_of_all_parameters_together_are_refused",),
+    ),
 )
 
 FAULTS: Final = (
+    Row(
+        "Learning rates and losses that differ by rank: refused on every rank",
+        f"{_RUN}/engine/test_differing_ranks.py",
+        ("test_all_ranks_are_told",),
+    ),
     Row(
         "Orders with an op dropped, doubled, moved or renumbered: found by the checker",
         "tests/core/test_check_against_slow.py",
