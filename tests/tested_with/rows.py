@@ -69,8 +69,8 @@ LOSSES: Final = (
         "LOSSES",
     ),
     Row(
-        "`hocket.TokenMean`, with class weights and ignored targets: equal to the plain "
-        "loop over whole batches",
+        "`hocket.TokenMean`, with class weights and ignored targets: equal to the "
+        "plain loop over whole batches",
         f"{_RUN}/test_token_mean.py",
         ("test_equals_the_plain_loop_over_whole_batches",),
     ),

@@ -18,7 +18,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.data.join import joined
 from hocket.run.data.loss import losses_of
 from hocket.run.data.step_batch import make_step_batches, with_counts
-from hocket.run.data.token_mean import losses_of_nothing
+from hocket.run.data.token_mean import zero_losses
 
 CLASSES: Final = 4
 CLASS_WEIGHTS: Final = torch.tensor([0.5, 3.0, 0.0, 1.25]).double()
@@ -78,7 +78,7 @@ def test_weighted_gradients_add_up_to_the_whole_batchs(
                 score = part.leaves[0].clone().requires_grad_()
                 named = losses_of(loss, score, part.targets)
                 if not share:
-                    named = losses_of_nothing(named, score)
+                    named = zero_losses(named, score)
                 (share * named["loss"]).backward()
                 found.append(score.grad)
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-12, atol=1e-15)
@@ -139,7 +139,7 @@ def test_an_output_that_the_loss_does_not_read_gets_no_gradient() -> None:
     """Weights behind it would otherwise decay where a plain loop leaves them alone."""
     read, unread = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     named = {"loss": (read * 0).sum() / 0, "words": torch.tensor(float("nan"))}
-    zeros = losses_of_nothing(named, {"scores": read, "more": (unread, "text")})
+    zeros = zero_losses(named, {"scores": read, "more": (unread, "text")})
     assert [value.item() for value in zeros.values()] == [0.0, 0.0]
     zeros["loss"].backward()
     assert read.grad is not None

@@ -10,7 +10,7 @@ import pytest
 from tests.run.support.comparison import case, check_run
 from tests.run.support.forked import answers_of
 
-# What torch has begun in a process, its forks cannot do for another device.
+# A fork inherits autograd's threads, which know no device registered later.
 SPAWN = multiprocessing.get_context("spawn")
 WORKERS = "tests.run.support.stand_in_workers"
 JOBS = {
@@ -46,7 +46,7 @@ def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> Non
 
 @pytest.mark.timeout(100)
 def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
-    """For the losses, behind the last forward, and for the norms, before the update."""
+    """Once for the losses after the last forward, once for the norms, per step."""
     [steps] = answers_of(
         f"{WORKERS}:waits_by_step",
         "perceptron",
@@ -57,5 +57,6 @@ def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
         whole_s=90.0,
     )
 
+    assert len(steps) == 4
     for waits in steps[1:]:
         assert waits["in_lanes"] == ["tolist", "copy to the host"]

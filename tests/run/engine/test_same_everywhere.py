@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.model.capture.capture import capture
-from hocket.run.engine.same_everywhere import probed_losses
+from hocket.run.engine.same_everywhere import losses_of_random_outputs
 
 CPU: Final = torch.device("cpu")
 CLASSES: Final = torch.tensor([0, 1, 2, 1])
@@ -33,7 +33,7 @@ def probed(loss: Callable[..., Any], targets: Tensor = CLASSES) -> dict[str, flo
     """The losses of this model's outputs."""
     captured = capture(Outputs(), (torch.ones(4, 6),))
     before = torch.get_rng_state()
-    found = probed_losses(loss, captured, targets, (), CPU)
+    found = losses_of_random_outputs(loss, captured, targets, (), CPU)
     assert torch.equal(torch.get_rng_state(), before)
     return found
 

@@ -18,18 +18,18 @@ from torch import Tensor
 _POISON: Final = 0xFF  # in every byte: not a number, and -1
 
 
-class DelayedMark:
-    """See `Mark`."""
+class DelayedEvent:
+    """See `CopyEvent`."""
 
     def __init__(self) -> None:
         self._is_passed = threading.Event()
 
     def query(self) -> bool:
-        """See `Mark.query`."""
+        """See `CopyEvent.query`."""
         return self._is_passed.is_set()
 
     def wait(self) -> None:
-        """See `Mark.wait`. The next copies come behind it in any case."""
+        """See `CopyEvent.wait`. The next copies come behind it in any case."""
 
     def end(self) -> None:
         """Let it be passed."""
@@ -53,10 +53,12 @@ class DelayedCopies:
         self.faults = 0
         self._delay_s = delay_s
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Callable[[], None], DelayedMark]] = deque()
+        self._queue: deque[tuple[Callable[[], None], DelayedEvent]] = deque()
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def to_host(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> DelayedMark:
+    def to_host(
+        self, into: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> DelayedEvent:
         """See `Copies.to_host`."""
         # A stream reads what is there now, though the op behind it changes that.
         values = [tensor.detach().clone() for tensor in tensors]
@@ -66,7 +68,7 @@ class DelayedCopies:
 
     def to_device(
         self, into: Sequence[Tensor], tensors: Sequence[Tensor]
-    ) -> DelayedMark:
+    ) -> DelayedEvent:
         """See `Copies.to_device`. Ops read it at once here."""
         _copy(into, tensors)
         values = [tensor.clone() for tensor in tensors]
@@ -77,25 +79,25 @@ class DelayedCopies:
 
         return self._submit(check)
 
-    def mark(self) -> DelayedMark:
-        """See `Copies.mark`."""
+    def record_event(self) -> DelayedEvent:
+        """See `Copies.record_event`."""
         return self._submit(lambda: None)
 
-    def _submit(self, work: Callable[[], None]) -> DelayedMark:
-        mark = DelayedMark()
+    def _submit(self, work: Callable[[], None]) -> DelayedEvent:
+        event = DelayedEvent()
         with self._changed:
-            self._queue.append((work, mark))
+            self._queue.append((work, event))
             self._changed.notify_all()
-        return mark
+        return event
 
     def _serve(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
-                work, mark = self._queue.popleft()
+                work, event = self._queue.popleft()
             time.sleep(self._delay_s)
             work()
-            mark.end()
+            event.end()
 
 
 def _copy(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

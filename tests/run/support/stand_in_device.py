@@ -5,9 +5,9 @@ run its first backward. A tensor of it wraps one of the CPU, on which its ops ar
 computed at once. As on a GPU,
 
 - an op on tensors of the device and of the CPU is an error;
-- a copy to the host that does not wait (`non_blocking=True`) has arrived when an event
-  behind it was waited for: until then, its memory holds no numbers;
-- the memory of a copy to the device must stay as it is for as long;
+- a copy to the host with `non_blocking=True` is complete only after an event recorded
+  behind it has passed; until then the memory holds poison;
+- the source of such a copy to the device must not change until then;
 - whatever lets the host wait for the device is noted (`Waits`).
 """
 
@@ -68,7 +68,7 @@ class _Stream:
     def __init__(self) -> None:
         self.waits = Waits()
         self.pinned: set[int] = set()  # addresses
-        self.num_given = 0
+        self.num_submitted = 0
         self.library: torch.library.Library | None = None  # as long as the process
         self._lock = threading.RLock()  # several senders' threads ask for their copies
         self._pending: list[tuple[int, Callable[[], None]]] = []
@@ -76,8 +76,8 @@ class _Stream:
     def add(self, finish: Callable[[], None]) -> None:
         """Add a copy; it is finished when it is waited for."""
         with self._lock:
-            self.num_given += 1
-            self._pending.append((self.num_given, finish))
+            self.num_submitted += 1
+            self._pending.append((self.num_submitted, finish))
 
     def finish(self, number: int) -> None:
         """Finish the copies up to one."""
@@ -88,7 +88,7 @@ class _Stream:
     def wait(self, call: str) -> None:
         """Let the host wait for all."""
         self.waits.note(call)
-        self.finish(self.num_given)
+        self.finish(self.num_submitted)
 
 
 STREAM: Final = _Stream()
@@ -149,10 +149,10 @@ class StandInEvent:
 
     def record(self, stream: Any = None) -> None:
         """Record it behind all that the stream was given."""
-        self._number, self._s = STREAM.num_given, time.perf_counter()
+        self._number, self._s = STREAM.num_submitted, time.perf_counter()
 
     def query(self) -> bool:
-        """At the second call, it was passed."""
+        """Return False at the first call, and True from the second on."""
         is_late, self._is_late = self._is_late, False
         if not is_late:
             STREAM.finish(self._number)
@@ -206,7 +206,7 @@ def _without_pinning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return empty
 
 
-def _is_here(device: Any) -> bool:
+def _is_standin(device: Any) -> bool:
     return device is not None and torch.device(device).type == NAME
 
 
@@ -225,7 +225,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(f"{func}: a tensor of the CPU beside one of {NAME}")
     raw = pytree.tree_unflatten([_to_raw(x) for x in flat], spec)
     found = func(*raw[0], **raw[1])
-    if not own and not _is_here(kwargs.get("device")):
+    if not own and not _is_standin(kwargs.get("device")):
         return found
     same = {id(x.raw): x for x in own}
 
@@ -238,7 +238,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _to_raw(x: Any) -> Any:
     if isinstance(x, StandInTensor):
         return x.raw
-    return torch.device("cpu") if isinstance(x, torch.device) and _is_here(x) else x
+    return torch.device("cpu") if isinstance(x, torch.device) and _is_standin(x) else x
 
 
 def _to_copy(
@@ -271,6 +271,7 @@ def _copy_to_host(target: Tensor, value: Tensor, *, waits: bool) -> None:
         STREAM.wait("copy to the host")
         target.copy_(value)
         return
+    assert target.is_contiguous(), "a copy of it would be poisoned"
     target.reshape(-1).view(torch.uint8).fill_(_POISON)
 
     def finish() -> None:

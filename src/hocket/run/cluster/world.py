@@ -68,7 +68,7 @@ class World:
         clock_offset_s: the seconds to add to this host's `time.perf_counter()` to get
             rank 0's.
         timeout_s: how long to wait for another worker.
-        attempt: how often the job was started again; the same for all workers.
+        attempt: how many times the job was restarted; equal on all workers.
         store: the store that all workers share, under this attempt's prefix.
         exchange: exchanges small values through the store.
     """
@@ -136,8 +136,8 @@ def join_world(
             there are such devices.
 
     Raises:
-        RunError: the environment names half a job, there are too few devices, backend
-            and device do not fit, or the process is in a process group already.
+        RunError: some of the job's variables are not set, there are too few devices,
+            backend and device do not fit, or the process is in a process group already.
         WaitError: another worker did not come.
     """
     timeout_s = env.TIMEOUT_S.seconds() if timeout_s is None else timeout_s

@@ -1,11 +1,11 @@
-"""Losses that are means over targets, of which microbatches have different numbers.
+"""Losses that are means over targets whose number differs by microbatch.
 
     microbatch        0        1          by samples         by targets that count
     targets           a b c -  d - - -
     mean of them      1.0      3.0        (1 + 3) / 2 = 2    (3 * 1 + 1 * 3) / 4 = 1.5
 
-The loss of the whole batch is the second: that of the microbatches, each weighted by
-what its own mean is divided by.
+The second is the loss of the whole batch: it weights each microbatch's mean by the
+number of targets that this mean was divided by.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def count_of(loss: object, part: Microbatch) -> float:
     return part.num_samples
 
 
-def losses_of_nothing(named: Mapping[str, Tensor], output: Any) -> dict[str, Tensor]:
+def zero_losses(named: Mapping[str, Tensor], output: Any) -> dict[str, Tensor]:
     """Return zeros for the losses of a microbatch without a target that counts.
 
     Outputs that the loss reads get a gradient of 0, the others none.
 
     Args:
-        named: the losses, which may be no numbers, as their gradients.
-        output: the model's output.
+        named: the losses; they and their gradients may be NaN.
+        output: what the loss reads: the model's output, and those of other nets.
     """
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.requires_grad:

@@ -34,7 +34,7 @@ from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import Metrics, named_means
 from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
-from hocket.run.data.token_mean import count_of, losses_of_nothing
+from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
@@ -235,7 +235,7 @@ class Evaluator:
         named = last.loss_of(output, part.targets)
         weight = count_of(last.loss, part)
         if not weight:
-            named = losses_of_nothing(named, output)
+            named = zero_losses(named, output)
         self._sums.weight += weight
         self._sums.add(named, self._sums.losses, weight)
 

@@ -36,7 +36,7 @@ from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
 from hocket.run.engine.same_everywhere import (
     refuse_differences,
-    refuse_other_losses,
+    refuse_different_losses,
 )
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_context import open_context
@@ -123,7 +123,7 @@ class ProgramRun(WorkerRun):
             )
             digests = {"schedule": short_hash(str(self.schedule)), "seed": str(seed)}
             refuse_differences(self.world, digests | self._nets.digests)
-            refuse_other_losses(self.world, self._nets.losses)
+            refuse_different_losses(self.world, self._nets.losses)
             settings = self._nets.settings
             refuse_settings(settings, self.schedule)
             store = dist.PrefixStore(f"program {next(_num_runs)}", self.world.store)

@@ -1,8 +1,8 @@
-"""Compare what all workers of a run must have alike, before its first step.
+"""Compares models, settings and losses of all workers before the first step.
 
-Models and settings are compared by digests, losses by their values: every worker
-computes them of the same random outputs, though only the last stage's worker does so
-while training.
+Models and settings are compared by digests. Losses are compared by value: every worker
+computes them for the same random outputs, although only the worker of the last stage
+computes them in training.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def refuse_differences(world: World, digests: Mapping[str, str]) -> None:
 
     Args:
         world: the job.
-        digests: by what they are digests of.
+        digests: the digests, by the name of what was hashed.
 
     Raises:
         SchemaError: two workers differ; names both, and what differs.
     """
     by_rank = world.gather_json(dict(digests), "compare")
     for what in digests:
-        first, *others = [part[what] for part in by_rank if isinstance(part, dict)]
-        for rank, other in enumerate(others, start=1):
-            if other != first:
+        first = by_rank[0].get(what)
+        for rank, part in enumerate(by_rank):
+            if (other := part.get(what)) != first:
                 raise SchemaError(
                     f"ranks 0 and {rank} differ in the {what} (digests "
                     f"{str(first)[:8]} and {str(other)[:8]}): make the pipeline from "
@@ -52,14 +52,14 @@ def refuse_differences(world: World, digests: Mapping[str, str]) -> None:
                 )
 
 
-def refuse_other_losses(
+def refuse_different_losses(
     world: World, losses: Mapping[str, Mapping[str, float]]
 ) -> None:
     """Refuse to start workers whose loss functions differ. Every worker calls.
 
     Args:
         world: the job.
-        losses: the result of `probed_losses`, by what it is of.
+        losses: results of `losses_of_random_outputs`, by the name of the loss function.
 
     Raises:
         SchemaError: two workers differ; names both, the loss, and both values.
@@ -69,8 +69,9 @@ def refuse_other_losses(
     )
     for rank, other in enumerate(others, start=1):
         for what, named in first.items():
-            for name in {**named, **other[what]} if named and other[what] else ():
-                a, b = named.get(name), other[what].get(name)
+            theirs = other.get(what, {})
+            for name in {**named, **theirs} if named and theirs else ():
+                a, b = named.get(name), theirs.get(name)
                 if not _is_same(a, b):
                     raise SchemaError(
                         f"ranks 0 and {rank} differ in the {what}: of the same outputs "
@@ -86,7 +87,7 @@ def _is_same(a: float | None, b: float | None) -> bool:
     return math.isclose(a, b, rel_tol=_NEAR) or (math.isnan(a) and math.isnan(b))
 
 
-def probed_losses(
+def losses_of_random_outputs(
     loss: Callable[..., Any],
     captured: Captured,
     targets: Any,
@@ -103,8 +104,8 @@ def probed_losses(
         device: where to compute.
 
     Returns:
-        The losses by name; the class of the error if the loss raises one; nothing if
-        another try has other losses.
+        The losses by name; the class of the error if the loss raises one; empty if
+        a second call returns other losses.
     """
 
     def once() -> dict[str, float]:

@@ -169,8 +169,9 @@ class StepLossCheck:
         size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
         if off <= _LEAST * size:
             return ""
+        how = f"{off / size:.1%} off" if size else f"{off:.3g}, and not 0"
         return (
-            f"the gradient of the first step is {off / size:.1%} off: what is trained "
+            f"the gradient of the first step is {how}: what is trained "
             f"is {mean:.6g}, the mean over microbatches of their losses, and the loss "
             f"of these {len(rows)} samples together is {float(whole.value):.6g}"
         )
@@ -254,11 +255,14 @@ def restored_attributes(loss: LossFunction) -> Iterator[None]:
         yield
         return
     before = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
-    with preserve_attributes(loss):
-        yield
-    for buffer, value in before:
-        if not torch.equal(buffer, value):  # or no backward could read it any more
-            buffer.detach().copy_(value)
+    try:
+        with preserve_attributes(loss):
+            yield
+    finally:
+        for buffer, value in before:
+            # Writing an equal buffer would invalidate saved tensors.
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
 
 
 @dataclass(frozen=True, slots=True)

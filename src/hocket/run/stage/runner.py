@@ -18,7 +18,7 @@ from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.data.token_mean import losses_of_nothing
+from hocket.run.data.token_mean import zero_losses
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.batch_loss_check import StepLossCheck, check_mean
 from hocket.run.stage.compiled.function import uncompiled
@@ -339,7 +339,7 @@ class StageRunner:
         if self._checks_loss:
             self._check_loss(out, given.microbatch, others)
         if not given.weight:
-            named = losses_of_nothing(named, out)
+            named = zero_losses(named, (out, *others))
         if now is not None:
             self.losses.take(*now, named)
             if self._step_check is not None:

@@ -36,9 +36,9 @@ from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.same_everywhere import (
-    probed_losses,
+    losses_of_random_outputs,
     refuse_differences,
-    refuse_other_losses,
+    refuse_different_losses,
 )
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.net_output import NetOutput
@@ -114,8 +114,10 @@ def profile_model(
     refuse_differences(world, digests)
     if world.world_size > 1:
         targets = microbatch.targets
-        losses = probed_losses(config.loss, captured, targets, (), world.device)
-        refuse_other_losses(world, {"loss function": losses})
+        losses = losses_of_random_outputs(
+            config.loss, captured, targets, (), world.device
+        )
+        refuse_different_losses(world, {"loss function": losses})
     return ProfiledModel(captured, _profile(captured, microbatch, config, world))
 
 

@@ -1,10 +1,10 @@
 """Detects learning rates that differ by rank, at every update.
 
-Each stage has its own optimizer and schedule, in its own process. Rates may differ by
-stage, but not the factors by which they depart from the schedule. Each stage posts two
-groups behind the norms of its gradients, of the smallest and of the largest factor:
+Each stage has its own optimizer and schedule, in its own process. Scheduled rates may
+differ by stage; the factor live rate / scheduled rate may not. Behind its gradients'
+norms, each stage sends two groups: those with the smallest and the largest factor.
 
-    stage   group   live     scheduled
+    stage   group   live     scheduled  factor
       0       0     0.001      0.001      1
       1       0     0.0005     0.001      0.5: changed by hand on this rank alone
 
@@ -50,10 +50,10 @@ class _Rate:
 
 
 class LiveRates:
-    """The learning rates of this worker's stages, and how all stages' depart.
+    """Compares live with scheduled learning rates over all stages.
 
     Args:
-        updaters: those whose rates this worker posts, by stage.
+        updaters: the updaters whose rates this worker sends, by stage.
         nets: the net of each stage; rates of different nets are not compared.
         ranks: the rank of each stage, in the first replica.
     """
@@ -70,9 +70,9 @@ class LiveRates:
         self.num_numbers: Final = 2 * _ROW * len(nets)
 
     def numbers(self) -> list[float]:
-        """Return two groups per stage: their numbers from 1, rates, scheduled rates.
+        """Return `[group + 1, live rate, scheduled rate]` of two groups per stage.
 
-        They are zero for stages that this worker does not post.
+        They are zero for stages whose rates this worker does not send.
         """
         found = [0.0] * self.num_numbers
         for stage, updater in self._updaters.items():
@@ -85,7 +85,7 @@ class LiveRates:
         return found
 
     def fault(self, numbers: Sequence[float]) -> str:
-        """Describe two stages of a net that depart differently; empty if none do.
+        """Describe two stages of a net with different factors; empty if none differ.
 
         Args:
             numbers: the numbers of all stages.
@@ -106,7 +106,7 @@ class LiveRates:
         """Refuse replicas whose rates differ.
 
         Args:
-            step: whose batch they came with.
+            step: the step whose batch carries the rates.
             by_rank: the numbers of each replica of this device.
 
         Raises:
@@ -130,14 +130,14 @@ def _rates_in(numbers: Sequence[float], ranks: Sequence[int]) -> list[_Rate]:
 
 
 def refuse_rates(fault: str, step: int) -> None:
-    """Raise an error if learning rates differ by rank.
+    """Raise an error if there is a fault.
 
     Args:
-        fault: how they differ; empty if they do not.
-        step: whose update they are for.
+        fault: how learning rates differ by rank; empty if they do not.
+        step: the step whose update uses the rates.
 
     Raises:
-        SchemaError: they do.
+        SchemaError: `fault` is not empty.
     """
     if fault:
         raise SchemaError(

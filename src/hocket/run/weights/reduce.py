@@ -25,7 +25,7 @@ class _Bucket:
         parameters: their parameters.
         present: which of them have a gradient here.
         flat: the gradients, and `present` as numbers.
-        work: sums them.
+        work: the running all-reduce of `flat`.
     """
 
     parameters: list[nn.Parameter]
@@ -54,8 +54,8 @@ class Reducer:
             if parameter.requires_grad:
                 self._by_type.setdefault(parameter.dtype, []).append(parameter)
         self._buckets: list[_Bucket] = []
-        # Made once each: a copy to a GPU would let the host wait in every step.
-        self._numbers: dict[tuple[torch.dtype, tuple[bool, ...]], Tensor] = {}
+        # Cached: making one copies to a GPU, and the host would wait in every step.
+        self._present_flags: dict[tuple[torch.dtype, tuple[bool, ...]], Tensor] = {}
 
     def start(self) -> None:
         """Start to reduce the gradients, which must be complete, and take them.
@@ -64,11 +64,11 @@ class Reducer:
         """
         for dtype, parameters in self._by_type.items():
             present = tuple(parameter.grad is not None for parameter in parameters)
-            if (dtype, present) not in self._numbers:
-                self._numbers[dtype, present] = torch.tensor(
+            if (dtype, present) not in self._present_flags:
+                self._present_flags[dtype, present] = torch.tensor(
                     present, dtype=dtype, device=parameters[0].device
                 )
-            flat = _flattened(parameters, self._numbers[dtype, present])
+            flat = _flattened(parameters, self._present_flags[dtype, present])
             for parameter in parameters:
                 parameter.grad = None
             work = self._group.all_reduce(flat, self._what)

@@ -1,11 +1,11 @@
-"""Detects optimizers that look at all parameters at once, before training starts.
+"""Detects optimizers whose update of a parameter depends on other parameters.
 
-Each stage has an optimizer of its own, which does not see the parameters of others.
-Weights become other ones if a step depends on all of them, as where an optimizer limits
-the norm of the whole update. Some steps are taken on small copies:
+Each stage has its own optimizer, which does not see the parameters of other stages. An
+optimizer that, say, limits the norm of the whole update then trains to different
+weights. A few steps on small copies compare the two:
 
-    one optimizer         a.weight a.bias   b.weight b.bias    moves each so far
-    one for each stage    a.weight a.bias │ b.weight b.bias    as far?
+    one optimizer      a.weight a.bias   b.weight b.bias    movement of each parameter
+    one per stage      a.weight a.bias │ b.weight b.bias    must be equal
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.run.weights.settings import Parameters, TrainingConfig
 
 _SCALES: Final = (1.0, 1.0, 1e3, 1.0)  # of each step's gradients, to exceed any limit
 _NEAR: Final = 1e-6  # relative to how far a parameter moves
-_LEAST: Final = 1e-30
+_MIN_NORM: Final = 1e-30
 _CPU: Final = torch.device("cpu")
 
 
@@ -37,7 +37,7 @@ def refuse_joint_steps(
     Optimizers that fail on small copies, or draw random numbers, are not checked.
 
     Args:
-        settings: make the optimizer.
+        settings: the settings that construct the optimizer.
         stages: the stages of a net.
 
     Raises:
@@ -52,10 +52,10 @@ def refuse_joint_steps(
         together = _moves(settings, named, seed=0)
         by_part = [_moves(settings, part, seed=0) for part in parts if part]
         by_stage = {name: x for moves in by_part for name, x in moves.items()}
-        shares = _shares(together, by_stage)
-        if max(shares.values()) > _NEAR:
-            again = _shares(together, _moves(settings, named, seed=1))
-            shares = {} if max(again.values()) > _NEAR else shares
+        found = _relative_differences(together, by_stage)
+        if max(found.values()) > _NEAR:
+            again = _relative_differences(together, _moves(settings, named, seed=1))
+            shares = {} if max(again.values()) > _NEAR else found
     name = max(shares, key=shares.__getitem__, default="")
     if name and shares[name] > _NEAR:
         stage = next(n for n, part in zip(stages, parts, strict=True) if name in part)
@@ -77,9 +77,9 @@ def _moves(
     """Return by how much some steps change small copies; equal for equal names.
 
     Args:
-        settings: make the optimizer.
+        settings: the settings that construct the optimizer.
         parameters: the parameters that one optimizer gets.
-        seed: for what the optimizer draws.
+        seed: seeds the random numbers that the optimizer draws.
     """
     small = small_copies(parameters)
     rngs = {name: _generator(name) for name in small}
@@ -106,9 +106,11 @@ def _generator(name: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
-def _shares(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, float]:
+def _relative_differences(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+) -> dict[str, float]:
     """Return how far changes are apart, as shares of the first."""
     return {
-        name: float((x - other[name]).norm() / x.norm().clamp(min=_LEAST))
+        name: float((x - other[name]).norm() / x.norm().clamp(min=_MIN_NORM))
         for name, x in one.items()
     }

@@ -222,7 +222,8 @@ class TorchTransport(Transport):
         self._own_groups: list[dist.ProcessGroup] = [] if group is None else [group]
         self._num_buffers = num_buffers
         self._ends: list[Sender | Receiver] = []
-        self._sent, self._received = Pool(device), Pool(device)
+        self._sent: list[Pool] = []  # by sender: threads of their own may use them
+        self._received = Pool(device)
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
@@ -233,7 +234,9 @@ class TorchTransport(Transport):
             )
         self._store.set(_number_key(channel), str(number))
         wire = self._wire(channel, channel.to_rank)
-        sender = TorchSender(number, wire, self._sent, num_buffers=self._num_buffers)
+        pool = Pool(self._device)
+        self._sent.append(pool)
+        sender = TorchSender(number, wire, pool, num_buffers=self._num_buffers)
         self._ends.append(sender)
         return sender
 
@@ -248,8 +251,8 @@ class TorchTransport(Transport):
 
     def trim(self) -> None:
         """See `Transport.trim`."""
-        self._sent.trim()
-        self._received.trim()
+        for pool in (*self._sent, self._received):
+            pool.trim()
 
     def close(self) -> None:
         """See `Transport.close`."""

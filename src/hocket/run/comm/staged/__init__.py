@@ -1,5 +1,5 @@
-"""Messages of a device's tensors, through host memory and a transport of the host.
+"""Sends tensors of a device through host memory.
 
-Begin with `transport.py`, which draws a message's way; `copies.py` is the interface of
-the device's copies. Imports `run.comm` and what is before it.
+Begin with `transport.py`, whose picture shows the path of a message; `copies.py`
+defines the copies between device and host. Imports `run.comm` and what is before it.
 """

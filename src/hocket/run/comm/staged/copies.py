@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 
-class Mark(Protocol):
-    """A point in the work of a device's stream (as torch.Event)."""
+class CopyEvent(Protocol):
+    """An event in a stream of the device, as torch.Event."""
 
     def query(self) -> bool:
-        """Return whether the stream has passed it."""
+        """Return whether the stream has reached the event."""
 
     def wait(self) -> None:
-        """Let the current stream wait for it, and not the host."""
+        """Make the current stream wait for the event; the host does not wait."""
 
 
 class Copies(Protocol):
@@ -30,18 +30,18 @@ class Copies(Protocol):
     device: torch.device
     pins: bool
 
-    def to_host(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> Mark:
-        """Copy tensors of the device; they are there when the mark is passed."""
+    def to_host(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> CopyEvent:
+        """Copy tensors to the host; they have arrived after the event."""
 
-    def to_device(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> Mark:
-        """Copy tensors of the host; their memory is free when the mark is passed."""
+    def to_device(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> CopyEvent:
+        """Copy tensors to the device; sources may be overwritten after the event."""
 
-    def mark(self) -> Mark:
-        """Mark the end of what the current stream was given so far."""
+    def record_event(self) -> CopyEvent:
+        """Record an event after all work submitted to the current stream."""
 
 
 class StreamCopies:
-    """See `Copies`; of an accelerator.
+    """Copies in the current stream of an accelerator; see `Copies`.
 
     Args:
         device: the accelerator, with its index.
@@ -52,18 +52,18 @@ class StreamCopies:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def to_host(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> Mark:
+    def to_host(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> CopyEvent:
         """See `Copies.to_host`."""
         for place, tensor in zip(into, tensors, strict=True):
             place.copy_(tensor.detach(), non_blocking=True)
-        return self.mark()
+        return self.record_event()
 
-    def to_device(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> Mark:
+    def to_device(self, into: Sequence[Tensor], tensors: Sequence[Tensor]) -> CopyEvent:
         """See `Copies.to_device`."""
         return self.to_host(into, tensors)
 
-    def mark(self) -> Mark:
-        """See `Copies.mark`."""
+    def record_event(self) -> CopyEvent:
+        """See `Copies.record_event`."""
         event = torch.Event(self.device)
         event.record()
         return event

@@ -11,26 +11,28 @@ from torch import Tensor
 
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.staged.copies import Copies, Mark
+from hocket.run.comm.staged.copies import Copies, CopyEvent
 from hocket.run.comm.step_header import HEADER
 from hocket.run.comm.transport import Receiver
 
-_MOST_MARKS: Final = 64  # of buffers that the pool may have given up meanwhile
+_MAX_READ_EVENTS: Final = 64  # then passed ones are dropped: buffers may be gone
 
 
 class Staging:
     """The memory of a worker's staged receivers, on the host and on the device.
 
     Args:
-        copies: the device's copies.
+        copies: copies tensors between the device and the host.
     """
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self._host = Pool(torch.device("cpu"), pins=copies.pins)
         self._device = Pool(copies.device)
-        self._copied: deque[tuple[Mark, Buffer]] = deque()
-        self._read: dict[int, Mark] = {}  # by buffer: when the device has read it
+        self._copied: deque[tuple[CopyEvent, Buffer]] = deque()
+        self._read_events: dict[
+            int, CopyEvent
+        ] = {}  # by id(buffer): readers have ended
 
     def expect(self, schema: Schema, num_messages: int) -> None:
         """Announce how many messages of a schema come."""
@@ -38,30 +40,34 @@ class Staging:
 
     def copy(self, tensors: Sequence[Tensor], schema: Schema) -> Buffer:
         """Copy a message to the device; the host does not wait for the copy."""
-        while self._copied and self._copied[0][0].query():
-            self._host.release(self._copied.popleft()[1])
+        self._release_copied()
         staged, buffer = self._host.take(schema), self._device.take(schema)
         for place, tensor in zip(staged.views, tensors, strict=True):
             place.copy_(tensor)
-        if (read := self._read.pop(id(buffer), None)) is not None:
+        if (read := self._read_events.pop(id(buffer), None)) is not None:
             read.wait()  # another lane's stream may still read it
-        mark = self._copies.to_device(buffer.views, staged.views)
-        self._copied.append((mark, staged))
+        event = self._copies.to_device(buffer.views, staged.views)
+        self._copied.append((event, staged))
         return buffer
 
     def release(self, buffer: Buffer) -> None:
-        """Return a buffer, once the device has run what it was given so far."""
-        if len(self._read) >= _MOST_MARKS:
-            left = self._read.items()
-            self._read = {key: mark for key, mark in left if not mark.query()}
-        self._read[id(buffer)] = self._copies.mark()
+        """Return a buffer; it is overwritten after the ops submitted so far."""
+        if len(self._read_events) >= _MAX_READ_EVENTS:
+            left = self._read_events.items()
+            self._read_events = {key: x for key, x in left if not x.query()}
+        self._read_events[id(buffer)] = self._copies.record_event()
         self._device.release(buffer)
 
     def trim(self) -> None:
         """Release memory that holds no message now."""
+        self._release_copied()
         self._host.trim()
         self._device.trim()
-        self._read.clear()
+        self._read_events.clear()
+
+    def _release_copied(self) -> None:
+        while self._copied and self._copied[0][0].query():
+            self._host.release(self._copied.popleft()[1])
 
 
 class StagedReceiver(Receiver):

@@ -15,22 +15,30 @@ from torch import Tensor
 from hocket.errors import WaitError
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.staged.copies import Copies, Mark
+from hocket.run.comm.staged.copies import Copies, CopyEvent
 from hocket.run.comm.transport import Channel, Sender, check_tensors
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 50e-6  # between two looks at a copy
-_LONGER_S: Final = 1.0  # than the inner sender waits: its error says more
+_LONGER_S: Final = 1.0  # added to the timeout: the inner sender's error says more
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
-    """A message on its way to the host."""
+class _Pending:
+    """A message whose copy to the host was started.
+
+    Args:
+        tag: its tag.
+        buffer: its memory on the host.
+        event: the copy has ended.
+        until_s: by then the copy must have ended, on the monotonic clock.
+    """
 
     tag: int
     buffer: Buffer
-    mark: Mark
+    event: CopyEvent
+    until_s: float
 
 
 class StagedSender(Sender):
@@ -38,10 +46,11 @@ class StagedSender(Sender):
 
     Args:
         channel: the channel that it sends on.
-        inner: sends the host's copies; only the thread uses it while it has messages.
-        copies: the device's copies.
+        inner: sends tensors in host memory; only the thread uses it while messages
+            wait, and closes it.
+        copies: copies tensors between the device and the host.
         pool: the worker's host memory.
-        num_buffers: the most messages that wait for the thread.
+        num_buffers: how many messages may wait to be copied or sent.
         timeout_s: how long a wait may take.
     """
 
@@ -62,7 +71,7 @@ class StagedSender(Sender):
         self._num_buffers = num_buffers
         self._timeout_s = timeout_s
         self._changed = threading.Condition()  # guards all below
-        self._waiting: deque[_Copied] = deque()  # the first one may be being sent
+        self._waiting: deque[_Pending] = deque()  # the first one may be being sent
         self._sent: list[Buffer] = []
         self._error: Exception | None = None
         self._is_closed = False
@@ -71,11 +80,12 @@ class StagedSender(Sender):
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
         """See `Sender.send`. An error of an earlier message is raised here."""
         check_tensors(self._channel, tag, tensors, schema)
-        self._await(self._num_buffers - 1, self._timeout_s + _LONGER_S)
+        self._wait_until_left(self._num_buffers - 1, self._timeout_s + _LONGER_S)
         buffer = self._pool.take(schema)
-        mark = self._copies.to_host(buffer.views, tensors)
+        event = self._copies.to_host(buffer.views, tensors)
+        until_s = time.monotonic() + self._timeout_s
         with self._changed:
-            self._waiting.append(_Copied(tag, buffer, mark))
+            self._waiting.append(_Pending(tag, buffer, event, until_s))
             self._changed.notify_all()
         if self._thread is None:
             name = f"hocket sends {self._channel.name}"
@@ -85,7 +95,7 @@ class StagedSender(Sender):
     def flush(self, timeout_s: float) -> None:
         """See `Sender.flush`."""
         begin_s = time.monotonic()
-        self._await(0, timeout_s)
+        self._wait_until_left(0, timeout_s)
         self._inner.flush(max(0.001, timeout_s - (time.monotonic() - begin_s)))
 
     def close(self) -> None:
@@ -93,10 +103,16 @@ class StagedSender(Sender):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._inner.close()
+        if self._thread is None:
+            self._inner.close()
 
-    def _await(self, most: int, timeout_s: float) -> None:
-        """Wait until at most so many messages wait; release the sent ones' memory.
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread of a closed sender."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _wait_until_left(self, most: int, timeout_s: float) -> None:
+        """Wait until at most `most` messages are unsent; release buffers of sent ones.
 
         Raises:
             WaitError: they did not leave in time, or the receiver is gone.
@@ -121,8 +137,9 @@ class StagedSender(Sender):
     def _serve(self) -> None:
         """Send the messages in their order, until the channel is closed or fails."""
         try:
-            while (copied := self._next()) is not None:
-                self._inner.send(copied.tag, copied.buffer.views, copied.buffer.schema)
+            while (pending := self._next()) is not None:
+                buffer = pending.buffer
+                self._inner.send(pending.tag, buffer.views, buffer.schema)
                 with self._changed:
                     self._sent.append(self._waiting.popleft().buffer)
                     self._changed.notify_all()
@@ -131,23 +148,27 @@ class StagedSender(Sender):
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed)  # close() ends it
+            self._inner.close()
 
-    def _next(self) -> _Copied | None:
+    def _next(self) -> _Pending | None:
         """Wait for the next message and its copy; None if the channel is closed."""
         with self._changed:
+            # No timeout: the next message, or close(), ends it.
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             if self._is_closed:
                 return None
-            copied = self._waiting[0]
-        until_s = time.monotonic() + self._timeout_s
-        while not copied.mark.query():
+            pending = self._waiting[0]
+        while not pending.event.query():
             if self._is_closed:
                 return None
-            if time.monotonic() >= until_s:
+            if time.monotonic() >= pending.until_s:
                 raise WaitError(
-                    f"{self._channel.message(copied.tag)}: {self._copies.device} did "
+                    f"{self._channel.message(pending.tag)}: {self._copies.device} did "
                     f"not compute and copy it within {self._timeout_s:.1f} s: an op is "
                     "stuck, or slower than the timeout allows"
                 )
             time.sleep(_PAUSE_S)
-        return copied
+        return pending

@@ -5,13 +5,15 @@
                                      copy, then sends ═══▶ receive waits
 
 NCCL refuses two ranks on one GPU, and gloo carries no tensors of a GPU from one rank to
-another. A sender may be ahead by what the inner transport allows, and by as many
-messages more, whose copies the thread waits for or sends. The lane of the sender goes
-on at once. That of the receiver is given nothing until the message is there, since a
-host's message cannot end the wait of a stream.
+another. The inner transport lets a sender be `num_buffers` messages ahead; as many more
+may wait for their copy or for the thread. The sender's lane continues at once. The
+receiver's lane launches no op until the message has arrived, because the host cannot
+signal a stream that waits for it.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 
@@ -21,14 +23,16 @@ from hocket.run.comm.staged.receiver import StagedReceiver, Staging
 from hocket.run.comm.staged.sender import StagedSender
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 
+_CLOSE_S: Final = 1.0  # for a thread that is sending; a peer may be gone
+
 
 class StagedTransport(Transport):
     """Carries a device's tensors over a transport of the host's tensors.
 
     Args:
-        inner: carries the host's copies.
-        copies: the device's copies.
-        num_buffers: the most messages of a channel that wait for their copy.
+        inner: sends and receives tensors in host memory.
+        copies: copies tensors between the device and the host.
+        num_buffers: how many messages of a channel may wait to be copied or sent.
         timeout_s: how long a wait may take.
     """
 
@@ -70,4 +74,6 @@ class StagedTransport(Transport):
         """See `Transport.close`."""
         for sender in self._senders:
             sender.close()
+        for sender in self._senders:
+            sender.join(_CLOSE_S)
         self._inner.close()

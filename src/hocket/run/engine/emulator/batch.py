@@ -17,7 +17,7 @@ from hocket.core.program import Net, Program
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL, losses_of, sum_of
-from hocket.run.data.token_mean import count_of, losses_of_nothing
+from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
 
 
@@ -108,7 +108,7 @@ class Step:
         total = sum(count_of(loss, part) for part in self.parts[name])
         weight = sum(count_of(loss, part) for part in parts) / (total or 1.0)
         if not weight:
-            named = losses_of_nothing(named, output)
+            named = zero_losses(named, output)
         sums = self.sums.setdefault(name, {})
         for key, value in named.items():
             sums[key] = sums.get(key, 0.0) + value.item() * weight

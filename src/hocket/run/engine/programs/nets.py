@@ -40,7 +40,7 @@ from hocket.run.engine.programs.net_setup import (
     nets_of_batch,
     stages_of,
 )
-from hocket.run.engine.same_everywhere import probed_losses
+from hocket.run.engine.same_everywhere import losses_of_random_outputs
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
@@ -223,7 +223,7 @@ class ProgramNets:
         if loss is not None and name == seed_name:
             read = [self._examples[net] for net in loss_inputs]
             cpu = torch.device("cpu")
-            found = probed_losses(loss, captured, part.targets, read, cpu)
+            found = losses_of_random_outputs(loss, captured, part.targets, read, cpu)
             self.losses[f"loss of net {name}"] = found
         return NetSetup(
             name,
