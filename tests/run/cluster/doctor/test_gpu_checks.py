@@ -15,6 +15,7 @@ from hocket.run.cluster.doctor.gpu import (
     HostGpus,
     driver_version,
     judge_gpus,
+    judge_nccl,
     judge_peer_access,
     probe_gpus,
 )
@@ -57,6 +58,13 @@ def test_peer_access() -> None:
     check(judge_peer_access(apart), Verdict.WARN, "0 of 1, 1 of 0", "nvidia-smi topo")
 
 
+def test_nccl() -> None:
+    """Several GPUs need it to exchange messages."""
+    check(judge_nccl(replace(TWO, nccl="2.28.9")), Verdict.OK, "NCCL 2.28.9")
+    check(judge_nccl(TWO), Verdict.FAIL, "2 GPUs cannot exchange messages")
+    check(judge_nccl(replace(TWO, devices=(A100,))), Verdict.OK, "one GPU needs none")
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [
@@ -85,4 +93,5 @@ def test_this_machine_is_asked() -> None:
     found = probe_gpus()
     assert len(found.devices) == torch.cuda.device_count()
     assert found.torch == torch.__version__
+    assert bool(found.nccl) == torch.distributed.is_nccl_available()
     assert judge_gpus(found, max(1, len(found.devices))).found

@@ -1,4 +1,4 @@
-"""Checks GPUs: the driver, torch's access, and access to each other's memory."""
+"""Checks GPUs: the driver, torch's access, NCCL, and access to each other's memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed import is_nccl_available
 
 from hocket.draw.quantity import byte_size
 from hocket.run.cluster.doctor.finding import Finding, Verdict
@@ -19,10 +20,12 @@ class Gpu:
     Args:
         name: the model's name, as the driver reports it.
         memory_bytes: its memory.
+        uuid: the driver's identifier, as `nvidia-smi` prints it; empty if unknown.
     """
 
     name: str
     memory_bytes: int
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class HostGpus:
         error: torch's error if it was built for GPUs and cannot use them.
         devices: the GPUs that torch can use.
         apart: pairs of GPUs that cannot read each other's memory.
+        nccl: the version of NCCL that torch has; empty if it has none.
     """
 
     driver: str
@@ -44,6 +48,7 @@ class HostGpus:
     error: str
     devices: tuple[Gpu, ...]
     apart: tuple[tuple[int, int], ...]
+    nccl: str = ""
 
 
 def probe_gpus() -> HostGpus:
@@ -54,7 +59,7 @@ def probe_gpus() -> HostGpus:
         numbers = range(torch.cuda.device_count())
         for number in numbers:
             found = torch.cuda.get_device_properties(number)
-            devices.append(Gpu(found.name, found.total_memory))
+            devices.append(Gpu(found.name, found.total_memory, f"GPU-{found.uuid}"))
         apart = [
             (a, b)
             for a in numbers
@@ -68,6 +73,7 @@ def probe_gpus() -> HostGpus:
         error="" if devices else _why_not(),
         devices=tuple(devices),
         apart=tuple(apart),
+        nccl=_nccl_version(),
     )
 
 
@@ -119,6 +125,21 @@ def judge_peer_access(gpus: HostGpus) -> Finding:
     )
 
 
+def judge_nccl(gpus: HostGpus) -> Finding:
+    """Check that GPUs can exchange messages."""
+    if gpus.nccl:
+        return Finding("NCCL", Verdict.OK, f"NCCL {gpus.nccl}")
+    found = f"torch {gpus.torch} was built without NCCL"
+    if len(gpus.devices) < 2:
+        return Finding("NCCL", Verdict.OK, f"{found}; one GPU needs none")
+    return Finding(
+        "NCCL",
+        Verdict.FAIL,
+        f"{found}: {len(gpus.devices)} GPUs cannot exchange messages",
+        "install the build of torch for CUDA on Linux (pytorch.org shows the command)",
+    )
+
+
 def _judge_none(gpus: HostGpus) -> Finding:
     """Report why torch has no GPU to use, if one should be there."""
     numbers = asdict(gpus)
@@ -152,6 +173,12 @@ def driver_version(path: Path) -> str:
         return ""
     found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", path.read_text())
     return found[1] if found else "of an unknown version"
+
+
+def _nccl_version() -> str:
+    if not is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _why_not() -> str:
