@@ -34,8 +34,8 @@ class Setting:
         return self.device.type == "cuda"
 
     def size(self, full: int, quick: int) -> int:
-        """One of two sizes."""
-        return quick if self.quick else full
+        """One of two sizes; a CPU always has the quick one."""
+        return full if self.on_gpu and not self.quick else quick
 
 
 Check = Callable[[Setting], Row]

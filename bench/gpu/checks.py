@@ -131,6 +131,8 @@ def _check_alone(
     name: str, schedule: str, stages_per_device: int | None, setting: Setting
 ) -> Row:
     """The same with this process as the only worker."""
+    if setting.quick and name != "perceptron" and schedule != "1f1b":
+        return {"skipped": "takes long"}
     world = single_process_world(setting.device)
     num_steps = setting.size(NUM_STEPS, NUM_QUICK_STEPS)
     return check_exact(world, name, schedule, stages_per_device, num_steps)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +45,10 @@ class Part:
     module: str
     timeout_s: float
 
+    def slowed(self, factor: float) -> Part:
+        """The same with a timeout that is so many times as long."""
+        return replace(self, timeout_s=self.timeout_s * factor)
+
 
 # In ten minutes altogether. What stands on less comes earlier.
 PARTS: Final = {
@@ -68,17 +72,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest sizes")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them")
     parser.add_argument("--wheels", type=Path, default=WHEELS, help="installed first")
+    parser.add_argument("--slow", type=float, default=1.0, help="times each timeout")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     names = arguments.parts.split(",")
+    quick, slow = arguments.quick, arguments.slow
     if arguments.rows:
-        run_part(PARTS[names[0]], arguments.folder, arguments.rows, arguments.quick)
+        part = PARTS[names[0]].slowed(slow)
+        run_part(part, arguments.folder, arguments.rows, quick=quick)
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as site:
         result: dict[str, Any] = {"wheels": install(arguments.wheels, Path(site))}
         for name in names:
-            result[name] = start_part(name, arguments.folder, quick=arguments.quick)
+            result[name] = start_part(name, arguments.folder, quick=quick, slow=slow)
             write_flushed(arguments.folder / RESULT, result)
             print(summary(name, result[name]), flush=True)
     if not all(result[name]["holds"] for name in names):
@@ -105,21 +112,22 @@ def install(wheels: Path, site: Path) -> dict[str, Any]:
     return {"installed": [Path(file).name for file in files], "holds": True}
 
 
-def start_part(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
+def start_part(name: str, folder: Path, *, quick: bool, slow: float) -> dict[str, Any]:
     """Run a part in a process of its own; what it found until its end or timeout."""
-    begin_s = time.monotonic()
+    begin_s, timeout_s = time.monotonic(), PARTS[name].slowed(slow).timeout_s
     with TemporaryDirectory() as place:
         rows, output = Path(place) / "rows", Path(place) / "output"
         arguments = ["-m", "bench.gpu.first", str(folder), "--parts", name]
-        arguments += ["--rows", str(rows), *(["--quick"] if quick else [])]
+        arguments += ["--rows", str(rows), "--slow", str(slow)]
+        arguments += ["--quick"] if quick else []
         process = start_python(arguments, output)
-        exit_code = end(process, begin_s + PARTS[name].timeout_s)
+        exit_code = end(process, begin_s + timeout_s)
         found = rows.read_text().splitlines() if rows.exists() else []
         printed = output.read_text(errors="replace")[-OUTPUT_CHARS:]
     checks = [json.loads(line) for line in found]
     return {
         "exit_code": exit_code,  # None: it was killed at its timeout
-        "timeout_s": PARTS[name].timeout_s,
+        "timeout_s": timeout_s,
         "seconds": round(time.monotonic() - begin_s, 2),
         "holds": exit_code == 0 and all(row["holds"] for row in checks),
         "checks": checks,
@@ -127,7 +135,7 @@ def start_part(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def run_part(part: Part, folder: Path, rows: Path, quick: bool) -> None:
+def run_part(part: Part, folder: Path, rows: Path, *, quick: bool) -> None:
     """Run a part's checks in this process, and add each one's row to a file."""
     faulthandler.dump_traceback_later(part.timeout_s - BEFORE_THE_END_S)
     import torch

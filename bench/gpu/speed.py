@@ -16,8 +16,8 @@ NUM_ROUNDS: Final = 8
 def _measure(name: str, setting: Setting) -> Row:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    size = "small" if setting.quick or not setting.on_gpu else "full"
-    case = next(case for case in SIZES[size] if case.name == name)
+    cases = SIZES["full" if setting.on_gpu and not setting.quick else "small"]
+    case = next(case for case in cases if case.name == name)
     world = single_process_world(setting.device)
     row = measure_case(case, world, setting.size(NUM_ROUNDS, 2))
     return {**row, "holds": row["spans"]["holds"]}
