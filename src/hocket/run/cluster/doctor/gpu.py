@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.distributed import is_nccl_available
 
+from hocket import cuda
 from hocket.draw.quantity import byte_size
 from hocket.run.cluster.doctor.finding import Finding, Verdict
 
@@ -55,16 +56,16 @@ def probe_gpus() -> HostGpus:
     """Query the kernel driver and torch."""
     devices: list[Gpu] = []
     apart: list[tuple[int, int]] = []
-    if torch.cuda.is_available():
-        numbers = range(torch.cuda.device_count())
+    if cuda.is_available():
+        numbers = range(cuda.num_devices())
         for number in numbers:
-            found = torch.cuda.get_device_properties(number)
-            devices.append(Gpu(found.name, found.total_memory, f"GPU-{found.uuid}"))
+            name, uuid = cuda.device_name(number), cuda.device_uuid(number)
+            devices.append(Gpu(name, cuda.total_bytes(number), uuid))
         apart = [
             (a, b)
             for a in numbers
             for b in numbers
-            if a != b and not torch.cuda.can_device_access_peer(a, b)
+            if a != b and not cuda.can_access_peer(a, b)
         ]
     return HostGpus(
         driver=driver_version(Path("/proc/driver/nvidia/version")),
@@ -178,13 +179,13 @@ def driver_version(path: Path) -> str:
 def _nccl_version() -> str:
     if not is_nccl_available():
         return ""
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, cuda.nccl_version()))
 
 
 def _why_not() -> str:
     """Return torch's error when it is made to use a GPU and cannot."""
     try:
-        torch.cuda.init()
+        cuda.start()
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().split("\n", 1)[0]
     return ""
