@@ -148,7 +148,7 @@ def run_part(part: Part, folder: Path, rows: Path, *, quick: bool) -> None:
     for name, check in checks.items():
         row = run_check(name, partial(check, setting))
         with rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row, default=str) + "\n")
     faulthandler.cancel_dump_traceback_later()
 
 
