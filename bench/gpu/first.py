@@ -50,15 +50,15 @@ class Part:
         return replace(self, timeout_s=self.timeout_s * factor)
 
 
-# In ten minutes altogether. What stands on less comes earlier.
+# With the installation ten minutes at most. What stands on less comes earlier.
 PARTS: Final = {
     "machine": Part("machine", 40),
-    "torch": Part("bare_torch", 40),
-    "device": Part("device", 60),
+    "torch": Part("bare_torch", 30),
+    "device": Part("device", 50),
     "train": Part("one_worker", 60),
-    "exact": Part("checks", 90),
-    "waits": Part("waits", 60),
-    "speed": Part("speed", 90),
+    "exact": Part("checks", 80),
+    "waits": Part("waits", 50),
+    "speed": Part("speed", 80),
     "variants": Part("variants", 50),
     "nccl": Part("communicators", 50),
     "two": Part("two_processes", 50),

@@ -81,7 +81,7 @@ def judge_clocks(states: Sequence[GpuState]) -> Finding:
     if any(ClockLimit.USER in state.limits for state in slow):
         mend += "`nvidia-smi -rgc -rac` (as root) frees clocks that were set"
     else:
-        mend += "see to cooling and power: a stage on a slow GPU slows down all others"
+        mend += "check cooling and power: a stage on a slow GPU slows down all others"
     return Finding(
         check,
         Verdict.WARN,
