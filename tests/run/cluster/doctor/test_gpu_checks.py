@@ -48,7 +48,9 @@ def test_gpus_for_all_workers() -> None:
     """One each."""
     found = "2 x NVIDIA A100-SXM4-80GB with 80 GiB, driver 550.54"
     check(judge_gpus(TWO, 2), Verdict.OK, found)
-    check(judge_gpus(TWO, 3), Verdict.FAIL, "3 workers", "--nproc-per-node 2")
+    told = ["3 workers", "--nproc-per-node 2"]
+    check(judge_gpus(TWO, 3), Verdict.FAIL, *told, "HOCKET_BACKEND=gloo")
+    check(judge_gpus(TWO, 3, "gloo"), Verdict.WARN, *told, "share a GPU")
 
 
 def test_peer_access() -> None:

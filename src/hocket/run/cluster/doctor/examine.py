@@ -116,7 +116,7 @@ def worker(folder: str) -> Json:
 def _examine_gpus(num_workers: int) -> Iterator[Finding]:
     """Run the checks of GPUs; only the first where torch has none to use."""
     gpus = probe_gpus()
-    yield judge_gpus(gpus, num_workers)
+    yield judge_gpus(gpus, num_workers, env.BACKEND.text())
     if not gpus.devices:
         return
     usable = {device.uuid for device in gpus.devices}

@@ -78,12 +78,13 @@ def probe_gpus() -> HostGpus:
     )
 
 
-def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
+def judge_gpus(gpus: HostGpus, num_workers: int, backend: str = "") -> Finding:
     """Check that torch can use the GPUs, and that each worker has one.
 
     Args:
         gpus: this host's GPUs.
         num_workers: workers on this host.
+        backend: what was asked for to carry messages; empty for the default.
     """
     numbers = asdict(gpus)
     if not gpus.devices:
@@ -94,16 +95,17 @@ def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
         f"{len(gpus.devices)} x {names} with {byte_size(least_bytes)}, driver "
         f"{gpus.driver or 'unknown'}, torch for CUDA {gpus.cuda}"
     )
-    if num_workers > len(gpus.devices):
-        return Finding(
-            "GPU",
-            Verdict.FAIL,
-            f"{found}; but {num_workers} workers on this host",
-            f"--nproc-per-node {len(gpus.devices)}, or CUDA_VISIBLE_DEVICES= to train "
-            "on the CPU",
-            numbers,
-        )
-    return Finding("GPU", Verdict.OK, found, numbers=numbers)
+    if num_workers <= len(gpus.devices):
+        return Finding("GPU", Verdict.OK, found, numbers=numbers)
+    found += f"; but {num_workers} workers on this host"
+    mend = f"--nproc-per-node {len(gpus.devices)}"
+    if backend == "gloo":
+        found += ": those that share a GPU wait for each other"
+        return Finding("GPU", Verdict.WARN, found, mend, numbers)
+    mend += (
+        ", HOCKET_BACKEND=gloo to share GPUs by way of the host, or HOCKET_DEVICE=cpu"
+    )
+    return Finding("GPU", Verdict.FAIL, found, mend, numbers)
 
 
 def judge_peer_access(gpus: HostGpus) -> Finding:
