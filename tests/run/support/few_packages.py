@@ -15,7 +15,7 @@ from typing import Any, Final
 # torch, numpy, safetensors, and the packages without which torch is not imported.
 ALLOWED: Final = frozenset(
     (
-        *("torch", "torchgen", "functorch", "numpy", "safetensors", "triton", "nvidia"),
+        *("torch", "torchgen", "functorch", "numpy", "safetensors", "nvidia"),
         *("typing_extensions", "sympy", "mpmath", "networkx", "filelock", "fsspec"),
         *("hocket", "tests"),
     )
