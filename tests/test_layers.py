@@ -19,13 +19,14 @@ LAYERS: Final = (
     ("core",),
     ("schedules", "passes"),
     ("planner", "draw", "options"),
+    ("cuda",),
     ("model", "run"),
     ("outoforder", "teacher", "freeze", "share", "checkpoint"),
     ("recipes",),
     ("cli",),
 )
 RANK: Final = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-WITHOUT_TORCH: Final = [room for room, rank in RANK.items() if rank < RANK["model"]]
+WITHOUT_TORCH: Final = [room for room, rank in RANK.items() if rank < RANK["cuda"]]
 
 
 def modules_named(node: ast.AST) -> Iterator[str]:
@@ -139,6 +140,33 @@ def test_planning_half_runs_without_torch(room: str) -> None:
         [sys.executable, "-c", program], cwd=SOURCE.parent, timeout=60, check=False
     )
     assert done.returncode == 0
+
+
+def names_torch_cuda(source: str) -> bool:
+    """Whether code, not its comments, names `torch.cuda`."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="torch"), attr="cuda"):
+                return True
+            case ast.Import() | ast.ImportFrom():
+                if any(
+                    f"{name}.".startswith("torch.cuda.") for name in modules_named(node)
+                ):
+                    return True
+    return False
+
+
+def test_two_files_name_torch_cuda() -> None:
+    """What a GPU needs is looked for there: functions, and the adapter of lanes."""
+    found = {
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if names_torch_cuda(path.read_text())
+    }
+    assert found == {"cuda.py", "run/device/cuda.py"}
+    assert names_torch_cuda("from torch import cuda")
+    assert names_torch_cuda("import torch.cuda.nvtx")
+    assert not names_torch_cuda("from hocket import cuda")
 
 
 def test_sees_what_it_looks_for() -> None:

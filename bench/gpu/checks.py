@@ -1,22 +1,28 @@
-"""On an accelerator: the pipeline equals the plain loop, and ops are timed rightly."""
+"""On an accelerator: the pipeline equals the plain loop, and ops are timed rightly.
+
+With one worker, `CHECKS` has each model in each order by itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import hocket
+from bench.gpu.checked import Checks, Row, Setting
 from bench.models import Block, Head, Residual, Stem
 from hocket.core.op import ASYNCHRONOUS
-from hocket.run.cluster.world import World
+from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import split_batch
 
 NUM_STEPS = 20
+NUM_QUICK_STEPS = 2
 NUM_MICROBATCHES = 4
 BATCH_SIZE = 14  # microbatches of 4, 4, 3 and 3
 NUM_TIMED = 5  # steps whose ops' times are looked at
@@ -85,30 +91,58 @@ SPECIMENS = {
 }
 
 
-def check_all(world: World) -> list[dict[str, Any]]:
+def check_all(world: World) -> list[Row]:
     """Train each specimen in each order, and compare its weights with the plain loop's.
 
     Returns:
         For each, the largest relative difference of a tensor, and whether it is within
         1e-10 (float64, 20 AdamW steps).
     """
-    rows = []
-    for name, specimen in SPECIMENS.items():
-        batches = _batches(specimen, world.device)
-        expected = _plain(specimen, batches, world.device)
-        for schedule, stages_per_device in ORDERS:
-            state = _piped(specimen, batches, world, schedule, stages_per_device)
-            difference = max(_difference(state[key], expected[key]) for key in expected)
-            rows.append(
-                {
-                    "model": name,
-                    "schedule": schedule,
-                    "stages": (stages_per_device or 1) * world.world_size,
-                    "difference": difference,
-                    "holds": difference <= 1e-10,
-                }
-            )
-    return rows
+    return [
+        check_exact(world, name, schedule, stages_per_device, NUM_STEPS)
+        for name in SPECIMENS
+        for schedule, stages_per_device in ORDERS
+    ]
+
+
+def check_exact(
+    world: World,
+    name: str,
+    schedule: str,
+    stages_per_device: int | None,
+    num_steps: int,
+) -> Row:
+    """One row of `check_all`."""
+    specimen = SPECIMENS[name]
+    expected = _plain(name, world.device, num_steps)
+    batches = _batches(specimen, world.device, num_steps)
+    state = _piped(specimen, batches, world, schedule, stages_per_device)
+    difference = max(_difference(state[key], expected[key]) for key in expected)
+    return {
+        "model": name,
+        "schedule": schedule,
+        "stages": (stages_per_device or 1) * world.world_size,
+        "difference": difference,
+        "holds": difference <= 1e-10,
+    }
+
+
+def _check_alone(
+    name: str, schedule: str, stages_per_device: int | None, setting: Setting
+) -> Row:
+    """The same with this process as the only worker."""
+    if setting.quick and name != "perceptron" and schedule != "1f1b":
+        return {"skipped": "takes long"}
+    world = single_process_world(setting.device)
+    num_steps = setting.size(NUM_STEPS, NUM_QUICK_STEPS)
+    return check_exact(world, name, schedule, stages_per_device, num_steps)
+
+
+CHECKS: Final[Checks] = {
+    f"{name}, {schedule}": partial(_check_alone, name, schedule, stages_per_device)
+    for name in SPECIMENS
+    for schedule, stages_per_device in ORDERS
+}
 
 
 def check_spans(
@@ -144,9 +178,9 @@ def check_spans(
     }
 
 
-def _batches(specimen: Specimen, device: torch.device) -> list[Batch]:
+def _batches(specimen: Specimen, device: torch.device, num_steps: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(3)
-    drawn = [specimen.draw(BATCH_SIZE, generator) for _ in range(NUM_STEPS)]
+    drawn = [specimen.draw(BATCH_SIZE, generator) for _ in range(num_steps)]
     return [(x.to(device), y.to(device)) for x, y in drawn]
 
 
@@ -159,12 +193,12 @@ def _optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1)
 
 
-def _plain(
-    specimen: Specimen, batches: list[Batch], device: torch.device
-) -> dict[str, Tensor]:
+@cache
+def _plain(name: str, device: torch.device, num_steps: int) -> dict[str, Tensor]:
+    specimen = SPECIMENS[name]
     model = _model(specimen, device).train()
     optimizer = _optimizer(model.parameters())
-    for x, y in batches:
+    for x, y in _batches(specimen, device, num_steps):
         for part in split_batch((x, y), NUM_MICROBATCHES):
             loss = nn.functional.cross_entropy(model(*part.leaves), part.targets)
             (loss * (part.num_samples / len(x))).backward()

@@ -1,37 +1,30 @@
 """The CUDA adapter of `run/device`: does each promise of the interface hold on a GPU?
 
-    python -m bench.gpu.device [--device cpu|cuda:0] [--output FILE]
-
-Each check runs by itself, in less than ten seconds; what one raises is in its row.
-Without a GPU the CPU adapter is checked, which shows that the script works.
+Each check has a device of its own. Without a GPU the CPU adapter is checked, which
+shows that the checks work.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.measure import environment, write_result
+from bench.gpu.checked import Checks, Row, Setting
 from hocket.errors import RunError, WaitError
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.cuda import CudaDevice
 from hocket.run.device.device import Device, DeviceLane, IssueOrder
 from hocket.run.device.stopwatch import make_stopwatch
 
-RESULTS = Path(__file__).parent / "results"
 BUSY_S = 0.05  # what an op of a check takes
 SIDE = 512  # of the matrices
 NUM_SUBMITS = 2000
-Row = dict[str, Any]
 
 
 class Bench:
@@ -321,49 +314,13 @@ def peak_begins_anew(bench: Bench) -> Row:
     return {"grown": grown, "holds": num_bytes // 4 <= grown <= num_bytes // 2}
 
 
-CHECKS = (
-    events_order_lanes,
-    lanes_overlap,
-    unrecorded_wait_is_refused,
-    freed_memory_is_not_reused_early,
-    masks_do_not_depend_on_lanes,
-    stopwatch_tells_the_devices_time,
-    waits_end_in_time,
-    submitting_waits_for_nothing,
-    gradients_cross_lanes,
-    peak_begins_anew,
-    graph_equals_eager,
-)
+def _with_lanes(check: Callable[[Bench], Row], setting: Setting) -> Row:
+    """The row of one check, on a device with two lanes."""
+    with _make_device(setting.device) as device:
+        return check(Bench(device))
 
 
-def main() -> None:
-    """Run all checks, and keep what they found as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    default = "cuda:0" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=torch.device, default=default)
-    parser.add_argument("--output", type=Path, default=RESULTS / "device.json")
-    arguments = parser.parse_args()
-    rows = [checked(check, arguments.device) for check in CHECKS]
-    write_result(arguments.output, {"environment": environment(), "rows": rows})
-    if not all(row["holds"] for row in rows):
-        raise SystemExit("a check does not hold: see above")
-
-
-def checked(check: Callable[[Bench], Row], where: torch.device) -> Row:
-    """The row of one check, on a device of its own."""
-    begin_s = time.perf_counter()
-    try:
-        with make_device(where) as device:
-            row = check(Bench(device))
-    except Exception:
-        row = {"holds": False, "error": traceback.format_exc()}
-    row = {"check": check.__name__, **row}
-    row["seconds"] = round(time.perf_counter() - begin_s, 2)
-    print(row, flush=True)
-    return row
-
-
-def make_device(where: torch.device) -> Device:
+def _make_device(where: torch.device) -> Device:
     """A device with two lanes."""
     if where.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -371,5 +328,19 @@ def make_device(where: torch.device) -> Device:
     return CpuDevice(2, budget_bytes=1 << 30, timeout_s=10.0)
 
 
-if __name__ == "__main__":
-    main()
+CHECKS: Final[Checks] = {
+    check.__name__: partial(_with_lanes, check)
+    for check in (
+        events_order_lanes,
+        lanes_overlap,
+        unrecorded_wait_is_refused,
+        freed_memory_is_not_reused_early,
+        masks_do_not_depend_on_lanes,
+        stopwatch_tells_the_devices_time,
+        waits_end_in_time,
+        submitting_waits_for_nothing,
+        gradients_cross_lanes,
+        peak_begins_anew,
+        graph_equals_eager,
+    )
+}

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 import hocket
+from bench.gpu.checked import synchronize
 from bench.gpu.checks import check_all, check_spans
+from bench.gpu.machine import gpus
 from bench.measure import (
     alternate,
     environment,
@@ -68,7 +70,7 @@ def main() -> None:
             timeout_s=300,
         )
     result = {
-        "environment": environment() | _accelerator(),
+        "environment": environment() | gpus(),
         "num_workers": arguments.workers,
         **results[0],
     }
@@ -89,11 +91,11 @@ def worker(backend: str, size: str, num_rounds: int) -> dict[str, Any]:
     return {
         "device": str(world.device),
         "exactness": check_all(world),
-        "speed": [_measure(case, world, num_rounds) for case in SIZES[size]],
+        "speed": [measure_case(case, world, num_rounds) for case in SIZES[size]],
     }
 
 
-def _measure(case: Case, world: World, num_rounds: int) -> dict[str, Any]:
+def measure_case(case: Case, world: World, num_rounds: int) -> dict[str, Any]:
     """The pipeline's step beside a plain loop over the same microbatches."""
     batch = tuple(x.to(world.device) for x in case.batch())
     parts = split_batch(batch, case.num_microbatches)
@@ -117,11 +119,11 @@ def _measure(case: Case, world: World, num_rounds: int) -> dict[str, Any]:
             (loss / len(parts)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        _wait(world)
+        synchronize(world.device)
 
     def step() -> None:
         pipeline.step(batch)
-        _wait(world)
+        synchronize(world.device)
 
     seconds = alternate(
         {"plain": plain_step, "hocket": step},
@@ -150,11 +152,6 @@ def _measure(case: Case, world: World, num_rounds: int) -> dict[str, Any]:
     }
 
 
-def _wait(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-
-
 def _peak_of(step: Any, world: World) -> int | None:
     """Bytes allocated at the highest point of a step; not known on a CPU."""
     if world.device.type != "cuda":
@@ -162,16 +159,6 @@ def _peak_of(step: Any, world: World) -> int | None:
     torch.cuda.reset_peak_memory_stats(world.device)
     step()
     return torch.cuda.max_memory_allocated(world.device)
-
-
-def _accelerator() -> dict[str, Any]:
-    """Which GPUs, and what drives them."""
-    count = torch.cuda.device_count()
-    return {
-        "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if count else None,
-    }
 
 
 if __name__ == "__main__":

@@ -147,6 +147,17 @@ NCCL_INTERFACE: Final = Variable(
     "NCCL_SOCKET_IFNAME",
     "network interface of NCCL; where it is not set, the same as gloo's",
 )
+CUDA_MODULE_LOADING: Final = Variable(
+    "CUDA_MODULE_LOADING",
+    "whether CUDA loads kernels at their first use (LAZY, its default) or when it "
+    "starts (EAGER)",
+)
+CUDA_DEVICE_MAX_CONNECTIONS: Final = Variable(
+    "CUDA_DEVICE_MAX_CONNECTIONS", "number of hardware queues of a GPU, 1 to 32"
+)
+CUDA_LAUNCH_BLOCKING: Final = Variable(
+    "CUDA_LAUNCH_BLOCKING", "whether each launch of a kernel waits for its end"
+)
 
 RANK: Final = Variable("RANK", "this worker's rank; torchrun sets it")
 WORLD_SIZE: Final = Variable("WORLD_SIZE", "number of workers; torchrun sets it")
@@ -200,6 +211,9 @@ VARIABLES: Final = (
     BACKEND,
     GLOO_INTERFACE,
     NCCL_INTERFACE,
+    CUDA_MODULE_LOADING,
+    CUDA_DEVICE_MAX_CONNECTIONS,
+    CUDA_LAUNCH_BLOCKING,
     RANK,
     WORLD_SIZE,
     LOCAL_RANK,

@@ -19,7 +19,6 @@ CHECKS: Final = {
     "versions",
     "encoding",
     "GPU",
-    "peer access",
     "cores",
     "load",
     "memory",

@@ -198,9 +198,9 @@ def _has(num_devices: int) -> bool:
     """Return whether this machine has several devices, and as many."""
     import os
 
-    import torch
+    from hocket import cuda
 
-    num_gpus = torch.cuda.device_count()
+    num_gpus = cuda.num_devices()
     return 1 < num_devices <= (num_gpus or len(os.sched_getaffinity(0)))
 
 

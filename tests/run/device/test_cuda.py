@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench.gpu.device import CHECKS, Bench, Row, make_device
+from bench.gpu.checked import Setting
+from bench.gpu.device import CHECKS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_gpu_does_what_the_interface_says(check: Callable[[Bench], Row]) -> None:
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_gpu_does_what_the_interface_says(name: str, tmp_path: Path) -> None:
     """Each check of the benchmark holds; its row says what was seen."""
-    with make_device(torch.device("cuda:0")) as device:
-        row = check(Bench(device))
+    row = CHECKS[name](Setting(torch.device("cuda:0"), quick=False, folder=tmp_path))
 
     assert row["holds"], row

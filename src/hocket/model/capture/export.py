@@ -159,11 +159,26 @@ def _watched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_no_custom_functions())
         stack.enter_context(NoCheckpointing(_LOST, LostInGraphError))
         stack.enter_context(constants_shown())
-        hook = torch.nn.modules.module.register_module_buffer_registration_hook(
+        stack.enter_context(_preserve_buffer_hooks())
+        torch.nn.modules.module.register_module_buffer_registration_hook(
             _Assignments(model).note
         )
-        stack.callback(hook.remove)
         yield
+
+
+@contextmanager
+def _preserve_buffer_hooks() -> Iterator[None]:
+    """Remove the global hooks that the block adds.
+
+    torch.export 2.11 leaves one behind when it fails, which keeps the model in memory.
+    """
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    before = list(hooks)
+    try:
+        yield
+    finally:
+        for added in hooks.keys() - before:
+            del hooks[added]
 
 
 @contextmanager

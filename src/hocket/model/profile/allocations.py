@@ -29,6 +29,8 @@ from torch.autograd import (
 )
 from torch.autograd.profiler import record_function
 
+from hocket import cuda
+
 _BEGIN: Final = "hocket: a span begins"
 _END: Final = "hocket: a span ends"
 
@@ -101,11 +103,11 @@ class _CudaLog(AllocationLog):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
+        cuda.reset_peak(self._device)
+        before = cuda.allocated_bytes(self._device)
         yield
-        self.peaks.append(torch.cuda.max_memory_allocated(self._device) - before)
-        self.left.append(torch.cuda.memory_allocated(self._device) - before)
+        self.peaks.append(cuda.peak_bytes(self._device) - before)
+        self.left.append(cuda.allocated_bytes(self._device) - before)
 
 
 class _CpuLog(AllocationLog):

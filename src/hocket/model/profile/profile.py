@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from hocket import cuda
 from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured
@@ -232,7 +233,7 @@ def conditions_of(captured: Captured, device: torch.device) -> dict[str, str]:
     """Return all that a profile's numbers depend on."""
     name = platform.processor() or platform.machine()
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        name = cuda.device_name(device)
     return {
         "format": str(FORMAT),  # so that one of another format is not found
         "work": captured.digest,

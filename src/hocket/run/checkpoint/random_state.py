@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hocket import cuda
 from hocket.errors import DamagedError
 
 
@@ -27,8 +28,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": [str(kind), [int(x) for x in keys], place, has_gauss, float(cached)],
     }
-    if device.type == "cuda":
-        state["cuda"] = _text(torch.cuda.get_rng_state(device))
+    if _on_gpu(device):
+        state["cuda"] = _text(cuda.generator(device).get_state())
     return state
 
 
@@ -38,8 +39,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     Raises:
         DamagedError: the states are not valid.
     """
-    cuda = torch.cuda.default_generators[device.index or 0] if _on_gpu(device) else None
-    _set(state, torch.default_generator, random, np.random, cuda)
+    gpu = cuda.generator(device) if _on_gpu(device) else None
+    _set(state, torch.default_generator, random, np.random, gpu)
 
 
 def check_random_state(state: Mapping[str, Any], device: torch.device) -> None:
@@ -48,8 +49,8 @@ def check_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     Raises:
         DamagedError: the states are not valid.
     """
-    cuda = torch.Generator(device) if _on_gpu(device) else None
-    _set(state, torch.Generator(), random.Random(), np.random.RandomState(), cuda)
+    gpu = torch.Generator(device) if _on_gpu(device) else None
+    _set(state, torch.Generator(), random.Random(), np.random.RandomState(), gpu)
 
 
 def _set(
@@ -57,7 +58,7 @@ def _set(
     cpu: torch.Generator,
     python: Any,
     numpy: Any,
-    cuda: torch.Generator | None,
+    gpu: torch.Generator | None,
 ) -> None:
     """Set the states of generators, or of the modules that have one."""
     try:
@@ -66,8 +67,8 @@ def _set(
         python.setstate((version, tuple(numbers), gauss))
         kind, keys, *rest = state["numpy"]
         numpy.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-        if cuda is not None and "cuda" in state:
-            cuda.set_state(_tensor(state["cuda"]))
+        if gpu is not None and "cuda" in state:
+            gpu.set_state(_tensor(state["cuda"]))
     except Exception as error:  # each of the generators refuses in ways of its own
         raise DamagedError(f"random states are not valid: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket import cuda
 from hocket.run.checkpoint.collect import Tensors
 from hocket.run.checkpoint.format.manifest import Section
 
@@ -29,7 +30,7 @@ class HostCopies:
                 self._kept[section, name] = copy
                 device = tensor.device if tensor.is_cuda else device
         if device is not None:
-            torch.cuda.synchronize(device)
+            cuda.synchronize(device)
         return {
             section: {name: self._kept[section, name] for name in named}
             for section, named in tensors.items()

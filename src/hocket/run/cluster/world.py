@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from hocket import env
+from hocket import cuda, env
 from hocket.errors import RunError, WaitError
 from hocket.run.cluster.clock import clock_offset_s
 from hocket.run.cluster.freed_memory import keep_freed_memory
@@ -241,7 +241,7 @@ def _device_and_backend(
     device: str | None, backend: str | None, local_rank: int
 ) -> tuple[torch.device, Backend]:
     """Choose what was not given, and this worker's GPU."""
-    num_devices = torch.cuda.device_count()
+    num_devices = cuda.num_devices()
     num_workers = max(env.LOCAL_WORLD_SIZE.integer(), local_rank + 1)
     kind = device or env.DEVICE.text() or ("cuda" if num_devices else "cpu")
     asked = backend or env.BACKEND.text() or ("nccl" if kind == "cuda" else "gloo")
@@ -249,7 +249,7 @@ def _device_and_backend(
     if kind == "cpu":
         return torch.device("cpu"), carrier
     own = torch.device("cuda", local_rank % num_devices)
-    torch.cuda.set_device(own)
+    cuda.use(own)
     return own, carrier
 
 

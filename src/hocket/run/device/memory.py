@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from hocket import cuda
 from hocket.errors import RunError
 from hocket.run.cluster.world import World
 
@@ -27,7 +28,7 @@ def memory_bytes(world: World) -> int:
     """
     device = world.device
     if device.type == "cuda":
-        own = torch.cuda.get_device_properties(device).total_memory
+        own = cuda.total_bytes(device)
     else:
         own = host_bytes() // len(world.same_host)
     return int(min(world.gather_json(own, "memory")) * _SHARE)
@@ -36,7 +37,7 @@ def memory_bytes(world: World) -> int:
 def peak_bytes(device: torch.device) -> int:
     """Return the peak of this process: on the GPU, or in all on a CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return cuda.peak_bytes(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hocket import cuda
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.device import Device
 from hocket.run.device.memory import host_bytes
@@ -25,7 +26,7 @@ def open_device(
     if device.type == "cuda":
         from hocket.run.device.cuda import CudaDevice
 
-        total = torch.cuda.get_device_properties(device).total_memory
+        total = cuda.total_bytes(device)
         return CudaDevice(
             device,
             num_lanes,

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
+from hocket import cuda
 from hocket.model.stages.stage import StageModule
 
 _MASK = (1 << 64) - 1
@@ -61,10 +62,7 @@ def layers_seeded(
 
 def seed_generators(device: torch.device, value: int) -> None:
     """Seed the generator of a device."""
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(value)
-    else:
-        torch.default_generator.manual_seed(value)
+    _generator(device).manual_seed(value)
 
 
 def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
@@ -78,14 +76,15 @@ def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
 
 def random_state(device: torch.device) -> Tensor:
     """Return the state of a device's generator."""
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.default_generator.get_state()
+    return _generator(device).get_state()
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
     """Restore the state of a device's generator."""
+    _generator(device).set_state(state)
+
+
+def _generator(device: torch.device) -> torch.Generator:
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.default_generator.set_state(state)
+        return cuda.generator(device)
+    return torch.default_generator

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from hocket import cuda
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.model.capture.capture import capture
@@ -149,7 +150,7 @@ def _check_correction(correction: str, search: Search) -> None:
 
 
 def _own_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if cuda.is_available() else "cpu")
 
 
 def _check_world(config: _Arguments) -> None:
@@ -191,8 +192,8 @@ def _finish(
 
 
 def _own_memory(num_sharing: int) -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory * _USABLE)
+    if cuda.is_available():
+        return int(cuda.total_bytes(0) * _USABLE)
     return int(host_bytes() / max(1, num_sharing) * _USABLE)
 
 

@@ -15,6 +15,7 @@ from hocket.run.cluster.doctor.gpu import (
     HostGpus,
     driver_version,
     judge_gpus,
+    judge_nccl,
     judge_peer_access,
     probe_gpus,
 )
@@ -47,7 +48,9 @@ def test_gpus_for_all_workers() -> None:
     """One each."""
     found = "2 x NVIDIA A100-SXM4-80GB with 80 GiB, driver 550.54"
     check(judge_gpus(TWO, 2), Verdict.OK, found)
-    check(judge_gpus(TWO, 3), Verdict.FAIL, "3 workers", "--nproc-per-node 2")
+    told = ["3 workers", "--nproc-per-node 2"]
+    check(judge_gpus(TWO, 3), Verdict.FAIL, *told, "HOCKET_BACKEND=gloo")
+    check(judge_gpus(TWO, 3, "gloo"), Verdict.WARN, *told, "share a GPU")
 
 
 def test_peer_access() -> None:
@@ -55,6 +58,13 @@ def test_peer_access() -> None:
     check(judge_peer_access(TWO), Verdict.OK, "each of 2 GPUs")
     apart = replace(TWO, apart=((0, 1), (1, 0)))
     check(judge_peer_access(apart), Verdict.WARN, "0 of 1, 1 of 0", "nvidia-smi topo")
+
+
+def test_nccl() -> None:
+    """Several GPUs need it to exchange messages."""
+    check(judge_nccl(replace(TWO, nccl="2.28.9")), Verdict.OK, "NCCL 2.28.9")
+    check(judge_nccl(TWO), Verdict.FAIL, "2 GPUs cannot exchange messages")
+    check(judge_nccl(replace(TWO, devices=(A100,))), Verdict.OK, "one GPU needs none")
 
 
 @pytest.mark.parametrize(
@@ -85,4 +95,5 @@ def test_this_machine_is_asked() -> None:
     found = probe_gpus()
     assert len(found.devices) == torch.cuda.device_count()
     assert found.torch == torch.__version__
+    assert bool(found.nccl) == torch.distributed.is_nccl_available()
     assert judge_gpus(found, max(1, len(found.devices))).found

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from typing import Annotated, Any, Final, Literal, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
 
 from hocket.errors import DamagedError
 
@@ -33,9 +31,30 @@ ITEM_BYTES: Final = {
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-TypeName = Annotated[str, Field(pattern=f"^({'|'.join(ITEM_BYTES)})$")]
-Count = Annotated[int, Field(ge=0)]
+
+class Constraint:
+    """A constraint that pydantic checks when it parses a record.
+
+    `pydantic.Field` does the same, but a module that uses it imports pydantic, which
+    training does not need.
+
+    Args:
+        limits: keys of pydantic's core schema, as `pattern` and `ge`.
+    """
+
+    def __init__(self, **limits: str | int) -> None:
+        self._limits: Final = limits
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the schema of the annotated type with these limits."""
+        return handler(source) | self._limits
+
+
+Sha256 = Annotated[str, Constraint(pattern="^[0-9a-f]{64}$")]
+TypeName = Annotated[str, Constraint(pattern=f"^({'|'.join(ITEM_BYTES)})$")]
+Count = Annotated[int, Constraint(ge=0)]
 
 
 class Section(Enum):
@@ -82,7 +101,7 @@ class TensorFile:
     """
 
     section: Section
-    name: Annotated[str, Field(pattern=r"^[a-z]+-\d{1,9}\.safetensors$")]
+    name: Annotated[str, Constraint(pattern=r"^[a-z]+-\d{1,9}\.safetensors$")]
     header_bytes: Count
     header_sha256: Sha256
     tensors: dict[str, TensorRecord]
@@ -175,7 +194,7 @@ class WorkerPart:
 class PartRecord:
     """A part's file: its name, and the hash of its bytes."""
 
-    name: Annotated[str, Field(pattern=r"^part-\d{1,9}\.json$")]
+    name: Annotated[str, Constraint(pattern=r"^part-\d{1,9}\.json$")]
     sha256: Sha256
 
 
@@ -247,9 +266,11 @@ def from_json(kind: type[T], content: bytes, path: object) -> T:
         DamagedError: it is not a valid record; names the file, and what is wrong with
             it.
     """
+    import pydantic  # takes a while to import, and is needed only here
+
     try:
-        return TypeAdapter(kind).validate_json(content, strict=True)
-    except ValidationError as error:
+        return pydantic.TypeAdapter(kind).validate_json(content, strict=True)
+    except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole file"
         raise DamagedError(

@@ -19,8 +19,18 @@ from pathlib import Path
 from hocket import env
 from hocket.errors import RunError
 from hocket.run.cluster.doctor.cores import judge_cores, judge_load, probe_cores
+from hocket.run.cluster.doctor.cuda_settings import (
+    judge_cuda_settings,
+    probe_cuda_settings,
+)
 from hocket.run.cluster.doctor.finding import Finding
-from hocket.run.cluster.doctor.gpu import judge_gpus, judge_peer_access, probe_gpus
+from hocket.run.cluster.doctor.gpu import (
+    judge_gpus,
+    judge_nccl,
+    judge_peer_access,
+    probe_gpus,
+)
+from hocket.run.cluster.doctor.gpu_state import judge_clocks, judge_gpu_memory
 from hocket.run.cluster.doctor.host_name import judge_name, probe_name
 from hocket.run.cluster.doctor.job import examine_job, judge_failed_rendezvous
 from hocket.run.cluster.doctor.limits import (
@@ -28,6 +38,7 @@ from hocket.run.cluster.doctor.limits import (
     judge_open_files,
     probe_limits,
 )
+from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.doctor.ports import (
     judge_default_port,
     judge_free_ports,
@@ -61,9 +72,7 @@ def examine_host(folder: Path, world: World | None = None) -> Iterator[Finding]:
     versions = probe_versions()
     yield judge_versions(versions)
     yield judge_encoding(versions)
-    gpus = probe_gpus()
-    yield judge_gpus(gpus, num_workers)
-    yield judge_peer_access(gpus)
+    yield from _examine_gpus(num_workers)
     cores = probe_cores()
     yield judge_cores(cores)
     yield judge_load(cores)
@@ -102,6 +111,22 @@ def examine(folder: Path) -> list[Finding]:
 def worker(folder: str) -> Json:
     """Run the checks as a worker that `hocket doctor --workers` has launched."""
     return [finding.to_json() for finding in examine(Path(folder))]
+
+
+def _examine_gpus(num_workers: int) -> Iterator[Finding]:
+    """Run the checks of GPUs; only the first where torch has none to use."""
+    gpus = probe_gpus()
+    yield judge_gpus(gpus, num_workers, env.BACKEND.text())
+    if not gpus.devices:
+        return
+    usable = {device.uuid for device in gpus.devices}
+    every = probe_gpu_states()
+    states = [state for state in every if state.uuid in usable] or every
+    yield judge_gpu_memory(states)
+    yield judge_clocks(states)
+    yield judge_peer_access(gpus)
+    yield judge_nccl(gpus)
+    yield judge_cuda_settings(probe_cuda_settings(), len(gpus.devices))
 
 
 def _examine_together(world: World, folder: Path) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Checks GPUs: the driver, torch's access, and access to each other's memory."""
+"""Checks GPUs: the driver, torch's access, NCCL, and access to each other's memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed import is_nccl_available
 
+from hocket import cuda
 from hocket.draw.quantity import byte_size
 from hocket.run.cluster.doctor.finding import Finding, Verdict
 
@@ -19,10 +21,12 @@ class Gpu:
     Args:
         name: the model's name, as the driver reports it.
         memory_bytes: its memory.
+        uuid: the driver's identifier, as `nvidia-smi` prints it; empty if unknown.
     """
 
     name: str
     memory_bytes: int
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class HostGpus:
         error: torch's error if it was built for GPUs and cannot use them.
         devices: the GPUs that torch can use.
         apart: pairs of GPUs that cannot read each other's memory.
+        nccl: the version of NCCL that torch has; empty if it has none.
     """
 
     driver: str
@@ -44,22 +49,23 @@ class HostGpus:
     error: str
     devices: tuple[Gpu, ...]
     apart: tuple[tuple[int, int], ...]
+    nccl: str = ""
 
 
 def probe_gpus() -> HostGpus:
     """Query the kernel driver and torch."""
     devices: list[Gpu] = []
     apart: list[tuple[int, int]] = []
-    if torch.cuda.is_available():
-        numbers = range(torch.cuda.device_count())
+    if cuda.is_available():
+        numbers = range(cuda.num_devices())
         for number in numbers:
-            found = torch.cuda.get_device_properties(number)
-            devices.append(Gpu(found.name, found.total_memory))
+            name, uuid = cuda.device_name(number), cuda.device_uuid(number)
+            devices.append(Gpu(name, cuda.total_bytes(number), uuid))
         apart = [
             (a, b)
             for a in numbers
             for b in numbers
-            if a != b and not torch.cuda.can_device_access_peer(a, b)
+            if a != b and not cuda.can_access_peer(a, b)
         ]
     return HostGpus(
         driver=driver_version(Path("/proc/driver/nvidia/version")),
@@ -68,15 +74,17 @@ def probe_gpus() -> HostGpus:
         error="" if devices else _why_not(),
         devices=tuple(devices),
         apart=tuple(apart),
+        nccl=_nccl_version(),
     )
 
 
-def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
+def judge_gpus(gpus: HostGpus, num_workers: int, backend: str = "") -> Finding:
     """Check that torch can use the GPUs, and that each worker has one.
 
     Args:
         gpus: this host's GPUs.
         num_workers: workers on this host.
+        backend: what was asked for to carry messages; empty for the default.
     """
     numbers = asdict(gpus)
     if not gpus.devices:
@@ -87,16 +95,17 @@ def judge_gpus(gpus: HostGpus, num_workers: int) -> Finding:
         f"{len(gpus.devices)} x {names} with {byte_size(least_bytes)}, driver "
         f"{gpus.driver or 'unknown'}, torch for CUDA {gpus.cuda}"
     )
-    if num_workers > len(gpus.devices):
-        return Finding(
-            "GPU",
-            Verdict.FAIL,
-            f"{found}; but {num_workers} workers on this host",
-            f"--nproc-per-node {len(gpus.devices)}, or CUDA_VISIBLE_DEVICES= to train "
-            "on the CPU",
-            numbers,
-        )
-    return Finding("GPU", Verdict.OK, found, numbers=numbers)
+    if num_workers <= len(gpus.devices):
+        return Finding("GPU", Verdict.OK, found, numbers=numbers)
+    found += f"; but {num_workers} workers on this host"
+    mend = f"--nproc-per-node {len(gpus.devices)}"
+    if backend == "gloo":
+        found += ": those that share a GPU wait for each other"
+        return Finding("GPU", Verdict.WARN, found, mend, numbers)
+    mend += (
+        ", HOCKET_BACKEND=gloo to share GPUs by way of the host, or HOCKET_DEVICE=cpu"
+    )
+    return Finding("GPU", Verdict.FAIL, found, mend, numbers)
 
 
 def judge_peer_access(gpus: HostGpus) -> Finding:
@@ -116,6 +125,21 @@ def judge_peer_access(gpus: HostGpus) -> Finding:
         "go through the host's memory",
         "`nvidia-smi topo -m` shows how they are connected; PCIe access control "
         "(ACS, IOMMU) in the BIOS often forbids it; put stages that talk side by side",
+    )
+
+
+def judge_nccl(gpus: HostGpus) -> Finding:
+    """Check that GPUs can exchange messages."""
+    if gpus.nccl:
+        return Finding("NCCL", Verdict.OK, f"NCCL {gpus.nccl}")
+    found = f"torch {gpus.torch} was built without NCCL"
+    if len(gpus.devices) < 2:
+        return Finding("NCCL", Verdict.OK, f"{found}; one GPU needs none")
+    return Finding(
+        "NCCL",
+        Verdict.FAIL,
+        f"{found}: {len(gpus.devices)} GPUs cannot exchange messages",
+        "install the build of torch for CUDA on Linux (pytorch.org shows the command)",
     )
 
 
@@ -154,10 +178,16 @@ def driver_version(path: Path) -> str:
     return found[1] if found else "of an unknown version"
 
 
+def _nccl_version() -> str:
+    if not is_nccl_available():
+        return ""
+    return ".".join(map(str, cuda.nccl_version()))
+
+
 def _why_not() -> str:
     """Return torch's error when it is made to use a GPU and cannot."""
     try:
-        torch.cuda.init()
+        cuda.start()
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().split("\n", 1)[0]
     return ""

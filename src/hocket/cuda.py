@@ -1,0 +1,86 @@
+"""CUDA devices: which there are, their memory, and their random numbers.
+
+Of the whole package only this file and `run/device/cuda.py`, the adapter with lanes,
+events and graphs, name `torch.cuda`. Except for the first two functions, call these
+only where there are CUDA devices.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_available() -> bool:
+    """Return whether torch can use a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def num_devices() -> int:
+    """Return the number of CUDA devices that this process sees."""
+    return torch.cuda.device_count()
+
+
+def start() -> None:
+    """Start CUDA in this process.
+
+    Raises:
+        RuntimeError: the driver refuses.
+        AssertionError: torch was built without CUDA.
+    """
+    torch.cuda.init()
+
+
+def use(device: torch.device) -> None:
+    """Make a device the one that this thread uses where none is named."""
+    torch.cuda.set_device(device)
+
+
+def device_name(device: torch.device | int) -> str:
+    """Return the name of a device's model."""
+    return torch.cuda.get_device_properties(device).name
+
+
+def device_uuid(device: torch.device | int) -> str:
+    """Return the identifier of a device, as `nvidia-smi` prints it."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def total_bytes(device: torch.device | int) -> int:
+    """Return the size of a device's memory."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Return the bytes that this process's tensors hold now."""
+    return torch.cuda.memory_allocated(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most bytes that tensors held since `reset_peak`."""
+    return torch.cuda.max_memory_allocated(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `peak_bytes` start again at what tensors hold now."""
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def generator(device: torch.device) -> torch.Generator:
+    """Return the default generator of a device."""
+    torch.cuda.init()  # until then there is none
+    return torch.cuda.default_generators[device.index or 0]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all streams of a device."""
+    torch.cuda.synchronize(device)
+
+
+def can_access_peer(device: int, peer: int) -> bool:
+    """Return whether one device can read another's memory."""
+    return torch.cuda.can_device_access_peer(device, peer)
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of NCCL that torch was built with."""
+    return tuple(torch.cuda.nccl.version())
