@@ -71,9 +71,13 @@ def generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[device.index or 0]
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for all streams of a device."""
-    torch.cuda.synchronize(device)
+def available_bytes(device: torch.device) -> int:
+    """Return the bytes that this process's tensors may hold, those there are included.
+
+    What other processes and this one's CUDA context hold is not available.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
 
 
 def can_access_peer(device: int, peer: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket import cuda
 from hocket.run.checkpoint.collect import Tensors
 from hocket.run.checkpoint.format.manifest import Section
 
@@ -30,7 +29,10 @@ class HostCopies:
                 self._kept[section, name] = copy
                 device = tensor.device if tensor.is_cuda else device
         if device is not None:
-            cuda.synchronize(device)
+            # Not all streams: others may wait for messages.
+            copied = torch.Event(device)
+            copied.record()
+            copied.synchronize()
         return {
             section: {name: self._kept[section, name] for name in named}
             for section, named in tensors.items()

@@ -21,17 +21,20 @@ _SHARE: Final = 0.9  # the rest is for what no tensor holds: libraries, fragment
 
 
 def memory_bytes(world: World) -> int:
-    """Return the bytes for tensors on each device: 9/10 of the smallest one's memory.
+    """Return the bytes for tensors on each device: 9/10 of what the fullest one has.
 
-    Workers on the CPUs of one host share its memory evenly. Every worker must call
-    this, and gets the same number.
+    Of a GPU, what other processes hold is not there. Workers of one host that share its
+    GPUs or its memory share them evenly. Every worker must call this, and gets the same
+    number.
     """
     device = world.device
+    num_sharing = len(world.same_host)
     if device.type == "cuda":
-        own = cuda.total_bytes(device)
+        own = cuda.available_bytes(device)
+        num_sharing = -(-num_sharing // cuda.num_devices())
     else:
-        own = host_bytes() // len(world.same_host)
-    return int(min(world.gather_json(own, "memory")) * _SHARE)
+        own = host_bytes()
+    return int(min(world.gather_json(own // num_sharing, "memory")) * _SHARE)
 
 
 def peak_bytes(device: torch.device) -> int:
