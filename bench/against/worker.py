@@ -11,12 +11,14 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 import hocket
 from bench.models import CASES
+
+LIMIT_S: Final = 300.0  # longer than compare.py waits for the other job
 
 
 def train(folder: str, settings: dict[str, Any]) -> None:
@@ -43,7 +45,10 @@ def train(folder: str, settings: dict[str, Any]) -> None:
     ) as pipeline:
         rank, number = pipeline.world.rank, 0
         while True:
+            until_s = time.monotonic() + LIMIT_S
             while not (turn := Path(folder, f"turn-{number}")).exists():
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"no turn {number}: compare.py has ended")
                 time.sleep(0.002)
             if turn.read_text() == "end":
                 return
