@@ -69,7 +69,9 @@ if TYPE_CHECKING:
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fit import fit as fit
     from hocket.run.pipeline import Pipeline as Pipeline
-    from hocket.run.stage.batch_loss_check import PerMicrobatch as PerMicrobatch
+    from hocket.run.stage.loss_checks.batch_loss_check import (
+        PerMicrobatch as PerMicrobatch,
+    )
     from hocket.run.tune.config import PipelineConfig as PipelineConfig
     from hocket.run.tune.planning import plan as plan
     from hocket.run.weights.momentum import Momentum as Momentum
@@ -106,7 +108,7 @@ _HOMES = {
     "Op": "hocket.core.op",
     "Outcome": "hocket.planner.candidate",
     "ParseError": "hocket.errors",
-    "PerMicrobatch": "hocket.run.stage.batch_loss_check",
+    "PerMicrobatch": "hocket.run.stage.loss_checks.batch_loss_check",
     "PerSample": "hocket.model.trace.per_sample",
     "Pipeline": "hocket.run.pipeline",
     "PipelineConfig": "hocket.run.tune.config",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _RUN: Final = "tests/run"
-_MEANS: Final = f"{_RUN}/stage/test_batch_loss_check.py"
-_PARTS: Final = f"{_RUN}/stage/test_loss_parts.py"
+_MEANS: Final = f"{_RUN}/stage/loss_checks/test_batch_loss_check.py"
+_PARTS: Final = f"{_RUN}/stage/loss_checks/test_loss_parts.py"
 _WHOLE: Final = f"{_RUN}/test_whole_batch.py"
 _SAVED: Final = f"{_RUN}/checkpoint"
 _KILLED: Final = f"{_RUN}/engine/test_pipeline_failures.py"

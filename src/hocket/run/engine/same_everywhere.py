@@ -19,8 +19,9 @@ from hocket.errors import SchemaError
 from hocket.model.capture.captured import Captured
 from hocket.model.trace.observe import TensorInfo
 from hocket.run.cluster.world import World
+from hocket.run.data.batch import on_device
 from hocket.run.data.loss import losses_of
-from hocket.run.stage.batch_loss_check import restored_attributes
+from hocket.run.stage.loss_checks.trial import restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _REMEDY: Final = (
@@ -112,8 +113,7 @@ def losses_of_random_outputs(
         seed_generators(device, 0)
         try:
             given = _random_outputs(captured), targets, *others
-            placed = pytree.tree_map_only(Tensor, lambda x: x.to(device), given)
-            named = losses_of(loss, *placed)
+            named = losses_of(loss, *on_device(given, device))
             return {name: value.item() for name, value in named.items()}
         except Exception as error:
             return {type(error).__name__: 0.0}

@@ -20,9 +20,10 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.stage.backward import run_backward
-from hocket.run.stage.batch_loss_check import StepLossCheck, check_mean
 from hocket.run.stage.compiled.function import uncompiled
 from hocket.run.stage.compiled.splitter import make_splitter
+from hocket.run.stage.loss_checks.batch_loss_check import check_mean
+from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision

@@ -24,7 +24,7 @@ from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
-from hocket.run.stage.batch_loss_check import InexactLossWarning
+from hocket.run.stage.loss_checks.step_loss_check import InexactLossWarning
 
 _KEY = "loss names"
 _WHAT = "losses of the replicas"

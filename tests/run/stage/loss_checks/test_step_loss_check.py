@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.run.data.loss import losses_of
-from hocket.run.stage.batch_loss_check import InexactLossWarning, StepLossCheck
+from hocket.run.stage.loss_checks.step_loss_check import (
+    InexactLossWarning,
+    StepLossCheck,
+)
 from tests.run.support.batch_losses import CLASSES, CPU, NUM, labels, over_words, scores
 from tests.run.support.batch_losses import words_of_uneven_sentences as uneven
 from tests.run.support.token_mean_workers import PADDING, OverWords, data, pipeline

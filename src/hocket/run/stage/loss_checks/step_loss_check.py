@@ -1,0 +1,155 @@
+"""Compares the first step's loss with the loss of its microbatches together.
+
+After the forwards of the first step, the gradient that is trained (the mean over
+microbatches) is compared with the gradient of the loss over all of them: a difference
+is a warning, with its size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hocket.errors import ModelError
+from hocket.model.trace.per_sample import tensors_in
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.join import joined
+from hocket.run.data.loss import LossFunction
+from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
+from hocket.run.stage.loss_checks.batch_loss_check import PerMicrobatch
+from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
+from hocket.run.stage.seed import preserve_generators, seed_generators
+
+_LEAST: Final = 1e-3  # the relative difference of gradients that is worth a warning
+
+
+class InexactLossWarning(UserWarning):
+    """What is trained differs from the loss of the whole batch."""
+
+
+@dataclass(slots=True)
+class StepLossCheck:
+    """Compares the gradient that is trained with that of the microbatches together.
+
+    It is that of the loss in the model's outputs. Losses that cannot be tried, or draw
+    random numbers, are not compared. A single microbatch is cut in two.
+
+    Args:
+        loss: the user's loss function.
+        named: computes the named losses of outputs and targets.
+        device: the outputs' device.
+    """
+
+    loss: LossFunction
+    named: Callable[[Any, Any], Mapping[str, Tensor]]
+    device: torch.device
+    _kept: list[tuple[Any, Any, int]] = field(default_factory=list)
+    _room_bytes: int = 2**27  # for outputs and targets
+
+    def keep(self, output: Any, targets: Any, num_samples: int) -> None:
+        """Copy what the loss of a microbatch reads; the first microbatches are enough.
+
+        Args:
+            output: the model's output.
+            targets: the targets of that microbatch.
+            num_samples: samples of that microbatch.
+        """
+        self._room_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
+        if self._room_bytes < 0 or isinstance(self.loss, PerMicrobatch):
+            return
+        trial = LossTrial(self.named, output, targets, num_samples)
+        rows = torch.arange(num_samples)
+        with suppress(ValueError), torch.no_grad():
+            both = trial.taken(output, rows), trial.taken(targets, rows)
+            self._kept.append((*both, num_samples))
+
+    def compare(self) -> str:
+        """Compare what was kept.
+
+        Returns:
+            A warning with the size of the difference; empty if there is none.
+
+        Raises:
+            ModelError: a `TokenMean` counts otherwise than its loss.
+        """
+        if not self._kept:
+            return ""
+        with preserve_generators(self.device), restored_attributes(self.loss):
+            text = self._difference(*self._joined())
+        if text and isinstance(self.loss, TokenMean):
+            raise ModelError(f"{text}. {_WRONG_COUNT}")
+        return f"{text}. {_way_out(self.loss)}" if text else ""
+
+    def _joined(self) -> tuple[LossTrial, Sequence[Tensor]]:
+        """Return all microbatches together, and the rows of each.
+
+        Where shapes differ between microbatches, it is the first one, cut in two.
+        """
+        outputs, targets, sizes = zip(*self._kept, strict=True)
+        try:
+            both = joined(outputs), joined(targets)
+        except (ModelError, RuntimeError):
+            both, sizes = (outputs[0], targets[0]), sizes[:1]
+        rows = torch.arange(sum(sizes))
+        parts = rows.split(sizes) if len(sizes) > 1 else rows.tensor_split(2)
+        return LossTrial(self.named, *both, len(rows)), parts
+
+    def _difference(self, trial: LossTrial, parts: Sequence[Tensor]) -> str:
+        """Describe by how much the mean over parts is off; empty if it is not."""
+        rows = torch.cat(list(parts))
+        seed_generators(self.device, 0)
+        tried = trial.in_first_type(rows, (torch.float32, torch.float64, None))
+        if tried is None:
+            return ""
+        whole, dtype = tried
+        seed_generators(self.device, 1)
+        again = trial.with_gradients(rows, dtype)
+        if again is None or not torch.equal(again.value, whole.value):
+            return ""  # it draws random numbers
+        counts = [
+            count_of(self.loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
+            for x in parts
+        ]
+        mean, left = 0.0, [grad.clone() for grad in whole.grads]
+        for own, count in zip(parts, counts, strict=True):
+            if not count:
+                continue
+            part, share = trial.with_gradients(own, dtype), count / sum(counts)
+            if part is None:
+                return ""
+            mean += share * float(part.value)
+            for grad, more in zip(left, part.grads, strict=True):
+                grad[own.to(grad.device)] -= share * more
+        size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
+        if off <= _LEAST * size:
+            return ""
+        how = f"{off / size:.1%} off" if size else f"{off:.3g}, and not 0"
+        return (
+            f"the gradient of the first step is {how}: what is trained "
+            f"is {mean:.6g}, the mean over microbatches of their losses, and the loss "
+            f"of these {len(rows)} samples together is {float(whole.value):.6g}"
+        )
+
+
+def _way_out(loss: LossFunction) -> str:
+    how = "(loss)"
+    if not counts_itself(loss):
+        how = "(loss, count=count), where count(targets) returns what it is divided by"
+    return (
+        "The loss divides by another number in each microbatch, as with ignore_index "
+        "or class weights, or it compares samples. To train the loss of the whole "
+        f"batch, take loss=hocket.TokenMean{how}; or loss=hocket.WholeBatch(loss) if "
+        "it compares samples. If this is meant, take loss=hocket.PerMicrobatch(loss)"
+    )
+
+
+_WRONG_COUNT: Final = (
+    "So count(targets) of TokenMean is not what the loss divides by: return the number "
+    "of targets that the loss reads, or the sum of their class weights"
+)

@@ -1,0 +1,119 @@
+"""Computes a loss of some of a microbatch's samples, and leaves nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.trace.per_sample import num_rows, take_rows
+from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.data.token_mean import TokenMean
+from hocket.run.stage.loss_checks.loss_parts import LossOfRows
+
+
+@contextmanager
+def restored_attributes(loss: LossFunction) -> Iterator[None]:
+    """Restore the attributes of a loss that is a module."""
+    loss = loss.loss if isinstance(loss, TokenMean) else loss
+    if not isinstance(loss, nn.Module):
+        yield
+        return
+    before = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
+    try:
+        with preserve_attributes(loss):
+            yield
+    finally:
+        for buffer, value in before:
+            # Writing an equal buffer would invalidate saved tensors.
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LossTrial:
+    """Computes the loss of some of a microbatch's samples."""
+
+    named: Callable[[Any, Any], Mapping[str, Tensor]]
+    output: Any
+    targets: Any
+    num_samples: int
+
+    def loss_of(self, rows: Tensor) -> Tensor | None:
+        """Return the loss of these samples; None if it cannot be computed."""
+        try:
+            output, targets = self.taken(self.output, rows), self.targets
+            value = self.named(output, self.taken(targets, rows))[TOTAL]
+        except Exception:
+            return None
+        return value if bool(value.isfinite()) else None
+
+    def with_gradients(
+        self, rows: Tensor, dtype: torch.dtype | None
+    ) -> LossOfRows | None:
+        """Return the loss of these samples, and its gradients in the output's leaves.
+
+        Args:
+            rows: the samples.
+            dtype: the type to compute in; the output's own when None.
+
+        Returns:
+            The loss; None if it cannot be computed so.
+        """
+
+        def converted(leaf: Any) -> Any:
+            is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return leaf.detach().to(dtype or leaf.dtype) if is_float else leaf
+
+        try:
+            given = pytree.tree_map(converted, self.taken(self.output, rows))
+            targets = pytree.tree_map(converted, self.taken(self.targets, rows))
+            wanted = [
+                leaf.requires_grad_()
+                for leaf in pytree.tree_leaves(given)
+                if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point()
+            ]
+            with torch.enable_grad():
+                value = self.named(given, targets)[TOTAL]
+            grads: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
+            if value.requires_grad and wanted:
+                grads = torch.autograd.grad(
+                    value, wanted, allow_unused=True, materialize_grads=True
+                )
+        except Exception:
+            return None
+        is_finite = all(bool(x.isfinite().all()) for x in (value, *grads))
+        return LossOfRows(value.detach(), grads) if is_finite else None
+
+    def in_first_type(
+        self, rows: Tensor, types: Sequence[torch.dtype | None]
+    ) -> tuple[LossOfRows, torch.dtype | None] | None:
+        """Do what `with_gradients` does, in the first type in which it runs."""
+        for dtype in types:
+            found = self.with_gradients(rows, dtype)
+            if found is not None:
+                return found, dtype
+        return None
+
+    def taken(self, structure: Any, rows: Tensor) -> Any:
+        """Return the rows of every leaf that has samples.
+
+        Raises:
+            ValueError: a leaf's first dimension is not the samples'.
+        """
+
+        def taken(leaf: Any) -> Any:
+            found = num_rows(leaf)
+            if found is None:
+                return leaf
+            if found != self.num_samples:
+                raise ValueError(found)
+            return take_rows(leaf, rows)
+
+        return pytree.tree_map(taken, structure)
