@@ -16,7 +16,7 @@ from bench.gpu.part_process import end, start_python
 from tests.run.support.forked_python import run_forked_python
 
 TEN_MINUTES_S: Final = 600.0
-# What is timed on a busy machine tells nothing.
+# Their times mean nothing on a busy machine.
 TIMED: Final = ("speed", "device")
 
 STARTS_ANOTHER: Final = """

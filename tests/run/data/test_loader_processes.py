@@ -46,7 +46,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     [
         ("launcher", 2, ("worker", "ours", "torch", "slow")),
         ("worker", 2, ("worker", "ours", "torch", "slow")),
-        # Started by nobody of ours: torch's own end within 5 s, once they do not read.
+        # The test started this worker: torch's loaders end within 5 s of its last read.
         ("worker", 0, ("worker", "ours")),
     ],
 )

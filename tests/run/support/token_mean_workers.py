@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,9 +15,9 @@ import hocket
 from hocket.run.cluster.world import join_world
 from hocket.run.data.loss import named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
-from hocket.run.data.samples import EpochRandom
 from hocket.run.data.step_batch import grouped
-from hocket.run.stage.batch_loss_check import InexactLossWarning
+from hocket.run.stage.loss_checks.step_loss_check import InexactLossWarning
+from tests.run.support.concatenated_batches import ConcatenatedBatches
 from tests.run.support.whole_batch_workers import sums_of
 
 NUM_STEPS: Final = 20
@@ -106,26 +105,6 @@ def pipeline(loss: Any, **settings: Any) -> hocket.Pipeline:
     )
 
 
-@dataclass(frozen=True)
-class Sentences:
-    """The sentences of all batches, one after the other."""
-
-    fingerprint: int = 1
-
-    @property
-    def num_samples(self) -> int:
-        """The number of sentences."""
-        return sum(len(word_NW) for _, word_NW in data())
-
-    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """Six numbers per word."""
-        return torch.cat([input_NWF for input_NWF, _ in data()])[rows]
-
-    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """The words."""
-        return torch.cat([word_NW for _, word_NW in data()])[rows]
-
-
 def train(
     name: str, settings: dict[str, Any], reads: str = "batches"
 ) -> dict[str, Any]:
@@ -140,7 +119,9 @@ def train(
     whole = data()
     with pipeline(LOSSES[name](), world=join_world(), **settings) as trained:
         batches: Any = (
-            EvaluationLoader(Sentences(), NUM_SAMPLES) if reads == "parts" else whole
+            EvaluationLoader(ConcatenatedBatches(data()), NUM_SAMPLES)
+            if reads == "parts"
+            else whole
         )
         losses = [result.losses for result in trained.train(batches)]
         weights = sums_of(trained.state_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -13,7 +12,7 @@ import hocket
 from hocket.run.cluster.world import join_world
 from hocket.run.data.loss import named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
-from hocket.run.data.samples import EpochRandom
+from tests.run.support.concatenated_batches import ConcatenatedBatches
 
 NUM_STEPS: Final = 4
 NUM_SAMPLES: Final = 12
@@ -81,26 +80,6 @@ LOSSES: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The samples of all batches, one after the other."""
-
-    fingerprint: int = 1
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples."""
-        return sum(len(targets) for _, targets in data())
-
-    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """Six numbers per sample."""
-        return torch.cat([inputs for inputs, _ in data()])[rows]
-
-    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
-        """The classes."""
-        return torch.cat([targets for _, targets in data()])[rows]
-
-
 def train(
     name: str, settings: dict[str, Any], reads: str = "batches"
 ) -> dict[str, Any]:
@@ -114,7 +93,11 @@ def train(
     torch.set_num_threads(1)
     loss = hocket.WholeBatch(LOSSES[name])
     with pipeline(loss, world=join_world(), **settings) as trained:
-        batches = EvaluationLoader(Rows(), NUM_SAMPLES) if reads == "parts" else data()
+        batches = (
+            EvaluationLoader(ConcatenatedBatches(data()), NUM_SAMPLES)
+            if reads == "parts"
+            else data()
+        )
         losses = [result.loss for result in trained.train(batches)]
         weights = sums_of(trained.state_dict())
         evaluated = trained.evaluate(batches).loss
@@ -137,7 +120,7 @@ def train_plainly(name: str) -> dict[str, Any]:
     for inputs, targets in data():
         with torch.no_grad():
             value = named_losses(LOSSES[name](model(inputs), targets))["loss"].item()
-        evaluated += value * len(targets) / Rows().num_samples
+        evaluated += value * len(targets) / ConcatenatedBatches(data()).num_samples
     weights = sums_of(model.state_dict())
     return {"losses": losses, "weights": weights, "evaluated": evaluated}
 

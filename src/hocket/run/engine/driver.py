@@ -138,7 +138,7 @@ class Driver:
         """Drain, and read what the last step's message says of all workers."""
         self.drain()
         with self._guard():
-            self._executor.sync.settle()
+            self._executor.sync.check_last_status()
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""

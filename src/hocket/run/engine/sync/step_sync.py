@@ -208,7 +208,7 @@ class StepSync(NoSync):
             (gate,) = self._gates
             self._status = gate.status
         else:
-            self.settle()  # read before the next is posted
+            self.check_last_status()  # read before the next is posted
             self._everyone.post(
                 number, self._everyone.no_norms() if norms is None else norms
             )
@@ -216,7 +216,7 @@ class StepSync(NoSync):
         losses = {net: one.finish(number) for net, one in self._results.items()}
         return losses, self._status
 
-    def settle(self) -> None:
+    def check_last_status(self) -> None:
         """Read the status of the last step that has ended.
 
         Raises:
