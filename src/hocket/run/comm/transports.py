@@ -17,9 +17,9 @@ from hocket.run.cluster.group import new_group
 from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
-from hocket.run.comm.staged.copies import Copies, StreamCopies
 from hocket.run.comm.staged.transport import StagedTransport
 from hocket.run.comm.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
+from hocket.run.device.copies import Copies, StreamCopies
 from hocket.run.diagnostics.flight_recorder import FlightRecorder, OnWait
 
 TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.staged.copies import Copies, CopyEvent
 from hocket.run.comm.step_header import HEADER
 from hocket.run.comm.transport import Receiver
+from hocket.run.device.copies import Copies, CopyEvent
 
 _MAX_READ_EVENTS: Final = 64  # then passed ones are dropped: buffers may be gone
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from hocket.errors import WaitError
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.staged.copies import Copies, CopyEvent
 from hocket.run.comm.transport import Channel, Sender, check_tensors
+from hocket.run.device.copies import Copies, CopyEvent
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from typing import Final
 import torch
 
 from hocket.run.comm.buffers import Pool
-from hocket.run.comm.staged.copies import Copies
 from hocket.run.comm.staged.receiver import StagedReceiver, Staging
 from hocket.run.comm.staged.sender import StagedSender
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.device.copies import Copies
 
 _CLOSE_S: Final = 1.0  # for a thread that is sending; a peer may be gone
 
