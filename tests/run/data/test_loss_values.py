@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import NonFiniteError
 from hocket.run.stage.loss_values import LossValues
+from tests.run.support.delayed_copies import DelayedCopies
 
 
 def named(total: float, accuracy: float = 0.5) -> dict[str, Tensor]:
@@ -20,10 +21,15 @@ def named(total: float, accuracy: float = 0.5) -> dict[str, Tensor]:
     return {"loss": weight * 1.0, "accuracy": torch.tensor(accuracy).double()}
 
 
+def loss_values(stage: int, *, at_once: bool) -> LossValues:
+    """A CPU's, or those of a device whose copies take a while."""
+    return LossValues(stage, None if at_once else DelayedCopies(0.02))
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_values_are_those_of_the_tensors(at_once: bool) -> None:
     """Exactly, by microbatch, in the order in which they were named."""
-    losses = LossValues(1, at_once=at_once)
+    losses = loss_values(1, at_once=at_once)
     for index, total in ((0, 0.1), (2, 3.0), (1, 1e-30)):
         losses.take(4, index, named(total, total / 3))
     found = losses.read()
@@ -39,7 +45,7 @@ def test_values_are_those_of_the_tensors(at_once: bool) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_is_read_later_is_what_there_was(at_once: bool) -> None:
     """Whoever changes the tensor in place afterwards does not change the loss."""
-    losses = LossValues(1, at_once=at_once)
+    losses = loss_values(1, at_once=at_once)
     total = torch.ones(())
     losses.take(0, 0, {"loss": total})
     total.fill_(math.nan)
@@ -50,7 +56,7 @@ def test_what_is_read_later_is_what_there_was(at_once: bool) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_the_first_loss_that_is_no_number_is_named(value: float, at_once: bool) -> None:
     """With the same words, whether it is read at once or with the others."""
-    losses = LossValues(3, at_once=at_once)
+    losses = loss_values(3, at_once=at_once)
     losses.take(7, 0, named(1.0))
     where = rf"^the loss is {value} at step 7, stage 3, microbatch 2; no weights"
     with pytest.raises(NonFiniteError, match=where):
@@ -65,14 +71,14 @@ def _take_two_and_read(losses: LossValues, value: float) -> None:
 
 def test_only_what_is_trained_must_be_finite() -> None:
     """A metric beside it may be anything."""
-    losses = LossValues(0, at_once=True)
+    losses = loss_values(0, at_once=True)
     losses.take(0, 0, named(1.0, math.inf))
     assert losses.read() == {0: {"loss": 1.0, "accuracy": math.inf}}
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
     """Where reading would wait for the device, a step goes on with a bad loss."""
-    losses = LossValues(0, at_once=False)
+    losses = loss_values(0, at_once=False)
     losses.take(0, 0, named(math.nan))
     losses.clear()
     assert losses.read() == {}
@@ -94,7 +100,7 @@ def trained(num_bad: int, *, at_once: bool) -> tuple[list[float], list[Tensor]]:
         num_microbatches=4,
     ) as pipeline:
         (runner,) = pipeline._executor.runners.values()
-        runner.losses = LossValues(0, at_once=at_once)
+        runner.losses = loss_values(0, at_once=at_once)
         losses = [pipeline.step(batch).loss for batch in batches[:2]]
         weights = [p.detach().clone() for p in runner.parameters.values()]
         if num_bad:

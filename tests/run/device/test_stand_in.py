@@ -58,7 +58,7 @@ def test_other_models_equal_the_plain_loop(num_workers: int, tmp_path: Path) -> 
 
 @pytest.mark.timeout(100)
 def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
-    """Once for the losses after the last forward, once for the norms, per step."""
+    """Per step: for the losses, with backwards queued behind, and for the norms."""
     [steps] = answers_of(
         f"{WORKERS}:waits_by_step",
         "perceptron",
@@ -71,4 +71,5 @@ def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
 
     assert len(steps) == 4
     for waits in steps[1:]:
-        assert waits["in_lanes"] == ["tolist", "copy to the host"]
+        assert waits["in_lanes"] == ["synchronize", "copy to the host"]
+        assert waits["queued"][0] > 10  # the last microbatch's backward

@@ -28,6 +28,10 @@ class DelayedEvent:
         """See `CopyEvent.query`."""
         return self._is_passed.is_set()
 
+    def synchronize(self) -> None:
+        """See `CopyEvent.synchronize`."""
+        assert self._is_passed.wait(10.0)
+
     def wait(self) -> None:
         """See `CopyEvent.wait`. The next copies come behind it in any case."""
 

@@ -41,10 +41,12 @@ class Waits:
     Args:
         all: the calls, in their order.
         in_lanes: those of them while a lane was played.
+        queued: for each event that was waited for, how many ops were queued behind it.
     """
 
     all: list[str] = field(default_factory=list)
     in_lanes: list[str] = field(default_factory=list)
+    queued: list[int] = field(default_factory=list)
 
     def note(self, call: str) -> None:
         """Note a call."""
@@ -60,6 +62,7 @@ class Waits:
         """Begin anew."""
         self.all.clear()
         self.in_lanes.clear()
+        self.queued.clear()
 
 
 class _Stream:
@@ -69,6 +72,7 @@ class _Stream:
         self.waits = Waits()
         self.pinned: set[int] = set()  # addresses
         self.num_submitted = 0
+        self.num_ops = 0
         self.library: torch.library.Library | None = None  # as long as the process
         self._lock = threading.RLock()  # several senders' threads ask for their copies
         self._pending: list[tuple[int, Callable[[], None]]] = []
@@ -144,12 +148,14 @@ class StandInEvent:
 
     def __init__(self, device: Any = None, **_: Any) -> None:
         self._number = 0
+        self._num_ops = 0
         self._s = 0.0
         self._is_late = True
 
     def record(self, stream: Any = None) -> None:
         """Record it behind all that the stream was given."""
         self._number, self._s = STREAM.num_submitted, time.perf_counter()
+        self._num_ops = STREAM.num_ops
 
     def query(self) -> bool:
         """Return False at the first call, and True from the second on."""
@@ -161,6 +167,7 @@ class StandInEvent:
     def synchronize(self) -> None:
         """Let the host wait for it."""
         STREAM.waits.note("synchronize")
+        STREAM.waits.queued.append(STREAM.num_ops - self._num_ops)
         STREAM.finish(self._number)
 
     def wait(self, stream: Any = None) -> None:
@@ -227,6 +234,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     found = func(*raw[0], **raw[1])
     if not own and not _is_standin(kwargs.get("device")):
         return found
+    STREAM.num_ops += 1
     same = {id(x.raw): x for x in own}
 
     def wrap(x: Tensor) -> Tensor:

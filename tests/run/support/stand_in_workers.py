@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     return answers
 
 
-def waits_by_step(name: str, schedule: str) -> list[dict[str, list[str]]]:
+def waits_by_step(name: str, schedule: str) -> list[dict[str, list[Any]]]:
     """What the host waits for in each of four steps."""
     world = _world()
     data = batches(name, 4, 8, 8)
@@ -46,7 +46,7 @@ def waits_by_step(name: str, schedule: str) -> list[dict[str, list[str]]]:
         STREAM.waits.clear()
         for _ in pipeline.train(data):
             waits = STREAM.waits
-            found.append({"all": [*waits.all], "in_lanes": [*waits.in_lanes]})
+            found.append(asdict(waits))
             waits.clear()
     return found
 

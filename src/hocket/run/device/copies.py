@@ -15,6 +15,9 @@ class CopyEvent(Protocol):
     def query(self) -> bool:
         """Return whether the stream has reached the event."""
 
+    def synchronize(self) -> None:
+        """Let the host wait for the event."""
+
     def wait(self) -> None:
         """Make the current stream wait for the event; the host does not wait."""
 

@@ -2,16 +2,18 @@
 
 On a CPU a loss is there when its forward has returned, and is read at once. Reading one
 from an accelerator waits for all queued work and leaves the device idle meanwhile:
-there the losses are kept, and read together when the step's last forward is queued.
+there the losses are copied together when the step's last forward is queued, and the
+host waits for the copy when backwards are queued behind it.
 
-    CPU            F0 read  B0   F1 read  B1   F2 read
-    accelerator    F0       B0   F1       B1   F2 read all
+    CPU            F0 read  B0   F1 read  B1   F2 read        B2         U
+    accelerator    F0       B0   F1       B1   F2 copy all    B2   wait  U
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from hocket.errors import NonFiniteError
 from hocket.run.data.loss import TOTAL
+from hocket.run.device.copies import Copies, CopyEvent
 
 _EMPTY: Final = (
     ". If all targets of it are ignored, their mean is nan: hocket.TokenMean(loss) "
@@ -26,18 +29,35 @@ _EMPTY: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Losses on their way to the host.
+
+    Args:
+        names: the losses' names by step and microbatch.
+        host: their values, one after the other, once they have arrived.
+        event: the event behind the copy.
+    """
+
+    names: dict[tuple[int, int], tuple[str, ...]]
+    host: Tensor
+    event: CopyEvent
+
+
 class LossValues:
     """Keeps the named losses of each microbatch, and reads their values.
 
     Args:
         stage: the stage that computes them, for errors.
-        at_once: whether to read each loss when it is taken.
+        copies: copies the losses to the host; None on a CPU, where each is read when it
+            is taken.
     """
 
-    def __init__(self, stage: int, *, at_once: bool) -> None:
+    def __init__(self, stage: int, copies: Copies | None) -> None:
         self._stage = stage
-        self._at_once = at_once
+        self._device_copies = copies
         self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._copied: list[_Copied] = []
         self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
 
     def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
@@ -46,7 +66,7 @@ class LossValues:
         Raises:
             NonFiniteError: the loss to train is not finite, and is read at once.
         """
-        if self._at_once:
+        if self._device_copies is None:
             values = {name: value.item() for name, value in named.items()}
             self._keep(step, index, values)
             return
@@ -56,6 +76,23 @@ class LossValues:
             name: value.detach().to(torch.float64, copy=True)
             for name, value in named.items()
         }
+
+    def begin_read(self) -> None:
+        """Begin to copy all losses to the host, behind the work queued so far."""
+        copies, unread = self._device_copies, self._unread
+        if copies is None or not unread:
+            return
+        self._unread = {}
+        scalars = torch.stack([x for named in unread.values() for x in named.values()])
+        host = torch.empty(len(scalars), dtype=scalars.dtype, pin_memory=copies.pins)
+        names = {key: tuple(named) for key, named in unread.items()}
+        event = copies.to_host((host,), (scalars,))
+        self._copied.append(_Copied(names, host, event))
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `read` would not wait."""
+        return not self._unread and all(x.event.query() for x in self._copied)
 
     def read(self, step: int | None = None) -> dict[int, dict[str, float]]:
         """Return what was taken by microbatch and name, and forget it.
@@ -67,7 +104,13 @@ class LossValues:
             NonFiniteError: the loss to train is not finite for a microbatch; names the
                 first.
         """
-        self._read_together()
+        self.begin_read()
+        copied, self._copied = self._copied, []
+        for copy in copied:
+            copy.event.synchronize()
+            numbers = iter(copy.host.tolist())
+            for (of_step, index), names in copy.names.items():
+                self._keep(of_step, index, {name: next(numbers) for name in names})
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
@@ -76,16 +119,8 @@ class LossValues:
     def clear(self) -> None:
         """Drop the losses that were kept."""
         self._unread.clear()
+        self._copied.clear()
         self._values.clear()
-
-    def _read_together(self) -> None:
-        if not self._unread:
-            return
-        unread, self._unread = self._unread, {}
-        scalars = [value for named in unread.values() for value in named.values()]
-        numbers = iter(torch.stack(scalars).tolist())
-        for (step, index), named in unread.items():
-            self._keep(step, index, {name: next(numbers) for name in named})
 
     def _keep(self, step: int, index: int, values: dict[str, float]) -> None:
         total = values[TOTAL]

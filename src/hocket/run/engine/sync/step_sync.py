@@ -2,7 +2,7 @@
 
     lane   F F B F B B R │ U U
                  │       └─ gates: gradients are judged, clipped and updated together
-                 └─ the losses are posted once the last stage has its last one
+                 └─ the losses are posted once the last stage's host has all of them
 
 Where one gate has all stages, its norms are the step's. Where steps overlap, each step
 has several gates: their norms are added up when the step is over, and read one step
@@ -61,10 +61,12 @@ class _Step:
 
     Args:
         shares: each microbatch's share of the step, by samples, for each net.
+        unread: the stages whose losses are complete, and not read yet.
         posted: the nets whose losses this worker has posted.
     """
 
     shares: dict[str, dict[int, float]] = field(default_factory=dict)
+    unread: set[int] = field(default_factory=set)
     posted: set[str] = field(default_factory=set)
 
 
@@ -132,28 +134,45 @@ class StepSync(NoSync):
         """See `NoSync.after_losses`; the losses begin their way.
 
         Raises:
-            NonFiniteError: a loss is not finite, and was not read before.
             ModelError: a `TokenMean` counts otherwise than its loss.
         """
         if work.ends_step:
-            number, net = work.step.number, self._ends[stage]
-            losses = self._runners[stage].losses.read(number)
-            shares = self._steps[number].shares[net]
-            if len(losses) < len(shares):  # one over the whole batch
-                shares = dict.fromkeys(losses, sum(shares.values()))
-            warning = self._runners[stage].compare_losses()
-            self._results[net].begin(number, losses, shares, warning)
+            losses = self._runners[stage].losses
+            losses.begin_read()
+            self._steps[work.step.number].unread.add(stage)
+            if losses.is_read:
+                self._read_losses(stage, work.step.number)
+
+    def _read_losses(self, stage: int, number: int) -> None:
+        """Read the losses of a step, and begin to add them up.
+
+        Raises:
+            NonFiniteError: a loss is not finite, and was not read before.
+            ModelError: a `TokenMean` counts otherwise than its loss.
+        """
+        step, net = self._steps[number], self._ends[stage]
+        if stage not in step.unread:
+            return
+        step.unread.remove(stage)
+        losses, shares = self._runners[stage].losses.read(number), step.shares[net]
+        if len(losses) < len(shares):  # one over the whole batch
+            shares = dict.fromkeys(losses, sum(shares.values()))
+        warning = self._runners[stage].compare_losses()
+        self._results[net].begin(number, losses, shares, warning)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""
         net, number = self._ends.get(stage), work.step.number
         if net is None or number != min(self._steps):  # losses are posted in order
             return
-        if self._results[net].is_ready(number):
-            self._post_losses(net, number)
+        if self._runners[stage].losses.is_read:
+            self._read_losses(stage, number)
+            if self._results[net].is_ready(number):
+                self._post_losses(stage, number)
 
-    def _post_losses(self, net: str, number: int) -> None:
-        posted = self._steps[number].posted
+    def _post_losses(self, stage: int, number: int) -> None:
+        net, posted = self._ends[stage], self._steps[number].posted
+        self._read_losses(stage, number)
         if net not in posted:
             self._results[net].post(number)
             posted.add(net)
@@ -166,7 +185,7 @@ class StepSync(NoSync):
         """See `NoSync.before_update`.
 
         Raises:
-            NonFiniteError: a gradient is not finite.
+            NonFiniteError: a loss or a gradient is not finite.
             SchemaError: a replica had another batch, or learning rates differ by rank.
             WaitError: another worker did not come.
         """
@@ -174,7 +193,7 @@ class StepSync(NoSync):
         if self._replicas is not None:
             self._replicas.finish(number)
         if stage in self._ends:
-            self._post_losses(self._ends[stage], number)
+            self._post_losses(stage, number)
         finish(stage)
         return self._gate_of[stage].enter(stage, number, finish)
 
@@ -199,9 +218,12 @@ class StepSync(NoSync):
             The step's losses by net, and the status of its gradients.
 
         Raises:
+            NonFiniteError: a loss is not finite.
             SchemaError: learning rates differed by rank in the step before.
             WaitError: another worker did not post.
         """
+        for stage in list(self._steps[number].unread):
+            self._read_losses(stage, number)
         del self._steps[number]
         norms = self._norms.pop(number, None)
         if self._everyone is None:
