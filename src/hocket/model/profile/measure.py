@@ -15,7 +15,7 @@ alternating with whole backwards, and divided among layers by their W.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
 from statistics import median, quantiles
 from time import perf_counter
@@ -28,12 +28,13 @@ from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
+from hocket.model.profile.kept_bytes import KeptBytes, kept_bytes
 from hocket.model.profile.leaf_gradients import gradients_of
 from hocket.model.profile.passes import (
     Finish,
+    Given,
     PieceForward,
     Span,
-    detached,
     forwards,
     sum_of_outputs,
     timed,
@@ -41,7 +42,7 @@ from hocket.model.profile.passes import (
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.profile.split_backward import one_split_pass, split_backward_bytes
 from hocket.model.stages.cut import cut
-from hocket.model.stages.discard_saved_tensors import discard_saved_tensors, refuse
+from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
@@ -62,6 +63,7 @@ def profile(
     make_splitter: MakeSplitter,
     finish: Finish | None = None,
     targets: Any = None,
+    most_bytes: int | None = None,
 ) -> Profile:
     """Measure every layer: medians over several passes, with their spread.
 
@@ -77,42 +79,104 @@ def profile(
             part of the last layer; the sum of all outputs when not given.
         targets: the targets that `finish` reads; like the batch's inputs, they are in
             memory anyway, and no layer keeps them.
+        most_bytes: the device's memory. Where the weights of all layers take more than
+            half of it, or a pass does not fit, fewer layers are measured at once, and
+            the others' weights stay where they are.
+
+    Raises:
+        torch.OutOfMemoryError: a layer does not fit by itself.
     """
-    num_layers = len(captured.layers)
-    with restored_model(captured, device):
-        pieces = [s.to(device).train() for s in cut(captured, range(1, num_layers))]
-        whole = [s.to(device).train() for s in cut(captured, ())]
-        split = [make_splitter(piece) for piece in pieces]
-        whole_split = [make_splitter(piece) for piece in whole]
-        end = sum_of_outputs if finish is None else finish
-        inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
+    inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
+    given = Given(inputs, sum_of_outputs if finish is None else finish)
+    layers: list[LayerProfile] = []
+    most_layers = num_layers = len(captured.layers)
+    while len(layers) < num_layers:
+        begin = len(layers)
+        end = min(_end_of_group(captured, begin, most_bytes), begin + most_layers)
+        group = _Group(captured, begin, end, device, make_splitter, targets)
+        with suppress(torch.OutOfMemoryError) if end - begin > 1 else nullcontext():
+            with restored_model(captured, device):
+                found, given = group.measure(given)
+            layers += found
+        if len(layers) == begin:
+            most_layers = (end - begin) // 2
+    return Profile(tuple(layers), conditions_of(captured, device))
+
+
+def _end_of_group(captured: Captured, begin: int, most_bytes: int | None) -> int:
+    """Return the layer behind those whose weights and gradients fit into the half."""
+    if most_bytes is None:
+        return len(captured.layers)
+    seen: set[str] = set()
+    for i, layer in enumerate(captured.layers[begin:], begin):
+        seen.update((*layer.parameters, *layer.buffers))
+        tensors = [captured.state.tensors[name] for name in seen]
+        num_bytes = sum(x.nbytes * (2 if x.requires_grad else 1) for x in tensors)
+        if num_bytes > most_bytes / 2 and i > begin:
+            return i
+    return len(captured.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Consecutive layers that are on the device at once.
+
+    Args:
+        captured: the model.
+        begin: the first layer.
+        end: the layer behind the last one.
+        device: the device.
+        make_splitter: makes the splitter of a piece.
+        targets: what the loss reads.
+    """
+
+    captured: Captured
+    begin: int
+    end: int
+    device: torch.device
+    make_splitter: MakeSplitter
+    targets: Any
+
+    def measure(self, before: Given) -> tuple[list[LayerProfile], Given]:
+        """Return each layer's profile, and what the layer behind them reads.
+
+        Args:
+            before: what the first of these layers and the loss read.
+        """
+        captured, device = self.captured, self.device
+        num_layers = len(captured.layers)
+        edges = [x for x in (self.begin, self.end) if 0 < x < num_layers]
+        own = cut(captured, range(1, num_layers))[self.begin : self.end]
+        pieces = [piece.to(device).train() for piece in own]
+        whole = [cut(captured, edges)[min(self.begin, 1)].to(device).train()]
+        split = [self.make_splitter(piece) for piece in pieces]
+        whole_split = [self.make_splitter(piece) for piece in whole]
+        received = [x.to(device) for x in before.received]
+        finish = before.finish if self.end == num_layers else None
+        given = replace(before, received=received, finish=finish)
         _accumulate_from_zero(whole)
-        by_layer = _repeated(lambda: _one_pass(pieces, inputs, end, device))
-        split_passes = _repeated(lambda: one_split_pass(split, inputs, end, device))
+        by_layer = _repeated(lambda: _one_pass(pieces, given, device))
+        split_passes = _repeated(lambda: one_split_pass(split, given, device))
         at_once = _repeated(
             lambda: (
-                *_one_pass(whole, inputs, end, device),
-                *one_split_pass(whole_split, inputs, end, device),
+                *_one_pass(whole, given, device),
+                *one_split_pass(whole_split, given, device),
             ),
             _MAX_PASSES // 2,
         )
-        there = tensors_in([list(captured.state.tensors.values()), inputs, targets])
-        kept = _kept_bytes(pieces, inputs, end, there)
-        work = _work_bytes(pieces, inputs, end, device)
-        held = split_backward_bytes(split, inputs, end, there, device)
-    times = [
-        _Times(*columns)
-        for columns in zip(
-            *_scaled(by_layer, at_once[:2]), *split_passes[1:], strict=True
-        )
-    ]
-    layers = [
-        _layer(captured, i, times[i], kept[i], work[i], held[i])
-        for i in range(num_layers)
-    ]
-    split_s = _split_overhead_s(at_once[:2], at_once[2:])
-    shared = _split_overhead_by_layer(layers, split_s)
-    return Profile(tuple(shared), conditions_of(captured, device))
+        state = list(captured.state.tensors.values())
+        there = tensors_in([state, given.inputs, self.targets])
+        kept, sent = kept_bytes(pieces, given, there)
+        work = _work_bytes(pieces, given, device)
+        held = split_backward_bytes(split, given, there, device)
+        columns = zip(*_scaled(by_layer, at_once[:2]), *split_passes[1:], strict=True)
+        layers = [
+            _layer(captured, self.begin + i, _Times(*times), kept[i], work[i], held[i])
+            for i, times in enumerate(columns)
+        ]
+        split_s = _split_overhead_s(at_once[:2], at_once[2:])
+        after = replace(sent, finish=before.finish)
+        return _split_overhead_by_layer(layers, split_s), after
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +196,11 @@ class _Times:
         return input_s / both_s if both_s else 1.0
 
 
-@dataclass(slots=True)
-class _Kept:
-    """The bytes that a forward keeps for its backward: its own, and its input."""
-
-    made_bytes: int = 0
-    input_bytes: int = 0
-
-
 def _layer(
     captured: Captured,
     i: int,
     times: _Times,
-    kept: _Kept,
+    kept: KeptBytes,
     work: tuple[int, int],
     held: HeldBytes,
 ) -> LayerProfile:
@@ -221,8 +277,7 @@ def _repeated(
 
 def _one_pass(
     pieces: Sequence[StageModule],
-    inputs: Sequence[Any],
-    finish: Finish,
+    given: Given,
     device: torch.device,
 ) -> tuple[Column, Column]:
     """Run forward through all pieces and back; return the seconds of each."""
@@ -230,7 +285,7 @@ def _one_pass(
     forward_s: Column = []
     backward_s: Column = []
     spans: list[Span] = [lambda: timed(clock, forward_s)] * len(pieces)
-    live = forwards(pieces, inputs, finish, spans)
+    live = forwards(pieces, given, spans)
     _backwards(live, lambda: timed(clock, backward_s))
     return forward_s, backward_s[::-1]
 
@@ -244,70 +299,19 @@ def _backwards(live: list[PieceForward], span: Span) -> None:
             grads = gradients_of(own.leaves, own.outputs, grads, only_inputs=False)
 
 
-def _kept_bytes(
-    pieces: Sequence[StageModule],
-    inputs: Sequence[Any],
-    finish: Finish,
-    there: Sequence[Tensor],
-) -> list[_Kept]:
-    """Return what each layer's forward keeps of new tensors, each piece once."""
-    seen = {x.untyped_storage().data_ptr() for x in there}
-    kept: list[_Kept] = []
-    alive: list[Any] = []  # so that no address is used twice
-    received: tuple[Tensor, ...] = ()
-    for piece in pieces:
-        received = detached(received, piece)
-        from_before = {x.untyped_storage().data_ptr() for x in received}
-        found = _Kept()
-        with _found_in(found, seen, from_before, alive):
-            out = piece(*received, *(inputs[i] for i in piece.batch_inputs))
-            if piece is pieces[-1]:
-                out = (finish(out),)
-        kept.append(found)
-        alive += [received, out]
-        received = out
-    alive.clear()  # the graph refers to its watcher, which refers to this list
-    return kept
-
-
 def _work_bytes(
     pieces: Sequence[StageModule],
-    inputs: Sequence[Any],
-    finish: Finish,
+    given: Given,
     device: torch.device,
 ) -> list[tuple[int, int]]:
     """Return the most that each layer's forward and backward allocate."""
     num = len(pieces)
     with allocations(device) as forward, discard_saved_tensors():
-        forwards(pieces, inputs, finish, [forward.span] * num)
+        forwards(pieces, given, [forward.span] * num)
     with allocations(device) as backward:
-        live = forwards(pieces, inputs, finish, [nullcontext] * num)
+        live = forwards(pieces, given, [nullcontext] * num)
         _backwards(live, backward.span)
     return list(zip(forward.peaks, backward.peaks[::-1], strict=True))
-
-
-@contextmanager
-def _found_in(
-    kept: _Kept, seen: set[int], from_before: set[int], alive: list[Any]
-) -> Iterator[None]:
-    """Record what autograd saves in the block and was not seen before.
-
-    The graph does not refer to the record: a cycle through it would never be freed.
-    """
-
-    def pack(tensor: Tensor) -> None:
-        alive.append(tensor)
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address not in seen:
-            seen.add(address)
-            if address in from_before:
-                kept.input_bytes += storage.nbytes()
-            else:
-                kept.made_bytes += storage.nbytes()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, refuse):
-        yield
 
 
 def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:

@@ -36,29 +36,43 @@ class PieceForward:
         return [x for x in self.received if x.requires_grad]
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What consecutive pieces of a model read besides their weights.
+
+    Args:
+        inputs: the batch's leaves.
+        finish: the loss of the model's output, run with the last piece; None if the
+            model goes on behind these pieces.
+        received: what the piece before them sends.
+        kept: which of that an earlier piece keeps for its backward.
+    """
+
+    inputs: Sequence[Any]
+    finish: Finish | None
+    received: Sequence[Tensor] = ()
+    kept: Sequence[bool] = ()
+
+
 def forwards(
-    pieces: Sequence[StageModule],
-    inputs: Sequence[Any],
-    finish: Finish,
-    spans: Sequence[Span],
+    pieces: Sequence[StageModule], given: Given, spans: Sequence[Span]
 ) -> list[PieceForward]:
     """Run every piece on the outputs of the one before; return each result.
 
     Args:
-        pieces: the model's pieces, in order.
-        inputs: the batch's leaves.
-        finish: the loss of the model's output, run with the last piece.
+        pieces: consecutive pieces of the model.
+        given: what else they read.
         spans: the context that each piece runs in.
     """
     live = []
-    received: tuple[Tensor, ...] = ()
+    received = given.received
     for i, (piece, span) in enumerate(zip(pieces, spans, strict=True)):
         received = detached(received, piece)
-        own = [inputs[i] for i in piece.batch_inputs]
+        own = [given.inputs[i] for i in piece.batch_inputs]
         with span():
             out = piece(*received, *own)
-            if i + 1 == len(pieces):
-                out = (finish(out),)
+            if i + 1 == len(pieces) and given.finish is not None:
+                out = (given.finish(out),)
         live.append(PieceForward(received, [x for x in out if x.requires_grad]))
         received = out
     return live

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +21,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import Clock, clock_of
 from hocket.model.profile.leaf_gradients import with_zeros
-from hocket.model.profile.passes import Finish, Span, forwards, timed
+from hocket.model.profile.passes import Given, Span, forwards, timed
 from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.planner.work import HeldBytes
 
 
 def one_split_pass(
     splitters: Sequence[Splitter],
-    inputs: Sequence[Any],
-    finish: Finish,
+    given: Given,
     device: torch.device,
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the seconds of each layer's F, I and W."""
@@ -39,7 +37,7 @@ def one_split_pass(
     input_s: list[float] = []
     weight_s: list[float] = []
     spans = [partial(_timed_on, clock, forward_s, x) for x in splitters]
-    begins, grads = _forwards(splitters, inputs, finish, spans)
+    begins, grads = _forwards(splitters, given, spans)
     lefts = _input_grads(splitters, begins, grads, lambda: timed(clock, input_s))
     _weight_grads(lefts, lambda: timed(clock, weight_s))
     return forward_s, input_s[::-1], weight_s[::-1]
@@ -54,8 +52,7 @@ def _timed_on(clock: Clock, seconds: list[float], splitter: Splitter) -> Iterato
 
 def split_backward_bytes(
     splitters: Sequence[Splitter],
-    inputs: Sequence[Any],
-    finish: Finish,
+    given: Given,
     there: Sequence[Tensor],
     device: torch.device,
 ) -> list[HeldBytes]:
@@ -63,8 +60,7 @@ def split_backward_bytes(
 
     Args:
         splitters: each layer's splitter.
-        inputs: the batch's leaves.
-        finish: the loss of the model's output.
+        given: what the first layer and the loss read.
         there: tensors that are in memory anyway.
         device: the device that it runs on.
     """
@@ -74,7 +70,7 @@ def split_backward_bytes(
         held.append(_held(left, received, there))
 
     with allocations(device) as log:
-        begins, grads = _forwards(splitters, inputs, finish, [x.on for x in splitters])
+        begins, grads = _forwards(splitters, given, [x.on for x in splitters])
         lefts = _input_grads(splitters, begins, grads, log.span, look)
         _weight_grads(lefts, log.span)
     num = len(splitters)
@@ -100,13 +96,12 @@ class _SplitForward:
 
 def _forwards(
     splitters: Sequence[Splitter],
-    inputs: Sequence[Any],
-    finish: Finish,
+    given: Given,
     spans: Sequence[Span],
 ) -> tuple[list[_SplitForward], list[Tensor]]:
     """Return where each I starts, and the gradients that the last one gets."""
     pieces = [splitter.module for splitter in splitters]
-    live = forwards(pieces, inputs, finish, spans)
+    live = forwards(pieces, given, spans)
     grads = [torch.ones_like(x) for x in live[-1].outputs]
     begins = [
         _SplitForward(own.received, [get_gradient_edge(x) for x in own.outputs])

@@ -34,6 +34,7 @@ from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.device.memory import memory_bytes
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.tune.ddp_trial import ddp_seconds
@@ -192,6 +193,7 @@ def profile_layers(
         world: all workers.
     """
     targets = on_device(microbatch.targets, world.device)
+    most_bytes = None if world.device.type == "cpu" else memory_bytes(world)
     world.barrier("profile")
     with precision.autocast(world.device):
         own = profile(
@@ -201,6 +203,7 @@ def profile_layers(
             make_splitter=ByLayers,
             finish=None if loss is None else partial(_total, loss, targets),
             targets=targets,
+            most_bytes=most_bytes,
         )
     parts = world.gather_json(own.to_json(), "profile measured")
     return mean_profile([Profile.from_json(part) for part in parts])

@@ -1,0 +1,85 @@
+"""Finds what the forward of each piece of a model keeps for its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.model.profile.passes import Given, detached
+from hocket.model.stages.discard_saved_tensors import refuse
+from hocket.model.stages.stage import StageModule
+
+
+@dataclass(slots=True)
+class KeptBytes:
+    """The bytes that a forward keeps for its backward: its own, and its input."""
+
+    made_bytes: int = 0
+    input_bytes: int = 0
+
+
+def kept_bytes(
+    pieces: Sequence[StageModule],
+    given: Given,
+    there: Sequence[Tensor],
+) -> tuple[list[KeptBytes], Given]:
+    """Return what each layer's forward keeps of new tensors, each storage once.
+
+    And what the layer behind them reads, on the host.
+
+    Args:
+        pieces: the layers, in order.
+        given: what the first piece and the loss read.
+        there: tensors that are in memory anyway.
+    """
+    before = [
+        x for x, is_kept in zip(given.received, given.kept, strict=True) if is_kept
+    ]
+    seen = {x.untyped_storage().data_ptr() for x in (*there, *before)}
+    kept: list[KeptBytes] = []
+    alive: list[Any] = []  # so that no address is used twice
+    received: Sequence[Tensor] = given.received
+    for piece in pieces:
+        received = detached(received, piece)
+        from_before = {x.untyped_storage().data_ptr() for x in received}
+        found = KeptBytes()
+        with _found_in(found, seen, from_before, alive):
+            out = piece(*received, *(given.inputs[i] for i in piece.batch_inputs))
+            if piece is pieces[-1] and given.finish is not None:
+                out = (given.finish(out),)
+        kept.append(found)
+        alive += [received, out]
+        received = out
+    alive.clear()  # the graph refers to its watcher, which refers to this list
+    were_kept = [x.untyped_storage().data_ptr() in seen for x in received]
+    sent = [x.detach().cpu() for x in received]
+    return kept, replace(given, received=sent, kept=were_kept)
+
+
+@contextmanager
+def _found_in(
+    kept: KeptBytes, seen: set[int], from_before: set[int], alive: list[Any]
+) -> Iterator[None]:
+    """Record what autograd saves in the block and was not seen before.
+
+    The graph does not refer to the record: a cycle through it would never be freed.
+    """
+
+    def pack(tensor: Tensor) -> None:
+        alive.append(tensor)
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in seen:
+            seen.add(address)
+            if address in from_before:
+                kept.input_bytes += storage.nbytes()
+            else:
+                kept.made_bytes += storage.nbytes()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, refuse):
+        yield
