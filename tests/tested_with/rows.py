@@ -183,6 +183,12 @@ FAULTS: Final = (
         ),
     ),
     Row(
+        "Other processes that connect to a worker, and send garbage: turned away",
+        f"{_RUN}/comm/test_transport_failures.py",
+        ("test_strangers_and_what_they_send_are_turned_away",),
+        times="NUM_STRANGERS",
+    ),
+    Row(
         "Workers that hang: found after the timeout, and named",
         _KILLED,
         ("test_the_others_end_when_one_hangs",),

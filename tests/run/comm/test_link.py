@@ -52,7 +52,7 @@ def test_long_texts_are_cut(text: str) -> None:
 def two_ends() -> tuple[SocketLink, SocketLink]:
     """A connection with both ends in this process."""
     listener = Listener()
-    a = connect(listener.name)
+    a = connect(listener.name, 1.0)
     b = listener.accept(1.0)
     listener.close()
     assert a is not None
@@ -147,8 +147,8 @@ def test_nobody_at_an_address_is_told() -> None:
     listener = Listener()
     listener.close()
 
-    assert connect(listener.name) is None
-    assert connect("hocket-never") is None
+    assert connect(listener.name, 1.0) is None
+    assert connect("hocket-never", 1.0) is None
 
 
 def test_accept_ends_by_the_deadline() -> None:
@@ -156,7 +156,7 @@ def test_accept_ends_by_the_deadline() -> None:
     listener = Listener()
     assert listener.accept(0.0) is None
     assert listener.accept(0.05) is None
-    a = connect(listener.name)
+    a = connect(listener.name, 1.0)
     assert a is not None
     b = listener.accept(0.0)
 
@@ -174,7 +174,7 @@ def test_other_users_are_turned_away() -> None:
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        os._exit(int(connect(listener.name) is not None))
+        os._exit(int(connect(listener.name, 1.0) is not None))
     link = listener.accept(0.3)
     _, status = os.waitpid(child, 0)
     listener.close()

@@ -11,13 +11,18 @@ import pytest
 
 from hocket.errors import WaitError
 from hocket.run.comm.schema import message_tag
+from hocket.run.comm.shm.link import connect as connect_to
+from hocket.run.comm.shm.packets import MessagePacket, pack
+from hocket.run.comm.shm.sender import address_key
 from tests.run.support.transport_pair import (
+    BACK,
     SCHEMA,
     SHARED,
     Settings,
     Worker,
     content,
     each_kind,
+    run_pair,
     run_survivor,
     seconds_after_fault,
 )
@@ -26,6 +31,7 @@ pytestmark = pytest.mark.timeout(110)
 
 LONG_S = 60.0  # a timeout that no test waits for
 AT_ONCE_S = 5.0  # on a busy machine
+NUM_STRANGERS = 40
 
 
 def connect(worker: Worker) -> None:
@@ -157,3 +163,41 @@ def test_a_child_of_the_dead_does_not_hide_its_death(tmp_path: Path) -> None:
     assert outcome.kind == WaitError.__name__
     assert "rank 1 is gone" in outcome.error
     assert seconds_after_fault(tmp_path, outcome) < AT_ONCE_S
+
+
+def receive_among_strangers(worker: Worker) -> list[tuple[float, ...]]:
+    """Receive a message where another process has connected before the sender."""
+    _, receiver = worker.ends
+    name = worker.store.get(address_key(BACK)).decode().split()[1]
+    strangers = []
+    for i in range(NUM_STRANGERS):
+        stranger = connect_to(name, 1.0)
+        assert stranger is not None
+        strangers.append(stranger)
+        stranger.post(os.urandom(1 + 7 * i))
+        stranger.post(pack(MessagePacket(message_tag(SCHEMA, 0, 0), i)))
+    worker.meet("strangers")
+    tag = message_tag(SCHEMA, 0, 0)
+    receiver.expect([tag], SCHEMA)
+    return [tuple(x.flatten().tolist()) for x in receiver.receive(tag)]
+
+
+def send_behind_strangers(worker: Worker) -> list[tuple[float, ...]]:
+    """Send one message once the others have connected; return what was sent."""
+    worker.meet("strangers")
+    sender, _ = worker.ends
+    tensors = content(1, 0)
+    sender.send(message_tag(SCHEMA, 0, 0), tensors, SCHEMA)
+    sender.flush(10.0)
+    return [tuple(x.flatten().tolist()) for x in tensors]
+
+
+def test_strangers_and_what_they_send_are_turned_away(tmp_path: Path) -> None:
+    """Any process of the same user sees the name and may connect, and be first."""
+    settings = Settings(SHARED)
+    received, sent = run_pair(
+        tmp_path, settings, receive_among_strangers, send_behind_strangers
+    )
+
+    assert received.error == sent.error == ""
+    assert received.value == sent.value

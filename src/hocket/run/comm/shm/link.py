@@ -23,7 +23,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from hocket.run.comm.shm.packets import MAX_PACKET_BYTES
@@ -149,6 +149,10 @@ class SocketLink:
         return True
 
 
+def _anyone(link: SocketLink) -> bool:
+    return True
+
+
 class Listener:
     """A socket to which one other process of the same user may connect.
 
@@ -161,10 +165,18 @@ class Listener:
         self.name = f"hocket-{secrets.token_hex(16)}"
         self._socket = _new_socket()
         self._socket.bind("\0" + self.name)
-        self._socket.listen(1)
+        self._socket.listen()  # others may try, too
 
-    def accept(self, timeout_s: float) -> SocketLink | None:
-        """Return the connection; None if it does not come in time."""
+    def accept(
+        self, timeout_s: float, is_expected: Callable[[SocketLink], bool] = _anyone
+    ) -> SocketLink | None:
+        """Return the connection; None if it does not come in time.
+
+        Args:
+            timeout_s: how long to wait.
+            is_expected: whether it is the process that may connect; others of the same
+                user are turned away.
+        """
         until_s = time.monotonic() + timeout_s
         while True:
             self._socket.settimeout(max(0.0, until_s - time.monotonic()))
@@ -173,7 +185,7 @@ class Listener:
             except (TimeoutError, BlockingIOError):
                 return None
             link = SocketLink(connection)
-            if link.trusted:
+            if link.trusted and is_expected(link):
                 return link
             link.close()
 
@@ -182,13 +194,18 @@ class Listener:
         self._socket.close()
 
 
-def connect(name: str) -> SocketLink | None:
-    """Connect to a listener, at once; return None if the same user has none."""
+def connect(name: str, timeout_s: float) -> SocketLink | None:
+    """Connect to a listener; return None if the same user has none.
+
+    Args:
+        name: the listener's.
+        timeout_s: how long to wait while others connect to it.
+    """
     connection = _new_socket()
-    connection.setblocking(False)
+    connection.settimeout(timeout_s)
     try:
         connection.connect("\0" + name)
-    except (ConnectionError, BlockingIOError):
+    except (ConnectionError, TimeoutError):
         connection.close()
         return None
     link = SocketLink(connection)
@@ -196,6 +213,28 @@ def connect(name: str) -> SocketLink | None:
         link.close()
         return None
     return link
+
+
+def own_process() -> str:
+    """Return this process's number, and the namespace in which that is its number."""
+    return f"{os.getpid()} {_pid_namespace()}"
+
+
+def number_of(process: str) -> int | None:
+    """Return the number of a process; None if another namespace has given it.
+
+    Args:
+        process: what `own_process` returned in it.
+    """
+    number, namespace = process.split(maxsplit=1)
+    return int(number) if namespace == _pid_namespace() else None
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "unknown"
 
 
 def has_ended(pid: int) -> bool:

@@ -14,7 +14,7 @@ from hocket.errors import SchemaError, WaitError
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema, tag_digest, tag_salt, tag_text
 from hocket.run.comm.shm.deadline import Deadline
-from hocket.run.comm.shm.link import Listener, SocketLink, has_ended
+from hocket.run.comm.shm.link import Listener, SocketLink, has_ended, number_of
 from hocket.run.comm.shm.packets import (
     CreditPacket,
     ErrorPacket,
@@ -156,11 +156,22 @@ class SharedMemoryReceiver(Receiver):
 
     def _sender_has_ended(self) -> bool:
         """Return whether the sender's process has started and ended."""
+        process = self._sender_process()
+        number = None if process is None else number_of(process)
+        return number is not None and has_ended(number)
+
+    def _is_sender(self, link: SocketLink) -> bool:
+        """Return whether the sender has connected, as far as that can be seen."""
+        process = self._sender_process()
+        return process is not None and number_of(process) in (link.pid, None)
+
+    def _sender_process(self) -> str | None:
+        """Return the sender's `own_process`; None if it has not started."""
         key = process_key(self._channel)
-        return self._store.check([key]) and has_ended(int(self._store.get(key)))
+        return self._store.get(key).decode() if self._store.check([key]) else None
 
     def _accept(self, timeout_s: float) -> SocketLink | None:
-        self._link = self._listener.accept(timeout_s)
+        self._link = self._listener.accept(timeout_s, self._is_sender)
         if self._link is not None:
             self._listener.close()
         return self._link

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, assert_never
@@ -15,7 +14,7 @@ from hocket.run.comm.buffers import buffer_bytes
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.shm.deadline import Deadline
-from hocket.run.comm.shm.link import SocketLink, connect
+from hocket.run.comm.shm.link import SocketLink, connect, own_process
 from hocket.run.comm.shm.packets import (
     CreditPacket,
     ErrorPacket,
@@ -57,7 +56,7 @@ class SharedMemorySender(Sender):
         self._filled: deque[int] = deque()  # in the order of sending and of taking
         self._announced: set[Schema] = set()
         self._last: Schema | None = None  # the last one sent
-        store.set(process_key(channel), str(os.getpid()))
+        store.set(process_key(channel), own_process())
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
         """See `Sender.send`."""
@@ -102,7 +101,7 @@ class SharedMemorySender(Sender):
             self._store, self._channel, key, what, self._deadline.timeout_s
         )
         num_slots, name = address.split()
-        link = connect(name)
+        link = connect(name, self._deadline.timeout_s)
         if link is None:
             raise WaitError(
                 f"{self._channel.message(tag)}: rank {rank} is gone: no process "
@@ -173,5 +172,5 @@ def address_key(channel: Channel) -> str:
 
 
 def process_key(channel: Channel) -> str:
-    """Return the store key of a channel's sender process id."""
+    """Return the store key of a channel's sender: its `own_process`."""
     return f"process/{channel.key}"
