@@ -56,6 +56,23 @@ def test_other_models_equal_the_plain_loop(num_workers: int, tmp_path: Path) -> 
     check_runs(MORE[num_workers], num_workers, tmp_path)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(150)
+def test_plans_from_steps_on_the_device(tmp_path: Path) -> None:
+    """Trial runs with staged messages; both workers come to the same plan."""
+    first, second = answers_of(
+        f"{WORKERS}:plan_by_trials",
+        "perceptron",
+        num_workers=2,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=140.0,
+    )
+
+    assert first == second
+    assert any("num_devices=2" in candidate for candidate in first)
+
+
 @pytest.mark.timeout(100)
 def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
     """Per step: for the losses, with backwards queued behind, and for the norms."""

@@ -51,6 +51,20 @@ def waits_by_step(name: str, schedule: str) -> list[dict[str, list[Any]]]:
     return found
 
 
+def plan_by_trials(name: str) -> list[str]:
+    """Plan for the workers of this job, from measured steps; the best candidates."""
+    world = _world()
+    ranking = hocket.plan(
+        make_model(name),
+        batches(name, 1, 8, 8)[0],
+        num_devices=world.world_size,
+        loss=specimen_of(name).loss,
+        optimizer=make_optimizer,
+        world=world,
+    )
+    return [str(outcome.candidate) for outcome in ranking.outcomes[:9]]
+
+
 def _world() -> World:
     # Before the first backward: torch's autograd then starts a thread for each device.
     device = register()

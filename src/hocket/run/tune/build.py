@@ -207,7 +207,7 @@ def build_plan(
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
     output = _output(captured, order) if config.whole_batch else None
-    if world.device.type == "cpu" and output is None:
+    if output is None:
         costs = dry_run(
             costs,
             captured,

@@ -15,7 +15,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.profile.clock import clock_of
 from hocket.model.profile.measure import restored_model
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch
+from hocket.run.data.batch import Microbatch, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 
 _NUM_STEPS: Final = 13
@@ -40,12 +40,14 @@ def ddp_seconds(
     """
     if world.world_size == 1:
         return None
-    args, kwargs = captured.example.resized(microbatch.num_samples).call()
+    example = captured.example.resized(microbatch.num_samples).call()
+    args, kwargs = on_device(example, world.device)
+    targets = on_device(microbatch.targets, world.device)
 
     def step_of(model: nn.Module) -> Callable[[], None]:
         def step() -> None:
             output = model(*args, **kwargs)
-            losses_of(loss, output, microbatch.targets)[TOTAL].backward()
+            losses_of(loss, output, targets)[TOTAL].backward()
 
         return step
 
@@ -70,7 +72,7 @@ def _tried(
     clock = clock_of(world.device)
     seconds = []
     try:
-        own = copy.deepcopy(model).train()
+        own = copy.deepcopy(model).train().to(world.device)
         step = step_of(
             DistributedDataParallel(own, find_unused_parameters=finds_unused)
         )
@@ -80,6 +82,6 @@ def _tried(
             step()
             seconds.append(clock() - begin)
             own.zero_grad(set_to_none=True)
-    except (RuntimeError, TypeError, ValueError):  # whatever torch refuses
+    except (RuntimeError, TypeError, ValueError):  # torch refuses, or has no memory
         return 0.0
     return median(seconds[_NUM_WARM:])

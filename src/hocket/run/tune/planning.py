@@ -49,7 +49,7 @@ def plan(config: _Arguments) -> Ranking:
     With `hardware`, nothing is run and no device is needed: seconds come from the
     FLOPs and bytes of every operator. Without it, the model is profiled here, on this
     machine's GPU or CPU, and every device is assumed to be equal to it; some cuts are
-    also run, on a CPU, to measure their ops in place.
+    also run, to measure their ops in place.
 
     Args:
         config: not an argument of its own: its fields are the arguments,

@@ -148,13 +148,14 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
         correction=config.correction,
     )
     trials = MeasuredTrials()
-    if config.loss is not None and device.type == "cpu":
+    if config.loss is not None:
         subject = TrialConfig(
             captured,
             config.loss,
             config.settings,
             profiles,
             microbatches,
+            memory_bytes(world),
         )
         cuts = run_trials(subject, world, config.stages_per_device)
         largest = microbatches[config.sizes[-1]]

@@ -62,6 +62,7 @@ class TrialConfig:
         profiles: the layers' profiles, by the number of samples; the same on every
             worker.
         microbatches: microbatches, by the number of samples; the same on every worker.
+        most_bytes: each device's memory; what needs more is not run.
     """
 
     captured: Captured
@@ -69,6 +70,7 @@ class TrialConfig:
     settings: TrainingConfig
     profiles: Mapping[int, Profile]
     microbatches: Mapping[int, Microbatch]
+    most_bytes: int
 
 
 def run_trials(
@@ -84,6 +86,7 @@ def run_trials(
     return tuple(
         _played(config, world, *shape)
         for shape in _shapes(config, world.world_size, stages_per_device)
+        if _device_bytes(config, *shape[:2]) < config.most_bytes
     )
 
 
@@ -119,6 +122,15 @@ def _shapes(
             yield sizes[0], num_workers, v
     if len(sizes) > 1 and num_workers <= num_layers:
         yield sizes[-1], num_workers, 1
+
+
+def _device_bytes(config: TrialConfig, num_samples: int, num_devices: int) -> float:
+    """Return about what the fullest device needs: 1F1B holds a whole net's outputs."""
+    tensors = config.captured.state.tensors.values()
+    state_bytes = sum(x.nbytes * (2 if x.requires_grad else 1) for x in tensors)
+    layers = config.profiles[num_samples].layers
+    kept_bytes = sum(x.activation_bytes + x.kept_input_bytes for x in layers)
+    return state_bytes / num_devices + kept_bytes
 
 
 def _played(
