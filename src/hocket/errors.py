@@ -134,16 +134,21 @@ class NonFiniteError(RunError):
 
 
 class NoMemoryError(RunError):
-    """An op's device had no memory left.
+    """An op's device had no memory left, or a pipeline's before its first step.
 
     Attributes:
-        stage: the op's stage.
-        predicted_bytes: the device's peak in the plan.
+        stage: the op's stage; None before the first step.
+        predicted_bytes: the device's peak in the plan; None before there is one.
         actual_bytes: the most that the worker had held until then.
     """
 
     def __init__(
-        self, message: str, *, stage: int, predicted_bytes: int, actual_bytes: int
+        self,
+        message: str,
+        *,
+        stage: int | None,
+        predicted_bytes: int | None,
+        actual_bytes: int,
     ) -> None:
         """Keep the numbers beside the message."""
         self.stage = stage

@@ -17,13 +17,20 @@ from itertools import count
 
 import torch.distributed as dist
 
+from hocket import cuda
 from hocket.core.schedule import Schedule
+from hocket.errors import NoMemoryError
+from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transport import NUM_BUFFERS
 from hocket.run.comm.transports import make_transport
-from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.device.out_of_memory import (
+    MemoryWatch,
+    explain_start,
+    is_out_of_memory,
+)
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.wiring import wire_one_net
@@ -61,9 +68,18 @@ def assemble(
         timeout_s: how long to wait for another worker.
 
     Raises:
+        NoMemoryError: a device has no memory for it; says what holds it.
         HocketError: see `hocket.Pipeline`.
     """
-    parts = _assembled(config, world, layout, recorder, stack, timeout_s)
+    try:
+        parts = _assembled(config, world, layout, recorder, stack, timeout_s)
+    except Exception as error:
+        if isinstance(error, NoMemoryError) or not is_out_of_memory(error):
+            raise
+        device = world.device
+        uuid = cuda.device_uuid(device) if device.type == "cuda" else ""
+        gpus = [gpu for gpu in probe_gpu_states() if gpu.uuid == uuid]
+        raise explain_start(error, world.rank, device, gpus) from error
     # Capturing and profiling leave reference cycles that hold the weights of all
     # stages. Python collects cycles by the number of objects, not by their bytes.
     gc.collect()

@@ -10,14 +10,21 @@ from typing import Final
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import hocket
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.env import ExitCode
 from hocket.errors import NoMemoryError
+from hocket.run.cluster.doctor.nvidia_smi import GpuProcess, GpuState
 from hocket.run.cluster.world import join_world
-from hocket.run.device.out_of_memory import MemoryWatch, is_out_of_memory
+from hocket.run.device.out_of_memory import (
+    MemoryWatch,
+    explain_start,
+    is_out_of_memory,
+)
 from hocket.run.diagnostics.root_cause import worker_error
 from hocket.schedules import make_schedule
 from tests.run.support.forked import run_forked
@@ -93,6 +100,39 @@ def _told(schedule: Schedule, cost: StageCost) -> NoMemoryError:
     with pytest.raises(NoMemoryError) as caught:
         watch.on_error(op, 3, torch.OutOfMemoryError("CUDA out of memory. Tried ..."))
     return caught.value
+
+
+def test_a_start_names_those_that_hold_the_memory() -> None:
+    """Of the worker's own GPU, with the way to end them."""
+    held = GpuProcess(4711, "python", 79 * 2**30)
+    gpu = GpuState("GPU-1", 1, 80 * 2**30, 2**28, 345, 1980, processes=(held,))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    found = explain_start(error, 3, torch.device("cuda:1"), [gpu])
+
+    assert str(found) == (
+        "rank 3 found no memory on cuda:1 before the first step: CUDA out of memory. "
+        "Tried to allocate 2.00 GiB; GPU 1 has 256 MiB of 80 GiB free, the rest is "
+        "held by python (process 4711, 79 GiB). What helps: end these processes "
+        "(`kill PID`; `nvidia-smi` shows them), or choose other GPUs with "
+        "CUDA_VISIBLE_DEVICES; or more GPUs"
+    )
+
+
+def test_a_start_without_memory_is_an_error_of_ours() -> None:
+    """The profile is the first that runs the model."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(NoMemoryError, match="rank 0 found no memory on cpu before"):
+        hocket.Pipeline(
+            nn.Linear(2, 2),
+            loss,
+            optimizer=torch.optim.SGD,
+            example=(torch.zeros(4, 2), torch.zeros(4, 2)),
+            num_microbatches=2,
+        )
 
 
 def test_what_counts_as_no_memory() -> None:

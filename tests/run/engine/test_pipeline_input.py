@@ -107,6 +107,7 @@ BATCHES: Final = {
     "too small": ("DataError", "3 samples cannot be cut into 4 microbatches"),
     "no pair": ("DataError", "must be a pair (inputs, targets), where"),
     "three": ("DataError", "got a tuple of 3"),
+    "no values": ("DataError", "batch[1] is on the meta device, which has shapes"),
     "no tensor": ("ModelError", "args[0] is 'x', but the model was captured with"),
     "sizes disagree": ("DataError", "(first dimension): 16, 5"),
     "another type": ("ModelError", "args[0] is torch.float32 of shape (16, 6), but"),

@@ -178,6 +178,7 @@ def bad_batches(folder: str) -> dict[str, Any]:
                 "too small": (x[:3], y[:3]),
                 "no pair": x,
                 "three": (x, y, y),
+                "no values": (x, y.to("meta")),
                 "no tensor": ("x", "y"),
                 "sizes disagree": (x, y[:5]),
                 "another type": (x.float(), y),

@@ -62,11 +62,20 @@ def on_device(values: Any, device: torch.device) -> Any:
     """Return a batch, or a part of one, with all its tensors on a device.
 
     The host does not wait for copies out of pinned memory.
+
+    Raises:
+        DataError: a tensor is on the meta device; names the leaf.
     """
     if isinstance(values, PartBatch):  # its loader has moved them
         return values
     if all(tensor.device == device for tensor in tensors_in(values)):
         return values
+    for path, leaf in pytree.tree_flatten_with_path(values)[0]:
+        if any(tensor.is_meta for tensor in tensors_in(leaf)):
+            raise DataError(
+                f"batch{pytree.keystr(path)} is on the meta device, which has shapes "
+                f"and no values: give a tensor with values, on the CPU or on {device}"
+            )
     move = partial(Tensor.to, device=device, non_blocking=True)
     return pytree.tree_map(partial(map_tensors, function=move), values)
 

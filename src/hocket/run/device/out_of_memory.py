@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import traceback
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -16,6 +17,8 @@ from hocket.core.timelines.peak import PeakBytes, peak_parts
 from hocket.draw.quantity import byte_size
 from hocket.errors import NoMemoryError
 from hocket.planner.recompute import recomputing
+from hocket.run.cluster.doctor.gpu_state import judge_gpu_memory
+from hocket.run.cluster.doctor.nvidia_smi import GpuState
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import peak_bytes
 
@@ -86,6 +89,32 @@ class MemoryWatch:
             f"more than {program.num_devices} devices per replica",
         ]
         return "; ".join(hints)
+
+
+def explain_start(
+    error: Exception, rank: int, device: torch.device, gpus: Sequence[GpuState]
+) -> NoMemoryError:
+    """Explain that a device had no memory for a pipeline's start.
+
+    Args:
+        error: the error of the allocation.
+        rank: the worker's rank.
+        device: the worker's device.
+        gpus: the state of that device, if it is a GPU.
+    """
+    whose = "it is the memory of the host that is full"
+    helps = "fewer workers on this host, or a smaller batch"
+    if device.type == "cuda":
+        found = judge_gpu_memory(gpus)
+        whose = found.found
+        helps = f"{found.mend or 'more microbatches, or a smaller batch'}; or more GPUs"
+    return NoMemoryError(
+        f"rank {rank} found no memory on {device} before the first step: "
+        f"{_first_line(error)}; {whose}. What helps: {helps}",
+        stage=None,
+        predicted_bytes=None,
+        actual_bytes=peak_bytes(device),
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:
