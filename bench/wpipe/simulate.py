@@ -2,9 +2,9 @@
 
     python -m bench.wpipe.simulate [--layouts 64x1 32x2]
 
-takes a minute or two without pipelines of 32 and 64 devices, and minutes for each of
-those. Each experiment is kept as soon as it is simulated, here and in what `hocket
-bench wpipe` shows. The picture and the documentation's table rest on it.
+takes a minute or two without pipelines of 32 and 64 devices, and about a minute for
+each of those. Each experiment is kept as soon as it is simulated, here and in what
+`hocket bench wpipe` shows. The picture and the documentation's table rest on it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ import pytest
 
 from bench.networks.resnext import resnext
 from bench.networks.transformers import deep_bert
+from bench.published import PACKAGED, kept
 from bench.wpipe.experiments import (
     EXPERIMENTS,
     FLUSHED,
+    ORDER,
     OVERLAPPED,
     TWO_BW,
     WPIPE,
@@ -18,6 +20,7 @@ from bench.wpipe.experiments import (
     Result,
     results,
 )
+from bench.wpipe.simulate import SIMULATED
 from hocket.planner.candidate import DDP
 
 
@@ -38,6 +41,14 @@ def test_the_published_sizes_are_there() -> None:
     assert {"8x1", "4x2", "2x4", "16x4", "8x8"} <= layouts
     assert {"BERT, 96 blocks", "BERT, 768 blocks", "ResNeXt-200"} <= names
     assert sum("fine-tuning" in name for name in names) == 4
+
+
+def test_every_published_layout_is_simulated() -> None:
+    """`hocket bench wpipe` has a row for each, in the order of the experiments."""
+    rows = kept(PACKAGED / "wpipe.json")["tables"][0]["rows"][1:]
+
+    assert [(row[0], row[1]) for row in rows] == [*ORDER]
+    assert [(x["experiment"], x["layout"]) for x in kept(SIMULATED)["rows"]] == [*ORDER]
 
 
 def test_without_a_flush_nothing_but_hops_is_lost() -> None:
