@@ -19,7 +19,7 @@ from bench.compiled.table import beside_eager
 from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
 from bench.flush_free import picture as steps_and_memory
-from bench.flush_free.table import against, kinds, steps
+from bench.flush_free.table import against, kinds, layouts, steps
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
@@ -141,6 +141,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("against", "table"): beside_other,
     ("emulated", "table"): kept,
     ("emulated", "flush_free"): idle,
+    ("flush_free", "replicas"): layouts,
     ("flush_free", "table"): steps,
     ("flush_free", "against"): against,
     ("flush_free", "kinds"): kinds,
@@ -160,6 +161,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 # What is not in results/cpu.json.
 FILES: dict[tuple[str, str], str] = {
     ("emulated", "flush_free"): "flush_free.json",
+    ("flush_free", "replicas"): "replicas.json",
     ("wpipe", "blocks"): "blocks.json",
 }
 

@@ -122,9 +122,9 @@ class Field:
                 "step": spread(step_s),
                 "bound": spread(bound_s),
                 "step_over_bound": paired_ratio(step_s, bound_s),
-                "predicted_ms": round(_predicted_step_s(plan) * 1e3, 4),
+                "predicted_ms": round(predicted_step_s(plan) * 1e3, 4),
                 "bubble": {
-                    "predicted": round(_predicted_bubble(plan), 4),
+                    "predicted": round(predicted_bubble(plan), 4),
                     "measured": round(median(bubbles), 4),
                 },
                 "gradients_off_by": entry.off_by,
@@ -145,7 +145,7 @@ def _repeated(step: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def _predicted_step_s(plan: Plan) -> float:
+def predicted_step_s(plan: Plan) -> float:
     """Of one step among others."""
     schedule = plan.schedule
     if not schedule.body:
@@ -155,7 +155,7 @@ def _predicted_step_s(plan: Plan) -> float:
     return (longer_s - plan.predicted.makespan_s) / _MORE_STEPS
 
 
-def _predicted_bubble(plan: Plan) -> float:
+def predicted_bubble(plan: Plan) -> float:
     """Of a step with a flush, all of it, for the next one is like it."""
     if not plan.schedule.body:
         return plan.predicted.bubble_fraction

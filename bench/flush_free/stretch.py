@@ -39,18 +39,22 @@ class Stretch:
     bubble: float | None
 
 
-def stretch_of(steps: Iterable[StepResult | None]) -> Stretch:
-    """Take `NUM_STEPS` steps, on this worker.
+def stretch_of(
+    steps: Iterable[StepResult | None], num_after: int = _NUM_AFTER
+) -> Stretch:
+    """Take all steps, on this worker.
 
     Args:
-        steps: to be taken by iterating over them.
+        steps: to be taken by iterating over them: `NUM_STEPS`, and as many more as more
+            than one do not count at the end.
+        num_after: the last steps, which do not count.
     """
     ends_s, bubbles = [], []
     for result in steps:
         ends_s.append(perf_counter())
         bubbles.append(None if result is None else result.bubble_fraction)
-    assert len(ends_s) == NUM_STEPS
     last = NUM_STEPS - _NUM_AFTER
+    assert len(ends_s) == last + num_after
     counted = [bubble for bubble in bubbles[_NUM_BEFORE:last] if bubble is not None]
     spent_s = ends_s[last - 1] - ends_s[_NUM_BEFORE - 1]
     return Stretch(spent_s / (last - _NUM_BEFORE), fmean(counted) if counted else None)

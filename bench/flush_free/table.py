@@ -47,6 +47,34 @@ def steps(rows: list[Row]) -> list[list[str]]:
     return table
 
 
+def layouts(rows: list[Row]) -> list[list[str]]:
+    """Layouts of the same emulated devices: a step beside the devices' own work."""
+    table = [
+        [
+            *("layout", "schedule", "microbatches", "step", "quartiles", "predicted"),
+            *("error", "step / work", "bubble predicted / measured"),
+            "times as fast as 1F1B 2x2",
+        ]
+    ]
+    for row in rows:
+        step, bubble = row["step"], row["bubble"]
+        table.append(
+            [
+                row["layout"],
+                f"`{row['schedule']}`",
+                str(row["num_microbatches"]),
+                f"{step['median_ms']:.1f} ms",
+                f"{step['quartile_1_ms']:.1f} to {step['quartile_3_ms']:.1f}",
+                f"{row['predicted_ms']:.1f} ms",
+                f"{row['error'] * 100:+.1f} %",
+                f"**{step['median_ms'] / row['work_ms']:.3f}**",
+                f"{bubble['predicted']:.3f} / {bubble['measured']:.3f}",
+                f"{row['speedup']['of_medians']:.3f}",
+            ]
+        )
+    return table
+
+
 def kinds(rows: list[Row]) -> list[list[str]]:
     """The bytes of both workers together, by kind."""
     table = [

@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from bench.flush_free.table import against, kinds, steps
+from bench.flush_free.replicas import LAYOUTS, NAMES
+from bench.flush_free.table import against, kinds, layouts, steps
 from tests.run.support.forked import answers_of
 
 SCHEDULES: Final = ["1f1b", "pipedream-2bw", "wpipe"]
@@ -67,3 +68,29 @@ def test_steps_are_measured_beside_their_bounds(tmp_path: Path) -> None:
         assert 0.0 < row["bubble"]["measured"] < 1.0
     assert rows[1]["speedup"]["of_medians"] == 1.0
     assert [line[1] for line in steps(rows)[1:]] == [f"`{name}`" for name in SCHEDULES]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_two_replicas_halve_the_bubble_of_one_f_one_b(tmp_path: Path) -> None:
+    """Four emulated devices; no step is shorter than the work of one of them."""
+    rows, *_ = answers_of(
+        "bench.flush_free.replicas:worker",
+        3,
+        str(tmp_path / "profiles"),
+        4e-3,
+        num_workers=4,
+        folder=tmp_path / "job",
+        whole_s=200.0,
+    )
+
+    found = {(row["schedule"], row["layout"]): row for row in rows}
+    assert set(found) == {(name, layout) for name in NAMES for layout in LAYOUTS}
+    for row in rows:
+        assert row["step"]["median_ms"] > row["work_ms"], row
+    short, long = (found["1f1b", layout]["bubble"] for layout in ("2x2", "4x1"))
+    assert short["predicted"] < long["predicted"]
+    assert short["measured"] < long["measured"]
+    for name in NAMES[1:]:
+        assert found[name, "2x2"]["speedup"]["of_medians"] > 1.0
+    assert [line[0] for line in layouts(rows)[1:]] == [row["layout"] for row in rows]
