@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hocket.core.costs import Link
 from hocket.errors import PlanError
 from tests.planner.toys import cluster
 
@@ -21,6 +22,14 @@ def test_a_pipeline_over_nodes_crosses_once_each_way() -> None:
     links = {(a, b): link for a, b, link in two_nodes.pipeline_links(8, 1)}
     assert set(links) == {(3, 4), (4, 3), (7, 0), (0, 7)}
     assert all(link.bytes_per_s == 1e9 for link in links.values())
+
+
+def test_the_usual_hop_is_inside_a_node_if_it_has_two_devices() -> None:
+    """With one device per node, every hop is over the network."""
+    network = 1e9
+    assert cluster(8, num_nodes=8, network_bytes_per_s=network).hop == Link(0, network)
+    several = cluster(8, num_nodes=4, network_bytes_per_s=network)
+    assert several.hop == several.inside == cluster(8).hop
 
 
 def test_replicas_that_cross_together_share_the_card() -> None:

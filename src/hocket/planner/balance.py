@@ -3,6 +3,13 @@
     layers   3  1  4 │ 1  5 │ 9        3 stages, the slowest takes 9
     stage       8    │   6  │ 9
 
+A boundary that more bytes cross than the narrowest one costs the stages beside it time:
+each takes half as much longer as the messages there and back do.
+
+    layers     3   1   4   1 │ 5 │ 9
+    messages     1   1   6   1   1
+    stage            9         5   9
+
 The result is exact: dynamic programming covers all cuts.
 """
 
@@ -14,28 +21,10 @@ from math import inf
 
 import numpy as np
 
+from hocket.core.costs import Link
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ShapeError
-
-
-def balance(layer_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Return the boundaries with the fastest possible slowest stage.
-
-    Dynamic programming over (stages, layers), in `num_stages * num_layers^2` steps. Of
-    the cuts that are equally good, the one whose stages differ least (the smallest sum
-    of squares) is taken.
-
-    Args:
-        layer_s: seconds of each layer.
-        num_stages: the number of stages, each of at least one layer.
-
-    Returns:
-        The layers at which stages 1, 2, ... begin.
-
-    Raises:
-        ShapeError: there are fewer layers than stages.
-    """
-    return Balancer(layer_s).cut(num_stages)
+from hocket.planner.work import LayerCost
 
 
 class Balancer:
@@ -43,21 +32,51 @@ class Balancer:
 
     Args:
         layer_s: seconds of each layer.
+        message_s: seconds of the messages, there and back, across the boundary before
+            each layer but the first. Only differences count: boundaries that are all
+            as wide cost nothing.
     """
 
-    def __init__(self, layer_s: Sequence[float]) -> None:
+    def __init__(self, layer_s: Sequence[float], message_s: Sequence[float]) -> None:
         """Compute the seconds of every possible stage."""
         self.num_layers = len(layer_s)
         until = np.array([0.0, *accumulate(layer_s)])
-        stage_s = until[None, :] - until[:, None]
+        least_s = min(message_s, default=0.0)
+        wider_s = np.array([0.0, *((s - least_s) / 2 for s in message_s), 0.0])
+        stage_s = until[None, :] - until[:, None] + wider_s[:, None] + wider_s[None, :]
         places = np.arange(self.num_layers + 1)
         is_stage = places[:, None] < places[None, :]
         self._stage_s: Floats = np.where(is_stage, stage_s, inf)  # [begin, end]
         self._slowest_s = [np.full(self.num_layers + 1, inf), self._stage_s[0]]
         self._cuts: dict[int, tuple[int, ...]] = {}
 
+    @classmethod
+    def of(cls, layers: Sequence[LayerCost], link: Link) -> Balancer:
+        """Cut these layers, with messages over this link between any two stages."""
+        return cls(
+            [layer.forward_s + layer.backward_s for layer in layers],
+            [
+                link.occupied_s(layer.received_bytes + layer.received_grad_bytes)
+                for layer in layers[1:]
+            ],
+        )
+
     def cut(self, num_stages: int) -> tuple[int, ...]:
-        """Return the boundaries; see `balance`."""
+        """Return the boundaries with the fastest possible slowest stage.
+
+        Dynamic programming over (stages, layers), in `num_stages * num_layers^2` steps.
+        Of the cuts that are equally good, the one whose stages differ least (the
+        smallest sum of squares) is taken.
+
+        Args:
+            num_stages: the number of stages, each of at least one layer.
+
+        Returns:
+            The layers at which stages 1, 2, ... begin.
+
+        Raises:
+            ShapeError: there are fewer layers than stages.
+        """
         if not 1 <= num_stages <= self.num_layers:
             raise ShapeError(
                 f"{self.num_layers} layers cannot be cut into {num_stages} stages; 1 "

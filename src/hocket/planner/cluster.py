@@ -77,6 +77,12 @@ class Cluster:
         """The link between two devices of one node."""
         return self.link.link()
 
+    @property
+    def hop(self) -> Link:
+        """The link that most messages between adjacent devices of a pipeline take."""
+        leaves_nodes = self.num_nodes > 1 and self.devices_per_node == 1
+        return self._between(1) if leaves_nodes else self.inside
+
     def pipeline_links(
         self, num_devices: int, num_replicas: int
     ) -> tuple[tuple[int, int, Link], ...]:

@@ -28,15 +28,17 @@ class CutCosts:
     Args:
         work: the model's costs.
         trials: the measured trials on these devices.
+        hop: the link between adjacent devices.
 
     Attributes:
         layers: returns the layers' costs for microbatches of a size; cached.
         sums: returns the sums over the stages of the balanced cut; cached.
     """
 
-    def __init__(self, work: ModelCosts, trials: MeasuredTrials) -> None:
+    def __init__(self, work: ModelCosts, trials: MeasuredTrials, hop: Link) -> None:
         """Make empty caches."""
         self.work = work
+        self._hop = hop
         self.trials = trials
         self.layers = cache(work.layers)
         self._balancer = cache(self._make_balancer)
@@ -94,9 +96,7 @@ class CutCosts:
         )
 
     def _make_balancer(self, num_samples: int) -> Balancer:
-        return Balancer(
-            [layer.forward_s + layer.backward_s for layer in self.layers(num_samples)]
-        )
+        return Balancer.of(self.layers(num_samples), self._hop)
 
     def _make_sums(
         self, num_samples: int, num_devices: int, num_stages: int, recomputes: bool

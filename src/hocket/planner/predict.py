@@ -62,7 +62,7 @@ class Predictor:
         self.batch_size = batch_size
         self.trials = trials
         self.clips = clips
-        self.cuts = CutCosts(work, trials)
+        self.cuts = CutCosts(work, trials, cluster.hop)
         self._placement = cache(placement_of)
         self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
         self._last_order: tuple[Candidate, Schedule] | None = None

@@ -16,9 +16,11 @@ from typing import Any, Final
 import torch
 
 from hocket import cuda
+from hocket.core.costs import Link
 from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured
+from hocket.planner.balance import Balancer
 from hocket.planner.work import HeldBytes, LayerCost, Weights
 
 FORMAT = 5
@@ -109,6 +111,15 @@ class Profile:
     def layer_s(self) -> tuple[float, ...]:
         """Seconds of each layer, forward and backward."""
         return tuple(layer.total_s for layer in self.layers)
+
+    def balanced(self, num_stages: int, link: Link) -> tuple[int, ...]:
+        """Return the boundaries of the balanced cut; see `Balancer.cut`.
+
+        Args:
+            num_stages: the number of stages.
+            link: the link between adjacent devices.
+        """
+        return Balancer.of([x.cost() for x in self.layers], link).cut(num_stages)
 
     @property
     def key(self) -> str:

@@ -27,7 +27,6 @@ from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stages
 from hocket.model.stages.stage import StageModule
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.planner.balance import balance
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, call_arguments, digest
@@ -46,7 +45,7 @@ from hocket.run.stage.precision import Precision
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.dry_run import dry_run
-from hocket.run.tune.link_costs import measure_messages
+from hocket.run.tune.link_costs import measure_messages, usual_cluster
 from hocket.run.tune.profile_workers import profile_layers
 from hocket.run.tune.update_costs import measure_updates
 from hocket.run.weights.update_text import update_text
@@ -150,7 +149,7 @@ def cut_and_measure(
         known = profile_model(config, world, program.num_stages)
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
-    boundaries = _boundaries(known, program, config.cut)
+    boundaries = _boundaries(known, program, config.cut, world)
     modules = cut(known.captured, boundaries, program.flows)
     messages = measure_messages(world, context.transport)
     costs = stage_costs(
@@ -278,7 +277,10 @@ def _profile(
 
 
 def _boundaries(
-    known: ProfiledModel, program: Program, cut_names: Sequence[str] | None
+    known: ProfiledModel,
+    program: Program,
+    cut_names: Sequence[str] | None,
+    world: World,
 ) -> tuple[int, ...]:
     num_stages, captured = program.num_stages, known.captured
     if cut_names is not None:
@@ -295,4 +297,4 @@ def _boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    return balance(known.profile.layer_s, num_stages)
+    return known.profile.balanced(num_stages, usual_cluster(world).hop)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from hocket.core.hardware import load_catalogue
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
@@ -26,16 +25,11 @@ from hocket.run.cluster.world import World
 from hocket.run.device.memory import memory_bytes
 from hocket.run.tune.build import ProfiledModel, profile_model
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
 from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters
 from hocket.schedules import SCHEDULES
-
-# Nothing has been sent yet, so messages have usual costs, rather too high than too
-# low: then few stages per device are preferred to many.
-_ON_ONE_HOST: Final = "shared-memory"
-_BETWEEN_GPUS: Final = "pcie3"
-_BETWEEN_HOSTS: Final = "10gb"
 
 _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
@@ -64,7 +58,7 @@ def choose_order(
     most = memory_bytes(world) if most is None else most
 
     def decide() -> tuple[str, int]:
-        cluster = _cluster(world, layout, most)
+        cluster = usual_cluster(world, most)
         return _best(config, known, cluster, _search(config, layout))
 
     name, num_stages = decide_on_rank_0(world, decide, "choice of the schedule")
@@ -165,17 +159,3 @@ def playable(
             continue
         if max(stage.delay for stage in order.program.stages) <= max_delay:
             yield name
-
-
-def _cluster(world: World, layout: Layout, most: int) -> Cluster:
-    catalogue = load_catalogue()
-    num_hosts = max(1, world.world_size // len(world.same_host))
-    is_even = num_hosts * len(world.same_host) == world.world_size
-    inside = _ON_ONE_HOST if world.device.type == "cpu" else _BETWEEN_GPUS
-    return Cluster(
-        layout.num_devices * layout.num_replicas,
-        most,
-        catalogue.link(inside if is_even else _BETWEEN_HOSTS),
-        catalogue.link(_BETWEEN_HOSTS),
-        num_hosts if is_even else 1,
-    )

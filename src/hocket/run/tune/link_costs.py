@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 from time import perf_counter
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from hocket.core.costs import Link
+from hocket.core.hardware import load_catalogue
 from hocket.model.profile.clock import clock_of
+from hocket.planner.cluster import Cluster
 from hocket.run.cluster.world import World
 from hocket.run.comm.schema import Schema, schema_of
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
@@ -30,6 +33,35 @@ _SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandw
 _NUM_ROUNDS = 24
 _NUM_WARM = 4
 _COMPUTE_S = 1e-3  # before each send; longer than a receiver polls before it sleeps
+
+# Before anything is sent, messages have usual costs, rather too high than too low: then
+# few stages per device are preferred to many, and narrow boundaries to wide ones.
+_ON_ONE_HOST: Final = "shared-memory"
+_BETWEEN_GPUS: Final = "pcie3"
+_BETWEEN_HOSTS: Final = "10gb"
+
+
+def usual_cluster(world: World, memory_bytes: int = 0) -> Cluster:
+    """Return all workers as a cluster with usual links.
+
+    The balanced cut and `schedule="auto"` rest on these instead of measured ones, so
+    that the same profile always gives the same cut.
+
+    Args:
+        world: all workers.
+        memory_bytes: the memory of each for the model.
+    """
+    catalogue = load_catalogue()
+    num_hosts = max(1, world.world_size // len(world.same_host))
+    is_even = num_hosts * len(world.same_host) == world.world_size
+    inside = _ON_ONE_HOST if world.device.type == "cpu" else _BETWEEN_GPUS
+    return Cluster(
+        world.world_size,
+        memory_bytes,
+        catalogue.link(inside if is_even else _BETWEEN_HOSTS),
+        catalogue.link(_BETWEEN_HOSTS),
+        num_hosts if is_even else 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def plan(config: _Arguments) -> Ranking:
         size,
         config.num_devices,
         search.stages_per_device,
+        cluster.hop,
         corrected,
     )
     world = config.world

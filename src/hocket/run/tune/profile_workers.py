@@ -59,6 +59,7 @@ class ProfileConfig:
         batch_size: samples per step.
         num_devices: the number of devices to plan for.
         stages_per_device: the numbers of stages per device to consider.
+        hop: the link that the plan's balanced cuts count on.
         correction: the memory of the settings' correction of stale gradients.
     """
 
@@ -70,6 +71,7 @@ class ProfileConfig:
     batch_size: int
     num_devices: int
     stages_per_device: Sequence[int]
+    hop: Link
     correction: CorrectionCost = NO_CORRECTION
 
     @property
@@ -156,6 +158,7 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
             profiles,
             microbatches,
             memory_bytes(world),
+            config.hop,
         )
         cuts = run_trials(subject, world, config.stages_per_device)
         largest = microbatches[config.sizes[-1]]

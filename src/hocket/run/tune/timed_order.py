@@ -23,7 +23,6 @@ from hocket.errors import FitError
 from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.planner.balance import balance
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
@@ -36,7 +35,11 @@ from hocket.run.tune.build import (
     profile_model,
 )
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.link_costs import MessageCosts, measure_messages
+from hocket.run.tune.link_costs import (
+    MessageCosts,
+    measure_messages,
+    usual_cluster,
+)
 from hocket.run.tune.order import make_order
 from hocket.schedules import SCHEDULES
 
@@ -168,7 +171,7 @@ def _step_s(
     num_stages = context.layout.num_devices * stages_per_device
     stages = stage_costs(
         work.layers(num_samples),
-        balance(known.profile.layer_s, num_stages),
+        known.profile.balanced(num_stages, usual_cluster(context.world).hop),
         recomputes=config.recompute == "all",
         update_s_per_byte=0.0,  # the same whatever the groups
     )

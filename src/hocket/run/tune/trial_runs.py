@@ -26,7 +26,6 @@ from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut, num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.planner.balance import balance
 from hocket.planner.trial import Trial
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.world import World
@@ -63,6 +62,7 @@ class TrialConfig:
             worker.
         microbatches: microbatches, by the number of samples; the same on every worker.
         most_bytes: each device's memory; what needs more is not run.
+        hop: the link that the plan's balanced cuts count on.
     """
 
     captured: Captured
@@ -71,6 +71,7 @@ class TrialConfig:
     profiles: Mapping[int, Profile]
     microbatches: Mapping[int, Microbatch]
     most_bytes: int
+    hop: Link
 
 
 def run_trials(
@@ -137,7 +138,7 @@ def _played(
     config: TrialConfig, world: World, num_samples: int, p: int, v: int
 ) -> Trial:
     profile = config.profiles[num_samples]
-    boundaries = balance(profile.layer_s, p * v)
+    boundaries = profile.balanced(p * v, config.hop)
     modules = cut(config.captured, boundaries)
     order = freeze_stages(_order(p, v), num_frozen_stages(modules))
     with contextlib.ExitStack() as stack:

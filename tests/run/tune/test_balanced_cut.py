@@ -1,0 +1,77 @@
+"""The runtime's own cut leaves out boundaries whose messages take long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import hocket
+from hocket.core.hardware import load_catalogue
+from hocket.model.profile.profile import Profile
+from hocket.run.cluster.world import single_process_world
+from hocket.run.tune.link_costs import usual_cluster
+
+CPU = torch.device("cpu")
+WIDE = 4  # the boundary that two equal stages of eight equal layers would have
+LAYER_S = 1e-3
+
+
+def cut(folder: Path) -> tuple[int, ...]:
+    """Boundaries of two stages on one worker, with the profile in the folder."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    batch = (torch.ones(4, 4), torch.ones(4, 4))
+    with hocket.Pipeline(
+        model,
+        nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        example=batch,
+        schedule="looped-bfs",
+        stages_per_device=2,
+        num_microbatches=2,
+        profile_dir=folder,
+    ) as pipeline:
+        return pipeline.plan.boundaries
+
+
+def keep_equal_layers(path: Path, wide_bytes: int) -> None:
+    """Replace a profile by one of equal layers, of which one receives more."""
+    kept = Profile.load(path)
+    equal = [
+        replace(
+            layer,
+            forward_s=LAYER_S,
+            input_grad_s=LAYER_S,
+            weight_grad_s=LAYER_S,
+            received_bytes=wide_bytes if number == WIDE else 0,
+            received_grad_bytes=0,
+        )
+        for number, layer in enumerate(kept.layers)
+    ]
+    replace(kept, layers=tuple(equal)).save(path)
+
+
+def test_a_wide_boundary_is_left_out_if_a_layer_takes_less_time(
+    tmp_path: Path,
+) -> None:
+    """Each of two equal stages takes half as much longer as the messages between them.
+
+    Half of a layer more is better than stages of three and five layers; one and a half
+    is worse.
+    """
+    bytes_per_s = usual_cluster(single_process_world(CPU)).hop.bytes_per_s
+    layer_bytes = round(3 * LAYER_S * bytes_per_s)  # of messages as long as a layer
+    cut(tmp_path)
+    (path,) = tmp_path.iterdir()
+
+    for wide_bytes, boundary in ((layer_bytes, 4), (3 * layer_bytes, 3)):
+        keep_equal_layers(path, wide_bytes)
+        assert cut(tmp_path) in ((boundary,), (8 - boundary,))
+
+
+def test_workers_of_one_host_have_the_link_of_shared_memory() -> None:
+    """On CPUs; a single worker is one host."""
+    cluster = usual_cluster(single_process_world(CPU))
+    assert cluster.hop == load_catalogue().link("shared-memory").link()
