@@ -113,16 +113,21 @@ steps 3
 net n0 microbatches=1
 net n1 microbatches=1
 stage 0 net=n0 device=0 trainable=no
-stage 1 net=n1 device=0
+stage 1 net=n1 device={device}
 flow 0>1
-d0    1F0 1B0 1U |: 1F0@1 1B0@1 1U@1 :| 1F0@2 1B0@2 1U@2
-d0.1  |: 0F0 :| 0F0@1 0F0@2
+{early}  1F0 1B0 1U |: 1F0@1 1B0@1 1U@1 :| 1F0@2 1B0@2 1U@2
+{late}   |: 0F0 :| 0F0@1 0F0@2
 """
 
 
-def test_no_lane_waits_for_a_later_portion_of_its_device() -> None:
+@pytest.mark.parametrize(
+    ("device", "early", "late"), [(0, "d0", "d0.1"), (1, "d1", "d0")]
+)
+def test_no_lane_needs_what_is_made_in_a_later_portion(
+    device: int, early: str, late: str
+) -> None:
     """The body of the lane that is behind begins later; the order stays the same."""
-    order = Schedule.parse(LATE_LANE)
+    order = Schedule.parse(LATE_LANE.format(device=device, early=early, late=late))
     check(order)
 
     aligned = align_bodies(order)

@@ -11,17 +11,17 @@ portions of all lanes, and repeats the middle one as long as there are batches:
 A portion's prologue is the schedule's, with its body once, since the first body begins
 with batches that the prologue has read.
 
-The lanes of one device end a portion together. So no lane may wait within a portion for
-what another lane of its device makes in the next one. Where it would, the bodies of
-these lanes begin later:
+The lanes of one device end a portion together, and a device expects the messages that
+others send in the portion that it begins. So no lane may need within a portion what
+another lane makes in the next one. Where it would, other lanes' bodies begin later:
 
-    d0      |: 0F0 :|  0F0@1 ...                 0F0  |: 0F0@1 :|
-    d0.1    1F0 |: 1F0@1 :|       becomes        1F0  |: 1F0@1 :|
+    d0    |: 0F0 :|  0F0@1 ...                 0F0  |: 0F0@1 :|
+    d1    1F0 |: 1F0@1 :|       becomes        1F0  |: 1F0@1 :|
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hocket.core.dataflow import Value, makes, needs
@@ -87,23 +87,18 @@ def portions(schedule: Schedule) -> Portions:
 
 
 def align_bodies(schedule: Schedule, gates: Gates = ()) -> Schedule:
-    """Let bodies begin later where lanes of one device would wait for a later portion.
+    """Let bodies begin later where a lane needs what another makes in a later portion.
 
     Args:
         schedule: one that `check` accepts. Returned as it is if it has no body, or if
-            no lane would wait so.
+            no lane needs such.
         gates: the stages whose gradients are judged together: an update waits for the
             gradients of its gate, too.
 
     Returns:
         The same order, for more steps if bodies begin later.
     """
-    shared = {
-        number
-        for number, lane in enumerate(schedule.lanes)
-        if len(schedule.lanes_of(lane.device)) > 1
-    }
-    if not schedule.body or not shared:
+    if not schedule.body:
         return schedule
     num_repeats = 4
     while True:
@@ -111,11 +106,8 @@ def align_bodies(schedule: Schedule, gates: Gates = ()) -> Schedule:
         wide = schedule.with_num_steps(num_steps)
         lengths = [(end - begin) // num_repeats for begin, end in wide.body]
         first = [begin + n for (begin, _), n in zip(wide.body, lengths, strict=True)]
-        played = _played_before(wide, {n: first[n] for n in shared}, gates)
-        later = [
-            max(0, played[number] - count) if number in shared else 0
-            for number, count in enumerate(first)
-        ]
+        played = _played_before(wide, first, gates)
+        later = [max(0, n - count) for n, count in zip(played, first, strict=True)]
         if not any(later):
             return schedule
         bodies = max(-(-n // max(1, m)) for n, m in zip(later, lengths, strict=True))
@@ -131,13 +123,13 @@ def align_bodies(schedule: Schedule, gates: Gates = ()) -> Schedule:
 
 
 def _played_before(
-    schedule: Schedule, counts: Mapping[int, int], gates: Gates
+    schedule: Schedule, counts: Sequence[int], gates: Gates
 ) -> list[int]:
-    """Count the ops of each lane that must be played for the first ops of some lanes.
+    """Count the ops of each lane that must be played for the first ops of all lanes.
 
     Args:
         schedule: the order.
-        counts: the number of first ops, by lane.
+        counts: the number of first ops of each lane.
         gates: the stages whose gradients each update waits for.
     """
     program = schedule.program
@@ -149,7 +141,7 @@ def _played_before(
         for value in makes(op, program)
     }
     played = [0] * len(schedule.lanes)
-    due = [(number, count - 1) for number, count in counts.items()]
+    due = [(number, count - 1) for number, count in enumerate(counts)]
     while due:
         number, position = due.pop()
         begin = played[number]
