@@ -89,10 +89,14 @@ def per_sample(output: Tensor, targets: Tensor, *others: Tensor) -> dict[str, Te
 
 
 def contrast(output: Tensor, targets: Tensor, *others: Tensor) -> Tensor:
-    """Compare all samples with each other."""
+    """Compare all samples with each other.
+
+    A number added to all keys changes this, as it would not without the tanh: the
+    gradient of a bias would be rounding errors, which Adam makes large.
+    """
     rows = torch.arange(len(output))
-    keys = [targets, *others]
-    return sum((F.cross_entropy(output @ key.T, rows) for key in keys), torch.zeros(()))
+    logits = [output @ key.tanh().T for key in (targets, *others)]
+    return sum((F.cross_entropy(x, rows) for x in logits), torch.zeros(()))
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
