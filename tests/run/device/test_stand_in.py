@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,23 @@ MORE = {
     1: [case("resnet", "gpipe", 3), case("dropout", "interleaved-1f1b", 4)],
     2: [case("perceptron", "zb-v", 4), case("tied-dropout", "gpipe", 4)],
 }
+# Schedules that two workers play together, with what else they need.
+SCHEDULES: list[tuple[list[str], dict[str, Any]]] = [
+    (["1f1b", "gpipe", "zb-h1", "zb-h2", "zb-auto"], {"num_microbatches": 4}),
+    (
+        ["interleaved-1f1b", "interleaved-zb", "looped-bfs", "zb-v", "v-half"],
+        {"num_microbatches": 4, "clip_norm": 0.5},
+    ),
+    (
+        ["v-min", "dualpipe-v", "hanayo", "ooo-fast-forward", "ooo-modulo"],
+        {"num_microbatches": 4},
+    ),
+    (
+        ["pipedream-2bw", "wpipe", "wpipe-overlapped"],
+        {"num_microbatches": 4, "clip_norm": 0.5},
+    ),
+    (["one-device"], {"num_microbatches": 4, "num_replicas": 2, "clip_norm": 0.5}),
+]
 
 
 def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> None:
@@ -41,6 +59,22 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
         check_run(run, [worker[i] for worker in answers], folder / f"{i}.st")
 
 
+@pytest.mark.timeout(60)
+def test_ops_and_copies_run_when_they_are_waited_for(tmp_path: Path) -> None:
+    """Until then their memory holds what is no number."""
+    [(queued, copied, value, arrived)] = answers_of(
+        f"{WORKERS}:early_and_late",
+        3,
+        num_workers=1,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=50.0,
+    )
+
+    assert all(map(math.isnan, [*queued, *copied]))
+    assert value == arrived == [2.0] * 3
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("num_workers", FEW)
 def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> None:
@@ -54,6 +88,28 @@ def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> Non
 def test_other_models_equal_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
     """Buffers of batch norm, dropout, stages in a V."""
     check_runs(MORE[num_workers], num_workers, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(len(SCHEDULES)))
+def test_every_schedule_trains_as_on_a_cpu(seed: int, tmp_path: Path) -> None:
+    """Which others compare with their oracles; ops run late, as a seed decides."""
+    schedules, settings = SCHEDULES[seed]
+    for found in answers_of(
+        f"{WORKERS}:train_twice",
+        "deep",
+        schedules,
+        seed,
+        settings,
+        num_workers=2,
+        folder=tmp_path,
+        context=SPAWN,
+        timeout_s=120.0,
+        whole_s=850.0,
+    ):
+        assert found.keys() == {*schedules}
+        assert max(found.values()) <= 1e-10, found
 
 
 @pytest.mark.long

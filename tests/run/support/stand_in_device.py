@@ -1,23 +1,37 @@
-"""A device in the place of a GPU: its tensors are not a CPU's, and copies take time.
+"""A device in the place of a GPU: its tensors are not a CPU's, and its ops run late.
 
 It is a backend of torch's in Python (`PrivateUse1`), registered before a process has
-run its first backward. A tensor of it wraps one of the CPU, on which its ops are
-computed at once. As on a GPU,
+run its first backward. A tensor of it wraps one of the CPU. An op's outputs have their
+shapes when it is called, from a run on the meta device, and their values later: when
+the host waits for them, or earlier, which a seed decides.
 
+    host     add   mul   copy to the host   record event      wait for the event
+    stream     └─────┴──────────┴── queue ── add ── mul ── copy ──┘
+
+As on a GPU,
+
+- what an op will return is poison until the op has run;
 - an op on tensors of the device and of the CPU is an error;
 - a copy to the host with `non_blocking=True` is complete only after an event recorded
   behind it has passed; until then the memory holds poison;
 - the source of such a copy to the device must not change until then;
 - whatever lets the host wait for the device is noted (`Waits`).
+
+Unlike there, a parameter of two modules becomes two when they are moved one by one.
+There is one stream. Ops that draw random numbers run when they are called: a GPU would
+note the state of the generator at that time.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from types import FrameType
 from typing import Any, Final
 
@@ -30,6 +44,7 @@ from torch.utils import backend_registration
 
 NAME: Final = "standin"
 _POISON: Final = 0xFF  # in every byte: not a number, and -1
+_EARLY_SHARE: Final = 0.02  # of calls behind which some of the queue runs
 _LANE: Final = "_play_lane"  # the function that plays a lane's ops
 _aten: Final = torch.ops.aten
 
@@ -66,28 +81,35 @@ class Waits:
 
 
 class _Stream:
-    """The only stream: copies that nothing has waited for yet."""
+    """The only stream: ops and copies that have not run yet.
+
+    Attributes:
+        random: decides when some of them run before the host waits for them.
+    """
 
     def __init__(self) -> None:
         self.waits = Waits()
+        self.random = random.Random(0)
         self.pinned: set[int] = set()  # addresses
         self.num_submitted = 0
         self.num_ops = 0
         self.library: torch.library.Library | None = None  # as long as the process
         self._lock = threading.RLock()  # several senders' threads ask for their copies
-        self._pending: list[tuple[int, Callable[[], None]]] = []
+        self._pending: deque[tuple[int, Callable[[], None]]] = deque()
 
     def add(self, finish: Callable[[], None]) -> None:
-        """Add a copy; it is finished when it is waited for."""
+        """Add an op or a copy; it has run when it is waited for."""
         with self._lock:
             self.num_submitted += 1
             self._pending.append((self.num_submitted, finish))
+            if self.random.random() < _EARLY_SHARE:
+                self.finish(self.random.randint(0, self.num_submitted))
 
     def finish(self, number: int) -> None:
-        """Finish the copies up to one."""
-        with self._lock:
+        """Run what was submitted, up to one number."""
+        with self._lock, torch.no_grad():
             while self._pending and self._pending[0][0] <= number:
-                self._pending.pop(0)[1]()
+                self._pending.popleft()[1]()
 
     def wait(self, call: str) -> None:
         """Let the host wait for all."""
@@ -128,6 +150,16 @@ class StandInTensor(Tensor):
     ) -> Any:
         """Compute an op."""
         return _run(func, args, kwargs or {})
+
+    @property
+    def data(self) -> Tensor:
+        """The same memory, without history, and with a version of its own."""
+        return StandInTensor(self.raw)
+
+    @data.setter
+    def data(self, other: Any) -> None:
+        assert other.raw.stride() == self.raw.stride()
+        self.raw = other.raw
 
     def untyped_storage(self) -> Any:
         """Its memory."""
@@ -178,8 +210,13 @@ class StandInEvent:
         return (other._s - self._s) * 1e3
 
 
-def register() -> torch.device:
-    """Register the device in this process; return it."""
+def register(seed: int = 0) -> torch.device:
+    """Register the device in this process; return it.
+
+    Args:
+        seed: decides how late ops run.
+    """
+    STREAM.random.seed(seed)
     backend_registration._setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("_", "IMPL")
     library.fallback(_factory, "PrivateUse1")
@@ -224,23 +261,118 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _copy_into(*args, **kwargs)
     if func is _aten._local_scalar_dense.default:
         STREAM.wait("item")
+        return func(_to_raw(args[0]))
     flat, spec = pytree.tree_flatten((args, kwargs))
+    device = kwargs.get("device")
+    is_elsewhere = device is not None and not _is_standin(device)
     own = [x for x in flat if isinstance(x, StandInTensor)]
+    _check_devices(func, flat, own)
+    call = _Call(func, flat, [_to_raw(x) for x in flat], spec)
+    if own and not is_elsewhere and _may_be_late(func):
+        return call.submit()
+    if own and not _is_view(func):
+        STREAM.finish(STREAM.num_submitted)
+    found = call.run()
+    return found if is_elsewhere or not (own or device) else call.wrapped(found)
+
+
+def _check_devices(func: Any, flat: Sequence[Any], own: Sequence[Any]) -> None:
     for x in flat:
         is_other = isinstance(x, Tensor) and not isinstance(x, StandInTensor)
         if own and is_other and x.dim():
             raise RuntimeError(f"{func}: a tensor of the CPU beside one of {NAME}")
-    raw = pytree.tree_unflatten([_to_raw(x) for x in flat], spec)
-    found = func(*raw[0], **raw[1])
-    if not own and not _is_standin(kwargs.get("device")):
-        return found
-    STREAM.num_ops += 1
-    same = {id(x.raw): x for x in own}
 
-    def wrap(x: Tensor) -> Tensor:
-        return same[id(x)] if id(x) in same else StandInTensor(x)
 
-    return pytree.tree_map_only(Tensor, wrap, found)
+@cache
+def _is_view(func: Any) -> bool:
+    """Return whether an op returns tensors in the memory of others, and no values."""
+    infos = [x.alias_info for x in func._schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
+
+
+@cache
+def _may_be_late(func: Any) -> bool:
+    """Return whether an op's outputs are tensors of known shapes."""
+    kinds = {str(x.type) for x in func._schema.returns}
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    return kinds <= {"Tensor", "List[Tensor]"} and not (_is_view(func) or draws)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an op.
+
+    Args:
+        func: the op.
+        given: its arguments, flattened.
+        raw: the same with tensors of the CPU.
+        spec: the form of both.
+    """
+
+    func: Any
+    given: Sequence[Any]
+    raw: Sequence[Any]
+    spec: pytree.TreeSpec
+
+    def run(self, values: Sequence[Any] | None = None) -> Any:
+        """Run the op now; on other values, if they are given."""
+        flat = list(self.raw if values is None else values)
+        args, kwargs = pytree.tree_unflatten(flat, self.spec)
+        return self.func(*args, **kwargs)
+
+    def wrapped(self, found: Any) -> Any:
+        """Return what the op returned as tensors of the device."""
+        same = {id(raw): x for raw, x in zip(self.raw, self.given, strict=True)}
+
+        def wrap(x: Tensor) -> Tensor:
+            known = same.get(id(x))
+            return known if isinstance(known, Tensor) else StandInTensor(x)
+
+        return pytree.tree_map_only(Tensor, wrap, found)
+
+    def submit(self) -> Any:
+        """Submit the op; return its outputs, whose values come later."""
+        STREAM.num_ops += 1
+        metas = [_on_meta(x) if isinstance(x, Tensor) else x for x in self.raw]
+        try:
+            shapes = self.run(metas)
+        except NotImplementedError:  # no kernel for shapes alone
+            STREAM.finish(STREAM.num_submitted)
+            return self.wrapped(self.run())
+        of_meta = {id(meta): x for meta, x in zip(metas, self.given, strict=True)}
+        outputs, form = pytree.tree_flatten(shapes)
+        made = [
+            of_meta[id(x)] if id(x) in of_meta else StandInTensor(_poison(x))
+            for x in outputs
+        ]
+        is_new = [id(x) not in of_meta for x in outputs]
+        both = zip(self.raw, self.given, strict=True)
+        values = [x.clone() if _is_host_scalar(x, y) else x for x, y in both]
+
+        def compute() -> None:
+            found = pytree.tree_leaves(self.run(values))
+            for target, value, has_values in zip(made, found, is_new, strict=True):
+                if has_values:
+                    target.raw.copy_(value)
+
+        STREAM.add(compute)
+        return pytree.tree_unflatten(made, form)
+
+
+def _is_host_scalar(raw: Any, given: Any) -> bool:
+    return isinstance(raw, Tensor) and not isinstance(given, StandInTensor)
+
+
+def _on_meta(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+
+
+def _poison(like: Tensor) -> Tensor:
+    """Return a tensor of the CPU whose values are none."""
+    made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+    whole = torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage())
+    whole.fill_(_POISON)
+    return made
 
 
 def _to_raw(x: Any) -> Any:
@@ -254,27 +386,35 @@ def _to_copy(
 ) -> Tensor:
     target = source.device if device is None else torch.device(device)
     more.pop("pin_memory", None)
-    made = _aten._to_copy.default(_to_raw(source), **more)
-    if target.type == NAME:
-        if not isinstance(source, StandInTensor):
-            _note_copy_here(source, waits=not non_blocking)
-        return StandInTensor(made)
-    _copy_to_host(made, made.clone(), waits=not non_blocking)
-    return made
+    if target.type != NAME:
+        made = _aten._to_copy.default(_on_meta(_to_raw(source)), **more)
+        host = _poison(made)
+        _copy_to_host(host, source, waits=not non_blocking)
+        return host
+    if isinstance(source, StandInTensor):
+        flat, spec = pytree.tree_flatten(((source,), more))
+        raw = [_to_raw(x) for x in flat]
+        return _Call(_aten._to_copy.default, flat, raw, spec).submit()
+    made = _aten._to_copy.default(source, **more)
+    _note_copy_here(source, waits=not non_blocking)
+    return StandInTensor(made)
 
 
 def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if isinstance(target, StandInTensor):
-        target.raw.copy_(_to_raw(source))
-        if not isinstance(source, StandInTensor) and source.dim():
-            _note_copy_here(source, waits=not non_blocking)
+        raw, value = target.raw, _to_raw(source)
+        if not isinstance(source, StandInTensor):
+            value = value.clone()
+            if source.dim():
+                _note_copy_here(source, waits=not non_blocking)
+        STREAM.add(partial(_copy, raw, value))
     else:
-        value = torch.empty_like(target).copy_(_to_raw(source))
-        _copy_to_host(target, value, waits=not non_blocking)
+        _copy_to_host(target, source, waits=not non_blocking)
     return target
 
 
-def _copy_to_host(target: Tensor, value: Tensor, *, waits: bool) -> None:
+def _copy_to_host(target: Tensor, source: Tensor, *, waits: bool) -> None:
+    value = _to_raw(source)
     if waits:
         STREAM.wait("copy to the host")
         target.copy_(value)
@@ -299,3 +439,7 @@ def _note_copy_here(source: Tensor, *, waits: bool) -> None:
         assert torch.equal(value, source), "changed before its copy had ended"
 
     STREAM.add(check)
+
+
+def _copy(target: Tensor, value: Tensor) -> None:
+    target.copy_(value)

@@ -6,15 +6,62 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import hocket
 from hocket.run.cluster.world import World, join_world
 from tests.run.support.captured_once import captured_once
+from tests.run.support.comparison import difference
 from tests.run.support.exactness import train_one
 from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.small_models import batches, make_model, specimen_of
-from tests.run.support.stand_in_device import STREAM, register
+from tests.run.support.stand_in_device import STREAM, StandInTensor, register
+
+
+def early_and_late(num: int) -> list[list[float]]:
+    """A sum's memory when it is queued, its value, and a copy's memory and value."""
+    device = register()
+    total = torch.ones(num).to(device) + torch.ones(num).to(device)
+    assert isinstance(total, StandInTensor)
+    seen = [total.raw.tolist()]
+    host = torch.empty(num, pin_memory=True)
+    host.copy_(total, non_blocking=True)
+    event = torch.Event(device)
+    event.record()
+    seen.append(host.tolist())
+    event.synchronize()
+    return [*seen, total.tolist(), host.tolist()]
+
+
+def train_twice(
+    model: str, schedules: list[str], seed: int, settings: dict[str, Any]
+) -> dict[str, float]:
+    """Train on the CPU and on the device; the largest difference by schedule.
+
+    Weights and buffers are compared, relative to the largest entry of each.
+    """
+    here = _world(seed)
+    data = batches(model, 6, 16, 16)
+    found = {}
+    for schedule in schedules:
+        states, losses = [], []
+        for world in (replace(here, device=torch.device("cpu")), here):
+            with hocket.Pipeline(
+                make_model(model),
+                specimen_of(model).loss,
+                optimizer=make_optimizer,
+                example=data[0],
+                schedule=schedule,
+                world=world,
+                **settings,
+            ) as pipeline:
+                losses.append([result.loss for result in pipeline.train(data)])
+                states.append({k: x.cpu() for k, x in pipeline.state_dict().items()})
+        assert losses[1] == pytest.approx(losses[0], rel=1e-10), (schedule, losses)
+        expected, actual = states
+        found[schedule] = max(difference(actual[k], x) for k, x in expected.items())
+    return found
 
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
@@ -65,8 +112,8 @@ def plan_by_trials(name: str) -> list[str]:
     return [str(outcome.candidate) for outcome in ranking.outcomes[:9]]
 
 
-def _world() -> World:
+def _world(seed: int = 0) -> World:
     # Before the first backward: torch's autograd then starts a thread for each device.
-    device = register()
+    device = register(seed)
     torch.set_num_threads(1)
     return replace(join_world(device="cpu"), device=device)
