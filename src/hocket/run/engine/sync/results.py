@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
@@ -66,7 +66,7 @@ class Results:
         self._names: list[str] = []
         self._schema: Schema | None = None  # of a message, once the names are known
         self._sums: dict[int, Tensor] = {}  # of each step, until they are sent
-        self._works: dict[int, dist.Work] = {}
+        self._works: dict[int, GroupWork] = {}
         self._named: dict[int, dict[str, float]] = {}  # until they are asked for
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
