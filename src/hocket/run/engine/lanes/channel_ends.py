@@ -23,7 +23,7 @@ from hocket.errors import WaitError
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_key
 from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
-from hocket.run.comm.transport import Channel, Receiver, Sender
+from hocket.run.comm.transport import Channel, Post, Receiver, Sender
 
 # What a message's shapes follow from: numbers of samples.
 Signature: TypeAlias = int | tuple[int, ...]
@@ -112,6 +112,10 @@ class Outgoing:
         """Send a header before the first message of a step."""
         self._headers.add(_key(step))
 
+    def post(self) -> Post:
+        """Return the place of the next message in the order of all messages."""
+        return Post(self._sender, lambda: None)
+
     def send(
         self,
         step: StepHeader,
@@ -195,6 +199,10 @@ class Incoming:
                 self._tags[step.number, microbatch] = tag
                 self._receiver.expect([tag], schema)
             self._coming.popleft()
+
+    def post(self) -> Post:
+        """Return the place of the next message in the order of all messages."""
+        return Post(self._receiver, self._agree)
 
     def receive(self, step: StepHeader, microbatch: int) -> tuple[Tensor, ...]:
         """Wait for a message; its values stay valid until `release`.

@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket.core.checker.links import check_queues
 from hocket.core.dataflow import Fact
-from hocket.core.lane_plan import Message
+from hocket.core.lane_plan import Message, OpPlan
+from hocket.core.message_order import plan_queues
 from hocket.core.program import Program
+from hocket.errors import RunError
 from hocket.run.comm.step_header import StepHeader
-from hocket.run.comm.transport import Channel, Transport
+from hocket.run.comm.transport import Carries, Channel, Post, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.device.device import Device
 from hocket.run.engine.lanes.channel_ends import (
@@ -41,8 +44,21 @@ from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
 Source = tuple[Fact, int, int]  # fact, stage that makes it, lane that sends it
-# Of each source: the step (within a portion) and microbatch of its messages.
-Orders = dict[Source, list[tuple[int, int]]]
+Place = tuple[int, int]  # the step (within a portion) and microbatch of a message
+
+
+class Orders(NamedTuple):
+    """The order of a portion's messages.
+
+    Args:
+        arrivals: of each source, in the order in which its messages come.
+        groups: all messages of this device, in the order in which it posts them, if the
+            transport needs it; those of a group together.
+    """
+
+    arrivals: dict[Source, list[Place]]
+    groups: list[list[tuple[Message, Place]]]
+
 
 WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per step
 _LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B", Fact.GATHERED: "G"}
@@ -60,6 +76,9 @@ class PointToPoint:
         prefix: begins the names of channels; differs between training and evaluation.
         timeout_s: after which a wait ends.
         lanes: the device's lanes, where it has several.
+
+    Raises:
+        RunError: the device has several lanes, and the transport needs one order.
     """
 
     def __init__(
@@ -75,6 +94,8 @@ class PointToPoint:
         lanes: Device | None = None,
     ) -> None:
         self._device = device
+        self._transport = transport
+        self._devices = [lane.device for lane in plan.schedule.lanes]
         self._nets = [stage.net for stage in plan.program.stages]
         schemas = Schemas(store, timeout_s)
         self._timeout_s = timeout_s
@@ -86,6 +107,7 @@ class PointToPoint:
         self._only: dict[tuple[Fact, int], Incoming] = {}
         shared = None
         if lanes is not None:
+            _refuse_order(transport, plan)
             shared = SharedReceivers(threading.RLock(), lanes.check)
         for (fact, stage, to_device), message in _routes(plan):
             from_device, lane = message.from_device, message.from_lane
@@ -95,7 +117,8 @@ class PointToPoint:
                 name += f" of lane {lane}"
             route = fact, stage, to_device
             self._sized_by[route] = _nets_that_size(plan.program, route)
-            channel = Channel(name, ranks[from_device], ranks[to_device])
+            ends = ranks[from_device], ranks[to_device]
+            channel = Channel(name, *ends, Carries.PLANNED)
             if from_device == device:
                 sender = transport.sender(channel)
                 self._out[route, lane] = Outgoing(channel, sender, schemas)
@@ -126,19 +149,24 @@ class PointToPoint:
         Args:
             part: the portion; its messages go through channels that are there.
         """
-        found: Orders = {key: [] for key in self._in}
+        found: dict[Source, list[Place]] = {key: [] for key in self._in}
         for lane in part.lanes:
             for op in lane:
                 for message in op.sends:
                     value = message.value
                     if message.to_device == self._device:
-                        index = op.op.microbatch
-                        place = (
-                            op.op.step - part.shift,
-                            WHOLE_BATCH if index is None else index,
-                        )
+                        place = _place(message, part)
                         found[value.fact, value.stage, message.from_lane].append(place)
-        return found
+        if not self._transport.needs_order:
+            return Orders(found, [])
+        queues = plan_queues(part.lanes, self._devices)
+        check_queues(queues)
+        groups = [
+            [(message, _place(message, part)) for message in group]
+            for group in queues[self._device]
+            if not isinstance(group, OpPlan)
+        ]
+        return Orders(found, groups)
 
     def expect(self, orders: Orders, first: int, batches: Batches) -> None:
         """Have buffers ready for a portion's messages, as far as shapes are agreed.
@@ -156,7 +184,7 @@ class PointToPoint:
             fact, stage, _ = source
             net = self._nets[stage]
             channels = self._from.get((fact, stage))
-            for relative, microbatch in orders[source]:
+            for relative, microbatch in orders.arrivals[source]:
                 batch = batches[first + relative]
                 step = batch[net].step
                 if microbatch >= len(step.sizes):
@@ -167,6 +195,25 @@ class PointToPoint:
                 if channels is not None:
                     channels[step.number, microbatch] = incoming
             incoming.announce()
+        if orders.groups:
+            groups = [
+                [
+                    self._post(message)
+                    for message, (relative, microbatch) in group
+                    if microbatch < len(self._sizes(message, batches[first + relative]))
+                ]
+                for group in orders.groups
+            ]
+            self._transport.plan([group for group in groups if group])
+
+    def _post(self, message: Message) -> Post:
+        fact, stage, *_ = message.value
+        if message.from_device == self._device:
+            return self._out[(fact, stage, message.to_device), message.from_lane].post()
+        return self._in[fact, stage, message.from_lane].post()
+
+    def _sizes(self, message: Message, batch: NetBatches) -> tuple[int, ...]:
+        return batch[self._nets[message.value.stage]].step.sizes
 
     def send(
         self,
@@ -237,6 +284,23 @@ class PointToPoint:
         """
         for outgoing in self._out.values():
             outgoing.flush(self._timeout_s)
+
+
+def _refuse_order(transport: Transport, plan: PlayPlan) -> None:
+    """Refuse links that need one order of messages: several lanes have none."""
+    if transport.needs_order:
+        raise RunError(
+            f"this schedule has {len(plan.schedule.lanes)} lanes on "
+            f"{plan.program.num_devices} devices, and NCCL needs one order of a "
+            "device's messages: choose a schedule with one lane for each device, or "
+            "send by way of the host (HOCKET_BACKEND=gloo)"
+        )
+
+
+def _place(message: Message, part: PortionPlan) -> Place:
+    value = message.value
+    microbatch = WHOLE_BATCH if value.microbatch is None else value.microbatch
+    return value.step - part.shift, microbatch
 
 
 def _nets_that_size(program: Program, route: Route) -> tuple[str, ...]:

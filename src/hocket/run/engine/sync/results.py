@@ -23,7 +23,13 @@ from hocket.errors import ModelError
 from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
-from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.comm.transport import (
+    Carries,
+    Channel,
+    Receiver,
+    Sender,
+    Transport,
+)
 from hocket.run.stage.loss_checks.step_loss_check import InexactLossWarning
 
 _KEY = "loss names"
@@ -71,10 +77,14 @@ class Results:
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
         self._channel = Channel(
-            f"results of {net}>{device}", ranks[last_device], ranks[device]
+            f"results of {net}>{device}",
+            ranks[last_device],
+            ranks[device],
+            Carries.HOST,
         )
         for other, rank in enumerate(ranks):
-            channel = Channel(f"results of {net}>{other}", ranks[last_device], rank)
+            name = f"results of {net}>{other}"
+            channel = Channel(name, ranks[last_device], rank, Carries.HOST)
             if other == last_device:
                 continue
             if device == last_device:
