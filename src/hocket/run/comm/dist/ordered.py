@@ -90,7 +90,7 @@ class _Links:
         """
         assert message.work is not None, "it was posted"
         self._on_wait(channel.name, peer)
-        what = f"{channel.message(message.tag)}, from or to rank {peer}"
+        what = f"{channel.message(message.tag)}, with rank {peer}"
         self.waits.wait(message.work, what)
 
     def post_sends(self) -> None:
