@@ -18,6 +18,7 @@ What is proved of a schedule that passes:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hocket.core.checker.alive import count_alive
@@ -35,10 +36,11 @@ from hocket.core.checker.links import Links, check_queues
 from hocket.core.checker.play import Stand, play
 from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
+from hocket.core.gates import gates_of
 from hocket.core.lane_plan import plan_lanes
 from hocket.core.message_order import plan_queues
 from hocket.core.op import Op
-from hocket.core.portions import plan_portions
+from hocket.core.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.work import prepare
 from hocket.errors import DeadlockError, ScheduleError
@@ -109,7 +111,10 @@ def check(
 def _check_message_order(schedule: Schedule) -> None:
     """Plan the messages of each portion that is played at a time, and prove them."""
     devices = [lane.device for lane in schedule.lanes]
-    plans = plan_portions(schedule)[1:] if schedule.body else [plan_lanes(schedule)]
+    gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=False)
+    plans: Sequence[Plans] = [plan_lanes(schedule, gates)]
+    if schedule.body:
+        plans = plan_portions(schedule, gates)[1:]
     for lanes in plans:
         check_queues(plan_queues(lanes, devices))
 

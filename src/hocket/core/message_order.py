@@ -23,6 +23,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from hocket.core.dataflow import Value
 from hocket.core.lane_plan import Message, OpPlan
+from hocket.core.op import Op
 from hocket.errors import DeadlockError
 
 # Messages of one pair of devices that both post at once (`batch_isend_irecv`).
@@ -49,6 +50,8 @@ class Item(Generic[What]):
         needs: the values that must be on the device before.
         makes: the values that are on the device afterwards.
         sends: the messages that leave afterwards, in this order.
+        ops: its ops, where others follow them.
+        follows: ops of other items that must have been done before.
     """
 
     what: What
@@ -56,6 +59,8 @@ class Item(Generic[What]):
     needs: tuple[Value, ...] = ()
     makes: tuple[Value, ...] = ()
     sends: tuple[Message, ...] = ()
+    ops: tuple[Op, ...] = ()
+    follows: tuple[Op, ...] = ()
 
 
 def plan_queues(
@@ -92,7 +97,8 @@ def _item(plan: OpPlan, device: int) -> Item[OpPlan]:
     needs = (*plan.waits, *(message.value for message in plan.receives))
     # A lane plan has no program; what an op makes for others is recorded or sent.
     made = (*plan.records, *(message.value for message in plan.sends))
-    return Item(plan, device, needs, tuple(dict.fromkeys(made)), plan.sends)
+    makes = tuple(dict.fromkeys(made))
+    return Item(plan, device, needs, makes, plan.sends, (plan.op,), plan.follows)
 
 
 def play_messages(
@@ -126,6 +132,7 @@ class _Play(Generic[What]):
         self._due: defaultdict[int, set[Value]] = defaultdict(set)  # by device
         self._unsent: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._unsent_devices: deque[int] = deque()  # of each message, oldest first
+        self._undone = {op for lane in lanes for item in lane for op in item.ops}
         for item in (item for lane in lanes for item in lane):
             self._due[item.device].update(item.makes)
             for message in item.sends:
@@ -146,11 +153,15 @@ class _Play(Generic[What]):
                 yield self._oldest()
 
     def _may_begin(self, item: Item[What]) -> bool:
-        is_free = not self._unsent[item.device]
-        return is_free and self._due[item.device].isdisjoint(item.needs)
+        return (
+            not self._unsent[item.device]
+            and self._due[item.device].isdisjoint(item.needs)
+            and self._undone.isdisjoint(item.follows)
+        )
 
     def _play(self, item: Item[What]) -> Iterator[Item[What] | Group]:
         self._due[item.device].difference_update(item.makes)
+        self._undone.difference_update(item.ops)
         yield item
         for message in item.sends:
             if self._receives is Receives.AT_ONCE:

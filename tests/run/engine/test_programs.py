@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.checker.links import Links
 from hocket.core.gates import early_updates, gates_of
 from hocket.core.schedule import Schedule
 from tests.run.support.forked import answers_of
@@ -95,6 +97,42 @@ def test_kept_orders_equal_the_emulator(pools: ProgramPools, path: Path) -> None
     run(pools, schedule, None)
     if may_clip(schedule):
         run(pools, schedule, 0.3)
+
+
+def one_lane_each(num_workers: int) -> Iterator[Schedule]:
+    """Orders for links that pair messages by their order: one lane on each device."""
+    kept = (Schedule.parse(path.read_text()) for path in sorted(ORDERS.glob("*.txt")))
+    drawn = (random_schedule(Random(seed), num_workers) for seed in range(40))
+    for schedule in (*kept, *drawn):
+        program = schedule.program
+        fits = program.num_devices * program.num_replicas == num_workers
+        if fits and len(schedule.lanes) == program.num_devices > 1:
+            yield schedule
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_programs_equal_the_emulator_over_ordered_wires(
+    num_workers: int, tmp_path: Path
+) -> None:
+    """Several nets, losses over the batch, gathered outputs, values read twice."""
+    orders = [*one_lane_each(num_workers)][:12]
+    assert len(orders) > 5
+    for found in answers_of(
+        "tests.run.support.ordered_workers:run_programs",
+        [str(schedule) for schedule in orders],
+        num_workers=num_workers,
+        folder=tmp_path / "job",
+        whole_s=180.0,
+    ):
+        assert max(found) <= TOLERANCE
+
+
+@settings(NO_SHRINKING, max_examples=60)
+@given(seed=SEEDS, num_workers=st.sampled_from([2, 4, 8]))
+def test_any_program_has_an_order_for_one_queue(seed: int, num_workers: int) -> None:
+    """Each message may block all that its device is given later."""
+    check(random_schedule(Random(seed), num_workers), links=Links.ONE_QUEUE)
 
 
 def test_several_lanes_receive_through_gloo(tmp_path: Path) -> None:

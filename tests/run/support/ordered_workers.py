@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.run.cluster.world import World
-from tests.run.support import exactness, flush_free
+from tests.run.support import exactness, flush_free, program_workers
 from tests.run.support.strict_wires import StrictWires
 
 Cases = list[dict[str, Any]]
@@ -48,3 +48,9 @@ def train_flush_free(cases: Cases, folder: str) -> Cases:
     """Train every case of `flush_free`."""
     with strict_wires():
         return flush_free.train_all(cases, folder)
+
+
+def run_programs(orders: list[str]) -> list[float]:
+    """Run some programs; how far each is from the emulator."""
+    with strict_wires():
+        return program_workers.run_all(orders)

@@ -10,7 +10,9 @@ queues, a waiting kernel may hold up the very op that the peer waits for. So ONE
 gives each device one queue, of its ops and messages in the order of issue. What ends
 there ends with any number of streams, since these only leave out some of the waits.
 
-Collectives are not part of the model: they have communicators of their own.
+Collectives have communicators of their own. They are part of the model as far as an
+update waits for the gradients of other devices; that their kernels may hold up others
+is not.
 
 Source: CUDA C++ Programming Guide, "Implicit Synchronization"; NCCL User Guide,
 "Group Calls" and "Point-to-point communication".
@@ -121,6 +123,12 @@ class _Play:
         self._due = {
             device: _brought(device, queue) for device, queue in queues.items()
         }
+        self._undone = {
+            item.op
+            for queue in queues.values()
+            for item in queue
+            if isinstance(item, OpPlan)
+        }
         while any(self._move(device) for device in queues):
             pass
 
@@ -136,7 +144,9 @@ class _Play:
             case OpPlan() as plan:
                 needed = (*plan.waits, *(message.value for message in plan.receives))
                 can = self._due[device].isdisjoint(needed)
+                can = can and self._undone.isdisjoint(plan.follows)
                 if can:
+                    self._undone.discard(plan.op)
                     self._due[device].difference_update(_made(plan))
                     self.stands[device] += 1
                 return can

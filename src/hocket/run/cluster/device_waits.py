@@ -27,7 +27,7 @@ _PAUSE_S: Final = 0.005  # between two looks at what is waited for
 _IDLE_S: Final = 2.0  # after which the thread ends; the next wait starts another one
 
 # For NCCL's groups, whose operations have deadlines here.
-LONG_TIMEOUT: Final = timedelta(days=7)
+LONG_TIMEOUT: Final = timedelta(hours=1)
 
 
 class Posted(Protocol):

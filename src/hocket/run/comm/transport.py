@@ -122,6 +122,16 @@ class Receiver(ABC):
         """
         return self.ready(tag)
 
+    def await_turn(self, number: int) -> None:
+        """Post what must be posted before one of this channel's messages.
+
+        Call it before waiting on the host for anything that the message needs.
+
+        Args:
+            number: how many messages were expected before it, headers not counted.
+        """
+        assert number >= 0
+
     @abstractmethod
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """Wait for one of the expected messages; they may be received in any order.
@@ -178,6 +188,10 @@ class Transport(ABC):
             groups: messages that are posted together, with one peer; both ends of a
                 pair of ranks have the same groups in the same order.
         """
+        assert not self.needs_order, "such a transport keeps the order"
+
+    def post_planned(self) -> None:
+        """Post all receives that were planned, when the ops of a portion are over."""
         assert not self.needs_order, "such a transport keeps the order"
 
     @abstractmethod

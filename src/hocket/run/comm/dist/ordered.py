@@ -111,6 +111,10 @@ class _Links:
         for end in ends:
             end.note_posted(work)
 
+    def is_next(self, end: Receiver) -> bool:
+        """Return whether a receiver's message is at the next place of the order."""
+        return any(post.end is end for post in self.order[0])
+
     def _may_post(self) -> bool:
         return all(_as_end(post).may_post for post in self.order[0])
 
@@ -209,6 +213,7 @@ class OrderedReceiver(Receiver):
         self._expected: deque[tuple[int, Schema]] = deque()
         self._posted: dict[int, _Message] = {}
         self._newest: _Message | None = None
+        self._num_posted = 0
         self._held: dict[int, Buffer] = {}
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
@@ -225,6 +230,13 @@ class OrderedReceiver(Receiver):
         if tag in self._header_tags:
             return self._headers.ready(tag)
         return tag in self._posted
+
+    def await_turn(self, number: int) -> None:
+        """See `Receiver.await_turn`."""
+        while self._num_posted <= number and not (
+            self._num_posted == number and self._links.is_next(self)
+        ):
+            self._links.post_next()
 
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """See `Receiver.receive`. The current stream waits for the message."""
@@ -270,6 +282,7 @@ class OrderedReceiver(Receiver):
     def next_transfer(self) -> Transfer:
         """Return a buffer for the next message, to be posted."""
         tag, schema = self._expected.popleft()
+        self._num_posted += 1
         buffer = self._links.received.take(schema)
         self._newest = self._posted[tag] = _Message(tag, buffer)
         return Transfer(self._newest.buffer.flat, sends=False)
@@ -331,6 +344,11 @@ class OrderedTransport(Transport):
     def plan(self, groups: Sequence[Sequence[Post]]) -> None:
         """See `Transport.plan`."""
         self._links.order.extend(groups)
+
+    def post_planned(self) -> None:
+        """See `Transport.post_planned`."""
+        while self._links.order:
+            self._links.post_next()
 
     def trim(self) -> None:
         """See `Transport.trim`."""

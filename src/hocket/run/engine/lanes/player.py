@@ -177,6 +177,7 @@ class Player:
             for runner in self._runners.values():
                 if runner.versions is not None:
                     runner.versions.take_out()
+        self._channels.end_portion()
         if portion is Portion.STEP:
             self._sync.close(batches[first], self._end.finish)
         if portion is not Portion.BODY:

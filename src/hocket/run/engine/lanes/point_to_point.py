@@ -276,6 +276,15 @@ class PointToPoint:
         sizes = [batch[net].step.sizes for net in nets]
         return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
 
+    def end_portion(self) -> None:
+        """Receive what other devices send in this portion and a later one reads.
+
+        Raises:
+            WaitError: an earlier message took too long.
+        """
+        if self._transport.needs_order:
+            self._transport.post_planned()
+
     def flush(self) -> None:
         """Wait until everything sent has left.
 
