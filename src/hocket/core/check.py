@@ -36,7 +36,6 @@ from hocket.core.checker.links import Links, check_queues
 from hocket.core.checker.play import Stand, play
 from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
-from hocket.core.gates import gates_of
 from hocket.core.lane_plan import plan_lanes
 from hocket.core.message_order import plan_queues
 from hocket.core.op import Op
@@ -111,10 +110,9 @@ def check(
 def _check_message_order(schedule: Schedule) -> None:
     """Plan the messages of each portion that is played at a time, and prove them."""
     devices = [lane.device for lane in schedule.lanes]
-    gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=False)
-    plans: Sequence[Plans] = [plan_lanes(schedule, gates)]
+    plans: Sequence[Plans] = [plan_lanes(schedule)]
     if schedule.body:
-        plans = plan_portions(schedule, gates)[1:]
+        plans = plan_portions(schedule)[1:]
     for lanes in plans:
         check_queues(plan_queues(lanes, devices))
 

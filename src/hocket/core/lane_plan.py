@@ -86,8 +86,7 @@ class OpPlan:
         sends: messages that leave when `op` has ended, in order of device.
         releases: values that `op` is the last of the lane to read.
         follows: ops of other devices that `op` waits for without a message: an update
-            needs the gradients of its gate and of its stage's copies. Of each lane, the
-            last one.
+            needs the gradients of its gate and of its stage's copies.
     """
 
     op: Op
@@ -188,7 +187,7 @@ class _Facts:
             return ()
         program = schedule.program
         device = program.stages[op.stage].device
-        last: dict[int, int] = {}
+        last: dict[int, int] = {}  # of each lane
         for one in with_gate(op, self.gate_of):
             for value in needs(one, program):
                 place = self.made.get(value)

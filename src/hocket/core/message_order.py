@@ -16,20 +16,23 @@ where its sender, and so everything else, would wait for ever.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeAlias, TypeVar
 
 from hocket.core.dataflow import Value
+from hocket.core.gates import Gates, stage_gates
 from hocket.core.lane_plan import Message, OpPlan
-from hocket.core.op import Op
+from hocket.core.op import Kind, Op
 from hocket.errors import DeadlockError
 
 # Messages of one pair of devices that both post at once (`batch_isend_irecv`).
 Group: TypeAlias = tuple[Message, ...]
 # The ops of a device and its messages, in the order in which the host issues them.
 Queue: TypeAlias = list[OpPlan | Group]
+# Updates that wait for each other's norms: the stages of their gate, and the step.
+Meeting: TypeAlias = tuple[tuple[int, ...], int]
 What = TypeVar("What")
 
 
@@ -52,6 +55,8 @@ class Item(Generic[What]):
         sends: the messages that leave afterwards, in this order.
         ops: its ops, where others follow them.
         follows: ops of other items that must have been done before.
+        meets: the meeting that the device attends: it goes on when each device has come
+            to an item of this meeting.
     """
 
     what: What
@@ -61,10 +66,11 @@ class Item(Generic[What]):
     sends: tuple[Message, ...] = ()
     ops: tuple[Op, ...] = ()
     follows: tuple[Op, ...] = ()
+    meets: Meeting | None = None
 
 
 def plan_queues(
-    lanes: Sequence[Sequence[OpPlan]], devices: Sequence[int]
+    lanes: Sequence[Sequence[OpPlan]], devices: Sequence[int], gates: Gates = ()
 ) -> dict[int, Queue]:
     """Put messages between the ops of each device, as every rank plans them.
 
@@ -72,6 +78,8 @@ def plan_queues(
         lanes: the ops of each lane, or of a portion of it. What an earlier portion
             makes has been received there.
         devices: the device of each lane.
+        gates: the stages whose gradients are judged together. A device that has come to
+            an update of a gate does nothing before all others have.
 
     Returns:
         The queue of each device. All messages that are sent are also received.
@@ -80,8 +88,9 @@ def plan_queues(
         DeadlockError: ops wait for each other's values.
     """
     queues: dict[int, Queue] = {device: [] for device in devices}
+    gate_of = stage_gates(gates)
     items = [
-        [_item(plan, device) for plan in lane]
+        [_item(plan, device, meeting(plan.op, gate_of)) for plan in lane]
         for lane, device in zip(lanes, devices, strict=True)
     ]
     for event in play_messages(items, Receives.LATE):
@@ -93,12 +102,20 @@ def plan_queues(
     return queues
 
 
-def _item(plan: OpPlan, device: int) -> Item[OpPlan]:
+def meeting(op: Op, gate_of: Mapping[int, tuple[int, ...]]) -> Meeting | None:
+    """Return the meeting that an op attends; see `stage_gates`."""
+    if op.kind is not Kind.UPDATE or op.stage not in gate_of:
+        return None
+    return gate_of[op.stage], op.step
+
+
+def _item(plan: OpPlan, device: int, meets: Meeting | None) -> Item[OpPlan]:
     needs = (*plan.waits, *(message.value for message in plan.receives))
     # A lane plan has no program; what an op makes for others is recorded or sent.
     made = (*plan.records, *(message.value for message in plan.sends))
     makes = tuple(dict.fromkeys(made))
-    return Item(plan, device, needs, makes, plan.sends, (plan.op,), plan.follows)
+    ops = (plan.op,)
+    return Item(plan, device, needs, makes, plan.sends, ops, plan.follows, meets)
 
 
 def play_messages(
@@ -133,7 +150,11 @@ class _Play(Generic[What]):
         self._unsent: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._unsent_devices: deque[int] = deque()  # of each message, oldest first
         self._undone = {op for lane in lanes for item in lane for op in item.ops}
+        # The devices of each meeting that have not left it.
+        self._members: defaultdict[Meeting, set[int]] = defaultdict(set)
         for item in (item for lane in lanes for item in lane):
+            if item.meets is not None:
+                self._members[item.meets].add(item.device)
             self._due[item.device].update(item.makes)
             for message in item.sends:
                 self._due[message.to_device].add(message.value)
@@ -153,6 +174,18 @@ class _Play(Generic[What]):
                 yield self._oldest()
 
     def _may_begin(self, item: Item[What]) -> bool:
+        if not self._is_free_for(item):
+            return False
+        if item.meets is None:
+            return True
+        attending = {
+            lane[0].device
+            for lane in self._left
+            if lane and lane[0].meets == item.meets and self._is_free_for(lane[0])
+        }
+        return attending >= self._members[item.meets]
+
+    def _is_free_for(self, item: Item[What]) -> bool:
         return (
             not self._unsent[item.device]
             and self._due[item.device].isdisjoint(item.needs)
@@ -162,6 +195,8 @@ class _Play(Generic[What]):
     def _play(self, item: Item[What]) -> Iterator[Item[What] | Group]:
         self._due[item.device].difference_update(item.makes)
         self._undone.difference_update(item.ops)
+        if item.meets is not None:
+            self._members[item.meets].clear()  # all are there, so all may go on
         yield item
         for message in item.sends:
             if self._receives is Receives.AT_ONCE:

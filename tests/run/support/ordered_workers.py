@@ -50,7 +50,7 @@ def train_flush_free(cases: Cases, folder: str) -> Cases:
         return flush_free.train_all(cases, folder)
 
 
-def run_programs(orders: list[str]) -> list[float]:
+def run_programs(orders: list[str], clip_norm: float | None) -> list[float]:
     """Run some programs; how far each is from the emulator."""
     with strict_wires():
-        return program_workers.run_all(orders)
+        return program_workers.run_all(orders, clip_norm)

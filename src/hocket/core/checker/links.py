@@ -25,8 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 from hocket.core.dataflow import Value
+from hocket.core.gates import Gates, stage_gates
 from hocket.core.lane_plan import OpPlan
-from hocket.core.message_order import Group, Queue
+from hocket.core.message_order import Group, Meeting, Queue, meeting
+from hocket.core.op import Op
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -37,13 +39,14 @@ class Links(Enum):
     ONE_QUEUE = "one queue"
 
 
-def check_queues(queues: Mapping[int, Queue]) -> None:
+def check_queues(queues: Mapping[int, Queue], gates: Gates = ()) -> None:
     """Prove that all devices come to the end of their queues, under `ONE_QUEUE`.
 
     Nothing is assumed of the order in which messages stand.
 
     Args:
         queues: the ops and messages of each device, in the order of issue.
+        gates: the stages whose gradients are judged together; see `plan_queues`.
 
     Raises:
         ScheduleError: a message is missing at one end, or the two ends of a pair have
@@ -53,7 +56,7 @@ def check_queues(queues: Mapping[int, Queue]) -> None:
     faults = [*_missing(queues), *_order_faults(queues)]
     if faults:
         raise ScheduleError(tuple(faults))
-    stands = _Play(queues).stands
+    stands = _Play(queues, gates).stands
     if any(stands[device] < len(queue) for device, queue in queues.items()):
         raise DeadlockError(
             ("no device can go on, each waits for another:",),
@@ -117,18 +120,22 @@ class _Play:
         stands: how far each device has come in its queue.
     """
 
-    def __init__(self, queues: Mapping[int, Queue]) -> None:
+    def __init__(self, queues: Mapping[int, Queue], gates: Gates) -> None:
         self.stands = dict.fromkeys(queues, 0)
         self._queues = queues
         self._due = {
             device: _brought(device, queue) for device, queue in queues.items()
         }
-        self._undone = {
-            item.op
-            for queue in queues.values()
-            for item in queue
-            if isinstance(item, OpPlan)
-        }
+        self._gate_of = stage_gates(gates)
+        self._undone: set[Op] = set()
+        # The devices of each meeting that have not come to it.
+        self._absent: defaultdict[Meeting | None, set[int]] = defaultdict(set)
+        for device, queue in queues.items():
+            for item in queue:
+                if isinstance(item, OpPlan):
+                    self._undone.add(item.op)
+                    if (meets := meeting(item.op, self._gate_of)) is not None:
+                        self._absent[meets].add(device)
         while any(self._move(device) for device in queues):
             pass
 
@@ -145,6 +152,11 @@ class _Play:
                 needed = (*plan.waits, *(message.value for message in plan.receives))
                 can = self._due[device].isdisjoint(needed)
                 can = can and self._undone.isdisjoint(plan.follows)
+                absent = self._absent[meeting(plan.op, self._gate_of)]
+                if can and absent:
+                    comes = device in absent
+                    absent.discard(device)
+                    return comes
                 if can:
                     self._undone.discard(plan.op)
                     self._due[device].difference_update(_made(plan))

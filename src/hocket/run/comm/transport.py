@@ -186,12 +186,19 @@ class Transport(ABC):
 
         Args:
             groups: messages that are posted together, with one peer; both ends of a
-                pair of ranks have the same groups in the same order.
+                pair of ranks have the same groups in the same order. An empty one is a
+                mark, for `post_planned`.
         """
         assert not self.needs_order, "such a transport keeps the order"
 
-    def post_planned(self) -> None:
-        """Post all receives that were planned, when the ops of a portion are over."""
+    def post_planned(self, *, rest: bool = False) -> None:
+        """Post the receives that were planned before the next mark, or all.
+
+        Call it before the host waits for other ranks.
+
+        Args:
+            rest: whether to post all.
+        """
         assert not self.needs_order, "such a transport keeps the order"
 
     @abstractmethod

@@ -102,6 +102,8 @@ class _Links:
         """Post the messages at the next place of the order."""
         assert self._may_post(), "sends stand behind the ops that make their values"
         group = self.order.popleft()
+        if not group:
+            return  # the op at this mark was not played
         ends = [_as_end(post) for post in group]
         for post, end in zip(group, ends, strict=True):
             if not end.may_transfer:
@@ -345,10 +347,13 @@ class OrderedTransport(Transport):
         """See `Transport.plan`."""
         self._links.order.extend(groups)
 
-    def post_planned(self) -> None:
+    def post_planned(self, *, rest: bool = False) -> None:
         """See `Transport.post_planned`."""
-        while self._links.order:
+        order = self._links.order
+        while order and (order[0] or rest):
             self._links.post_next()
+        if order:
+            order.popleft()
 
     def trim(self) -> None:
         """See `Transport.trim`."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hocket.core.dataflow import makes, needs
-from hocket.core.gates import gates_of
+from hocket.core.gates import Gates, gates_of
 from hocket.core.lane_plan import OpPlan, plan_lanes
 from hocket.core.portions import plan_portions
 from hocket.core.program import Program
@@ -82,12 +82,14 @@ class PlayPlan:
         portions: its parts.
         num_steps: batches that a prologue takes.
         num_ended: how many of these steps are over when the prologue is.
+        gates: the stages whose gradients are judged together.
     """
 
     schedule: Schedule
     portions: Mapping[Portion, PortionPlan]
     num_steps: int = 1
     num_ended: int = 1
+    gates: Gates = ()
 
     @property
     def overlaps(self) -> bool:
@@ -110,11 +112,11 @@ def plan_to_play(schedule: Schedule, *, clips: bool = False) -> PlayPlan:
     gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=clips)
     parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule), gates))}
     if not schedule.body:
-        return PlayPlan(schedule, parts)
+        return PlayPlan(schedule, parts, gates=gates)
     cut, prologue, body, epilogue = plan_portions(schedule, gates)
     parts |= {
         Portion.PROLOGUE: PortionPlan(prologue),
         Portion.BODY: PortionPlan(body),
         Portion.EPILOGUE: PortionPlan(epilogue, 1),
     }
-    return PlayPlan(schedule, parts, cut.num_steps, cut.num_ended)
+    return PlayPlan(schedule, parts, cut.num_steps, cut.num_ended, gates)

@@ -206,6 +206,8 @@ class Player:
             number = first + lane_op.op.step
             recorder.begin(lane_op.text, number)
             try:
+                if lane_op.is_step_end:
+                    self._channels.begin_step_end()
                 lane_op.action(batches[number])
                 if end.reducing:
                     end.take_finished()

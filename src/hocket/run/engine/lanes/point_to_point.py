@@ -25,10 +25,12 @@ from torch import Tensor
 
 from hocket.core.checker.links import check_queues
 from hocket.core.dataflow import Fact
+from hocket.core.gates import gates_of
 from hocket.core.lane_plan import Message, OpPlan
-from hocket.core.message_order import plan_queues
+from hocket.core.message_order import Queue, plan_queues
+from hocket.core.op import STEP_ENDS
 from hocket.core.program import Program
-from hocket.errors import RunError
+from hocket.errors import DeadlockError, RunError
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.comm.transport import Carries, Channel, Post, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
@@ -53,7 +55,8 @@ class Orders(NamedTuple):
     Args:
         arrivals: of each source, in the order in which its messages come.
         groups: all messages of this device, in the order in which it posts them, if the
-            transport needs it; those of a group together.
+            transport needs it; those of a group together. Empty at the places of R and
+            U.
     """
 
     arrivals: dict[Source, list[Place]]
@@ -95,6 +98,7 @@ class PointToPoint:
     ) -> None:
         self._device = device
         self._transport = transport
+        self._plan = plan
         self._devices = [lane.device for lane in plan.schedule.lanes]
         self._nets = [stage.net for stage in plan.program.stages]
         schemas = Schemas(store, timeout_s)
@@ -159,14 +163,32 @@ class PointToPoint:
                         found[value.fact, value.stage, message.from_lane].append(place)
         if not self._transport.needs_order:
             return Orders(found, [])
-        queues = plan_queues(part.lanes, self._devices)
-        check_queues(queues)
+        queues = self._queues(part)
         groups = [
-            [(message, _place(message, part)) for message in group]
-            for group in queues[self._device]
-            if not isinstance(group, OpPlan)
+            []
+            if isinstance(item, OpPlan)
+            else [(message, _place(message, part)) for message in item]
+            for item in queues[self._device]
+            if not isinstance(item, OpPlan) or item.op.kind in STEP_ENDS
         ]
         return Orders(found, groups)
+
+    def _queues(self, part: PortionPlan) -> dict[int, Queue]:
+        """Plan and prove the order of a portion's messages.
+
+        Updates wait for gradients of other devices, which may come as late as those
+        devices' updates, where they are reduced; or if stages share weights. Where no
+        order allows for that, they come with the ops that make them.
+        """
+        plan = self._plan
+        gates = gates_of(plan.program, overlaps=plan.overlaps, clips=True)
+        try:
+            queues = plan_queues(part.lanes, self._devices, gates)
+        except DeadlockError:
+            gates = ()
+            queues = plan_queues(part.lanes, self._devices)
+        check_queues(queues, gates)
+        return queues
 
     def expect(self, orders: Orders, first: int, batches: Batches) -> None:
         """Have buffers ready for a portion's messages, as far as shapes are agreed.
@@ -204,7 +226,13 @@ class PointToPoint:
                 ]
                 for group in orders.groups
             ]
-            self._transport.plan([group for group in groups if group])
+            self._transport.plan(
+                [
+                    group
+                    for group, planned in zip(groups, orders.groups, strict=True)
+                    if group or not planned
+                ]
+            )
 
     def _post(self, message: Message) -> Post:
         fact, stage, *_ = message.value
@@ -276,6 +304,11 @@ class PointToPoint:
         sizes = [batch[net].step.sizes for net in nets]
         return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
 
+    def begin_step_end(self) -> None:
+        """Receive what stands before an R or U: it may wait for other devices."""
+        if self._transport.needs_order:
+            self._transport.post_planned()
+
     def end_portion(self) -> None:
         """Receive what other devices send in this portion and a later one reads.
 
@@ -283,7 +316,7 @@ class PointToPoint:
             WaitError: an earlier message took too long.
         """
         if self._transport.needs_order:
-            self._transport.post_planned()
+            self._transport.post_planned(rest=True)
 
     def flush(self) -> None:
         """Wait until everything sent has left.
