@@ -18,8 +18,12 @@ Cases = list[dict[str, Any]]
 
 
 @contextmanager
-def strict_wires() -> Iterator[None]:
-    """Let all messages of schedules go over wires that only know their order."""
+def strict_wires(*, crosses: bool = True) -> Iterator[None]:
+    """Let all messages of schedules go over wires that only know their order.
+
+    Args:
+        crosses: whether some of them must cross.
+    """
     made: list[StrictWires] = []
 
     def pair_wires(
@@ -35,7 +39,7 @@ def strict_wires() -> Iterator[None]:
     assert all(wires.is_closed_cleanly for wires in made)
     num_messages = sum((wires.num_messages for wires in made), Counter[int]())
     assert num_messages[1] > 0
-    assert num_messages[2] > 0, "no messages crossed"
+    assert num_messages[2] > 0 or not crosses
 
 
 def train_synchronous(cases: Cases, folder: str) -> Cases:
@@ -52,5 +56,5 @@ def train_flush_free(cases: Cases, folder: str) -> Cases:
 
 def run_programs(orders: list[str], clip_norm: float | None) -> list[float]:
     """Run some programs; how far each is from the emulator."""
-    with strict_wires():
+    with strict_wires(crosses=False):
         return program_workers.run_all(orders, clip_norm)

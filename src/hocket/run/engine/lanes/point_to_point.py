@@ -23,14 +23,10 @@ from typing import Final, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.core.checker.links import check_queues
 from hocket.core.dataflow import Fact
-from hocket.core.gates import gates_of
 from hocket.core.lane_plan import Message, OpPlan
-from hocket.core.message_order import Queue, plan_queues
 from hocket.core.op import STEP_ENDS
 from hocket.core.program import Program
-from hocket.errors import DeadlockError, RunError
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.comm.transport import Carries, Channel, Post, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
@@ -42,6 +38,7 @@ from hocket.run.engine.lanes.channel_ends import (
     SharedReceivers,
     Signature,
 )
+from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
 from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
@@ -81,7 +78,7 @@ class PointToPoint:
         lanes: the device's lanes, where it has several.
 
     Raises:
-        RunError: the device has several lanes, and the transport needs one order.
+        RunError: the transport needs an order of messages, and there is none.
     """
 
     def __init__(
@@ -99,7 +96,8 @@ class PointToPoint:
         self._device = device
         self._transport = transport
         self._plan = plan
-        self._devices = [lane.device for lane in plan.schedule.lanes]
+        if transport.needs_order:
+            refuse_unordered(plan)
         self._nets = [stage.net for stage in plan.program.stages]
         schemas = Schemas(store, timeout_s)
         self._timeout_s = timeout_s
@@ -111,7 +109,6 @@ class PointToPoint:
         self._only: dict[tuple[Fact, int], Incoming] = {}
         shared = None
         if lanes is not None:
-            _refuse_order(transport, plan)
             shared = SharedReceivers(threading.RLock(), lanes.check)
         for (fact, stage, to_device), message in _routes(plan):
             from_device, lane = message.from_device, message.from_lane
@@ -163,7 +160,7 @@ class PointToPoint:
                         found[value.fact, value.stage, message.from_lane].append(place)
         if not self._transport.needs_order:
             return Orders(found, [])
-        queues = self._queues(part)
+        queues = plan_messages(self._plan, part)
         groups = [
             []
             if isinstance(item, OpPlan)
@@ -172,23 +169,6 @@ class PointToPoint:
             if not isinstance(item, OpPlan) or item.op.kind in STEP_ENDS
         ]
         return Orders(found, groups)
-
-    def _queues(self, part: PortionPlan) -> dict[int, Queue]:
-        """Plan and prove the order of a portion's messages.
-
-        Updates wait for gradients of other devices, which may come as late as those
-        devices' updates, where they are reduced; or if stages share weights. Where no
-        order allows for that, they come with the ops that make them.
-        """
-        plan = self._plan
-        gates = gates_of(plan.program, overlaps=plan.overlaps, clips=True)
-        try:
-            queues = plan_queues(part.lanes, self._devices, gates)
-        except DeadlockError:
-            gates = ()
-            queues = plan_queues(part.lanes, self._devices)
-        check_queues(queues, gates)
-        return queues
 
     def expect(self, orders: Orders, first: int, batches: Batches) -> None:
         """Have buffers ready for a portion's messages, as far as shapes are agreed.
@@ -326,17 +306,6 @@ class PointToPoint:
         """
         for outgoing in self._out.values():
             outgoing.flush(self._timeout_s)
-
-
-def _refuse_order(transport: Transport, plan: PlayPlan) -> None:
-    """Refuse links that need one order of messages: several lanes have none."""
-    if transport.needs_order:
-        raise RunError(
-            f"this schedule has {len(plan.schedule.lanes)} lanes on "
-            f"{plan.program.num_devices} devices, and NCCL needs one order of a "
-            "device's messages: choose a schedule with one lane for each device, or "
-            "send by way of the host (HOCKET_BACKEND=gloo)"
-        )
 
 
 def _place(message: Message, part: PortionPlan) -> Place:
