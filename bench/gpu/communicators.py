@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from bench.gpu.checked import NEEDS_A_GPU, Row, Setting, by_name, seconds_of
 from hocket.run.comm.dist.ordered import OrderedTransport
-from hocket.run.comm.dist.pair_wires import NcclWires, PairWires, Transfer
+from hocket.run.comm.dist.pair_wires import NcclWires, PairWires, WireMessage
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.schema import message_tag, schema_of
 from hocket.run.comm.transport import Carries, Channel, Post
@@ -105,7 +105,9 @@ def abort(setting: Setting) -> Row:
     with _job(setting) as row:
         wires = _wires(setting)
         flat = torch.ones(2, 16, device=setting.device)
-        wires.post(0, [Transfer(flat[0], sends=True), Transfer(flat[1], sends=False)])
+        wires.post(
+            0, [WireMessage(flat[0], sends=True), WireMessage(flat[1], sends=False)]
+        )
         row["abort_s"] = seconds_of(setting.device, wires.abort)
         row["leave_s"] = seconds_of(setting.device, lambda: wires.close(failed=True))
     return row
@@ -117,7 +119,7 @@ CHECKS: Final = by_name(lazy_start, eager_start, groups, own_messages, abort)
 class _Copies(PairWires):
     """Copies what this rank sends to itself."""
 
-    def post(self, peer: int, transfers: Sequence[Transfer]) -> _Copied:
+    def post(self, peer: int, transfers: Sequence[WireMessage]) -> _Copied:
         """See `PairWires.post`."""
         assert peer == 0
         sent = [x.flat for x in transfers if x.sends]

@@ -14,7 +14,7 @@ import torch
 
 from hocket.errors import WaitError
 from hocket.run.comm.dist.ordered import OrderedTransport
-from hocket.run.comm.dist.pair_wires import Transfer
+from hocket.run.comm.dist.pair_wires import WireMessage
 from hocket.run.comm.step_header import HEADER
 from hocket.run.comm.transport import Carries, Channel, Post, Receiver, Sender
 from tests.run.support.strict_wires import Passed, StrictWires
@@ -47,7 +47,7 @@ class DeadWires(StrictWires):
 
     was_aborted = False
 
-    def post(self, peer: int, transfers: Sequence[Transfer]) -> Passed:
+    def post(self, peer: int, transfers: Sequence[WireMessage]) -> Passed:
         """See `PairWires.post`."""
         return NeverSent()
 

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from hocket.run.comm.dist.pair_wires import PairWires, Transfer
+from hocket.run.comm.dist.pair_wires import PairWires, WireMessage
 
 _MOST: Final = 8  # messages of a group
 _TAGS: Final = 1 << 20  # above those of other messages in the job's group
@@ -61,7 +61,7 @@ class StrictWires(PairWires):
         self._num_posted: Counter[int] = Counter()
         self._failed: bool | None = None
 
-    def post(self, peer: int, transfers: Sequence[Transfer]) -> Passed:
+    def post(self, peer: int, transfers: Sequence[WireMessage]) -> Passed:
         """See `PairWires.post`."""
         assert self._failed is None, "closed"
         assert peer in self._peers, (self._rank, peer, self._peers)
@@ -70,8 +70,8 @@ class StrictWires(PairWires):
         own = torch.tensor(_described(transfers))
         other = torch.empty_like(own)
         tag = _TAGS + 16 * (number % 1024)
-        self._exchange([Transfer(own, True), Transfer(other, False)], peer, tag)
-        wanted = torch.tensor(_described([Transfer(x, not s) for x, s in transfers]))
+        self._exchange([WireMessage(own, True), WireMessage(other, False)], peer, tag)
+        wanted = torch.tensor(_described([WireMessage(x, not s) for x, s in transfers]))
         # Both sides of a group are compared direction by direction.
         if not torch.equal(_sorted(other), _sorted(wanted)):
             raise AssertionError(
@@ -99,7 +99,7 @@ class StrictWires(PairWires):
         """Whether it was closed, and nothing was left."""
         return self._failed is False
 
-    def _exchange(self, transfers: Sequence[Transfer], peer: int, tag: int) -> None:
+    def _exchange(self, transfers: Sequence[WireMessage], peer: int, tag: int) -> None:
         """Start all at once, and wait for each; those of one direction in order."""
         counts: Counter[bool] = Counter()
         works = []
@@ -112,7 +112,7 @@ class StrictWires(PairWires):
             work.wait(self._timeout)
 
 
-def _described(transfers: Sequence[Transfer]) -> list[int]:
+def _described(transfers: Sequence[WireMessage]) -> list[int]:
     """The sizes of what is sent, as positive numbers, and received, as negative."""
     assert len(transfers) <= _MOST
     sizes = [x.numel() if sends else -x.numel() for x, sends in transfers]

@@ -85,7 +85,7 @@ class DeviceWaits:
 
         Args:
             work: the operation.
-            what: what the device waits for, and from whom, for errors.
+            what: what the device waits for, and the ranks, for errors.
 
         Raises:
             WaitError: an earlier wait took too long.

@@ -26,7 +26,7 @@ from torch import Tensor
 from hocket.run.cluster.device_waits import DeviceWaits, Posted
 from hocket.run.cluster.store.poll import poll
 from hocket.run.comm.buffers import Buffer, Pool
-from hocket.run.comm.dist.pair_wires import PairWires, Transfer
+from hocket.run.comm.dist.pair_wires import PairWires, WireMessage
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.step_header import HEADER
 from hocket.run.comm.transport import (
@@ -175,11 +175,11 @@ class OrderedSender(Sender):
         """Whether all messages have left."""
         return not self._unposted and all(_has_ended(x) for x in self._posted)
 
-    def next_transfer(self) -> Transfer:
+    def next_transfer(self) -> WireMessage:
         """Return the next message, to be posted."""
         self._links.num_unposted -= 1
         self._posted.append(self._unposted.popleft())
-        return Transfer(self._posted[-1].buffer.flat, sends=True)
+        return WireMessage(self._posted[-1].buffer.flat, sends=True)
 
     def note_posted(self, work: Posted) -> None:
         """Keep the operation of the message that was posted."""
@@ -281,13 +281,13 @@ class OrderedReceiver(Receiver):
         """Whether all messages that were posted have come."""
         return all(_has_ended(message) for message in self._posted.values())
 
-    def next_transfer(self) -> Transfer:
+    def next_transfer(self) -> WireMessage:
         """Return a buffer for the next message, to be posted."""
         tag, schema = self._expected.popleft()
         self._num_posted += 1
         buffer = self._links.received.take(schema)
         self._newest = self._posted[tag] = _Message(tag, buffer)
-        return Transfer(self._newest.buffer.flat, sends=False)
+        return WireMessage(self._newest.buffer.flat, sends=False)
 
     def note_posted(self, work: Posted) -> None:
         """Keep the operation of the message that was posted."""

@@ -28,7 +28,7 @@ from hocket.run.cluster.device_waits import (
 from hocket.run.cluster.group import new_group
 
 
-class Transfer(NamedTuple):
+class WireMessage(NamedTuple):
     """A message as one rank posts it: its bytes, sent or received."""
 
     flat: Tensor
@@ -39,7 +39,7 @@ class PairWires(ABC):
     """The communicators of this rank, one for each rank that it talks to."""
 
     @abstractmethod
-    def post(self, peer: int, transfers: Sequence[Transfer]) -> Posted:
+    def post(self, peer: int, transfers: Sequence[WireMessage]) -> Posted:
         """Post messages together, behind all that was posted for this peer.
 
         Args:
@@ -95,7 +95,7 @@ class NcclWires(PairWires):
                 self._groups[peer] = group
                 self._connect(peer)
 
-    def post(self, peer: int, transfers: Sequence[Transfer]) -> Posted:
+    def post(self, peer: int, transfers: Sequence[WireMessage]) -> Posted:
         """See `PairWires.post`."""
         group = self._groups[peer]
         ops = [
@@ -124,4 +124,4 @@ class NcclWires(PairWires):
     def _connect(self, peer: int) -> None:
         """Exchange a first message: NCCL connects then, and the ranks wait."""
         out, into = torch.zeros(2, 1, device=self._device).unbind()
-        self.post(peer, [Transfer(out, sends=True), Transfer(into, sends=False)]).wait()
+        self.post(peer, [WireMessage(out, sends=True), WireMessage(into, sends=False)]).wait()

@@ -50,7 +50,7 @@ class Orders(NamedTuple):
     """The order of a portion's messages.
 
     Args:
-        arrivals: of each source, in the order in which its messages come.
+        arrivals: the places of each source's messages, in the order in which they come.
         groups: all messages of this device, in the order in which it posts them, if the
             transport needs it; those of a group together. Empty at the places of R and
             U.
