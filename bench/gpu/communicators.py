@@ -1,11 +1,15 @@
-"""What NCCL's communicators cost with one rank; gloo's, where there is no GPU."""
+"""NCCL with one rank: what communicators cost, and messages to itself.
+
+Where there is no GPU, the communicators are gloo's, and messages are copies.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +17,13 @@ import torch
 import torch.distributed as dist
 
 from bench.gpu.checked import NEEDS_A_GPU, Row, Setting, by_name, seconds_of
+from hocket.run.comm.dist.ordered import OrderedTransport
+from hocket.run.comm.dist.pair_wires import NcclWires, PairWires, WireMessage
+from hocket.run.comm.dist.transport import TorchTransport
+from hocket.run.comm.schema import message_tag, schema_of
+from hocket.run.comm.transport import Carries, Channel, Post
 
+NUM_MESSAGES: Final = 20
 NUM_GROUPS: Final = 10
 TIMEOUT: Final = timedelta(seconds=20)
 MIB: Final = 2**20
@@ -55,7 +65,97 @@ def groups(setting: Setting) -> Row:
     return row
 
 
-CHECKS: Final = by_name(lazy_start, eager_start, groups)
+def own_messages(setting: Setting) -> Row:
+    """Messages of hocket's own transport, which this rank sends to itself."""
+    with _job(setting) as row:
+        wires = _wires(setting)
+        transport = OrderedTransport(
+            TorchTransport(dist.HashStore(), timeout_s=TIMEOUT.total_seconds()),
+            wires,
+            device=setting.device,
+            timeout_s=TIMEOUT.total_seconds(),
+        )
+        channel = Channel("F0>0", 0, 0, Carries.PLANNED)
+        sender, receiver = transport.sender(channel), transport.receiver(channel)
+        content = torch.arange(setting.size(MIB, 64), device=setting.device)
+        schema = schema_of((content,))
+        wrong = torch.zeros((), dtype=torch.int64, device=setting.device)
+
+        def exchange(number: int) -> None:
+            tag = message_tag(schema, number, 0)
+            receiver.expect([tag], schema)
+            transport.plan([[Post(end, lambda: None) for end in (sender, receiver)]])
+            sender.send(tag, (content + number,), schema)
+            (came,) = receiver.receive(tag)
+            wrong.add_((came != content + number).sum())
+            receiver.release(tag)
+
+        seconds = [
+            seconds_of(setting.device, partial(exchange, number))
+            for number in range(NUM_MESSAGES)
+        ]
+        row["message_s"] = [round(one, 6) for one in seconds]
+        row["holds"] = wrong.item() == 0
+        row["close_s"] = seconds_of(setting.device, transport.close)
+    return row
+
+
+def abort(setting: Setting) -> Row:
+    """Abort a communicator, and leave its group."""
+    with _job(setting) as row:
+        wires = _wires(setting)
+        flat = torch.ones(2, 16, device=setting.device)
+        wires.post(
+            0, [WireMessage(flat[0], sends=True), WireMessage(flat[1], sends=False)]
+        )
+        row["abort_s"] = seconds_of(setting.device, wires.abort)
+        row["leave_s"] = seconds_of(setting.device, lambda: wires.close(failed=True))
+    return row
+
+
+CHECKS: Final = by_name(lazy_start, eager_start, groups, own_messages, abort)
+
+
+class _Copies(PairWires):
+    """Copies what this rank sends to itself."""
+
+    def post(self, peer: int, transfers: Sequence[WireMessage]) -> _Copied:
+        """See `PairWires.post`."""
+        assert peer == 0
+        sent = [x.flat for x in transfers if x.sends]
+        received = [x.flat for x in transfers if not x.sends]
+        for into, flat in zip(received, sent, strict=True):
+            into.copy_(flat)
+        return _Copied()
+
+    def record_event(self) -> _Copied:
+        """See `PairWires.record_event`."""
+        return _Copied()
+
+    def abort(self) -> None:
+        """See `PairWires.abort`."""
+
+    def close(self, *, failed: bool) -> None:
+        """See `PairWires.close`."""
+
+
+class _Copied:
+    """A copy that has ended."""
+
+    def is_completed(self) -> bool:
+        """It has."""
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    query = is_completed
+
+
+def _wires(setting: Setting) -> PairWires:
+    if not setting.on_gpu:
+        return _Copies()
+    return NcclWires([(0, 0)], 0, setting.device, TIMEOUT.total_seconds())
 
 
 @contextmanager

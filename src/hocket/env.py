@@ -147,6 +147,11 @@ NCCL_INTERFACE: Final = Variable(
     "NCCL_SOCKET_IFNAME",
     "network interface of NCCL; where it is not set, the same as gloo's",
 )
+NCCL_ERROR_HANDLING: Final = Variable(
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "what torch does when an operation of NCCL fails; where it is not set, 0: hocket "
+    "keeps the deadlines itself, and raises",
+)
 CUDA_MODULE_LOADING: Final = Variable(
     "CUDA_MODULE_LOADING",
     "whether CUDA loads kernels at their first use (LAZY, its default) or when it "
@@ -211,6 +216,7 @@ VARIABLES: Final = (
     BACKEND,
     GLOO_INTERFACE,
     NCCL_INTERFACE,
+    NCCL_ERROR_HANDLING,
     CUDA_MODULE_LOADING,
     CUDA_DEVICE_MAX_CONNECTIONS,
     CUDA_LAUNCH_BLOCKING,

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hocket.core.check import check
+from hocket.core.checker.links import Links
 from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import due_ops
 from hocket.core.op import Kind, Op
@@ -114,6 +115,16 @@ def test_passes_the_check_with_the_buffers_it_claims(
     """No lane waits for ever, with rendezvous sends and so many buffers, or fewer."""
     shape = data.draw(shapes(name))
     assert check(made(name, shape)).num_buffers == SCHEDULES[name].num_buffers(shape)
+
+
+@every_schedule
+@few
+@given(data=st.data())
+def test_messages_have_an_order_for_one_queue_per_device(
+    name: str, data: st.DataObject
+) -> None:
+    """NCCL: a posted receive may hold up all that its device was given later."""
+    check(made(name, data.draw(shapes(name))), links=Links.ONE_QUEUE)
 
 
 @every_schedule

@@ -11,11 +11,14 @@ What is proved of a schedule that passes:
    them, in whichever lanes they are;
 5. explicit messages are posted in the same order at both ends of each pair of devices,
    and collectives on all devices that share a group;
-6. the body of a flush-free order is the same work, one step later, each time.
+6. the body of a flush-free order is the same work, one step later, each time;
+7. for links that need one (`Links.ONE_QUEUE`, as of NCCL): the messages of all devices
+   have an order in which every device comes to its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hocket.core.checker.alive import count_alive
@@ -29,10 +32,14 @@ from hocket.core.checker.faults import (
     too_much_due,
 )
 from hocket.core.checker.happens_before import HappensBefore
+from hocket.core.checker.links import Links, check_queues
 from hocket.core.checker.play import Stand, play
 from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
+from hocket.core.lane_plan import plan_lanes
+from hocket.core.message_order import plan_queues
 from hocket.core.op import Op
+from hocket.core.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.work import prepare
 from hocket.errors import DeadlockError, ScheduleError
@@ -57,15 +64,23 @@ class Proof:
     num_gradients: tuple[int, ...]
 
 
-def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
+def check(
+    schedule: Schedule,
+    *,
+    num_buffers: int | None = None,
+    links: Links = Links.RENDEZVOUS,
+) -> Proof:
     """Prove that a schedule may run, or say everything that is wrong with it.
 
     Args:
         schedule: any schedule; nothing about it is assumed.
         num_buffers: receive buffers per flow that must suffice; the fewest that do are
             found when not given.
+        links: the strictest links that it must run on. `ONE_QUEUE` holds for an order
+            without explicit messages; their order is planned.
 
     Raises:
+        PlanError: the links are `ONE_QUEUE`, and there are explicit messages.
         ScheduleError: with all faults, and the picture.
         DeadlockError: it is complete, but lanes wait for each other.
     """
@@ -86,8 +101,20 @@ def check(schedule: Schedule, *, num_buffers: int | None = None) -> Proof:
             *conflicts(schedule, work.columns, accesses, before, played.order),
         ],
     )
+    if links is Links.ONE_QUEUE:
+        _check_message_order(schedule)
     alive = count_alive(schedule.program, work.columns, accesses, before)
     return Proof(played.num_buffers, alive.num_versions, alive.num_gradients)
+
+
+def _check_message_order(schedule: Schedule) -> None:
+    """Plan the messages of each portion that is played at a time, and prove them."""
+    devices = [lane.device for lane in schedule.lanes]
+    plans: Sequence[Plans] = [plan_lanes(schedule)]
+    if schedule.body:
+        plans = plan_portions(schedule)[1:]
+    for lanes in plans:
+        check_queues(plan_queues(lanes, devices))
 
 
 def _refuse(schedule: Schedule, faults: list[Fault]) -> None:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from hocket.core.dataflow import Fact, Value, is_given, is_sent, makes, needs, reads
 from hocket.core.gates import Gates, stage_gates, with_gate
-from hocket.core.op import ASYNCHRONOUS, MESSAGES, Op
+from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
@@ -85,6 +85,8 @@ class OpPlan:
         records: values that `op` makes and whose event other ops wait for.
         sends: messages that leave when `op` has ended, in order of device.
         releases: values that `op` is the last of the lane to read.
+        follows: ops of other devices that `op` waits for without a message: an update
+            needs the gradients of its gate and of its stage's copies.
     """
 
     op: Op
@@ -93,6 +95,7 @@ class OpPlan:
     records: tuple[Value, ...]
     sends: tuple[Message, ...]
     releases: tuple[Release, ...]
+    follows: tuple[Op, ...] = ()
 
 
 def plan_lanes(schedule: Schedule, gates: Gates = ()) -> tuple[tuple[OpPlan, ...], ...]:
@@ -178,6 +181,20 @@ class _Facts:
             for value in needs(other, program)
         )
 
+    def follows(self, op: Op, schedule: Schedule) -> tuple[Op, ...]:
+        """Return the ops of other devices that an update waits for."""
+        if op.kind is not Kind.UPDATE:
+            return ()
+        program = schedule.program
+        device = program.stages[op.stage].device
+        last: dict[int, int] = {}  # of each lane
+        for one in with_gate(op, self.gate_of):
+            for value in needs(one, program):
+                place = self.made.get(value)
+                if place is not None and place.device != device:
+                    last[place.lane] = max(place.position, last.get(place.lane, 0))
+        return tuple(schedule.lanes[lane].ops[i] for lane, i in last.items())
+
     def message(self, value: Value, to_device: int) -> Message:
         """Return the message that brings a value to another device."""
         made = self.made[value]
@@ -221,6 +238,7 @@ def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
                 for v in reads(op, program)
                 if facts.last_read.get((v, number)) == position
             ),
+            facts.follows(op, schedule),
         )
 
 

@@ -26,11 +26,13 @@ from dataclasses import dataclass, replace
 
 from hocket.core.dataflow import Value, makes, needs
 from hocket.core.gates import Gates, stage_gates, with_gate
+from hocket.core.lane_plan import OpPlan, plan_lanes
 from hocket.core.op import Op
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 
 Ops = tuple[Op, ...]
+Plans = tuple[tuple[OpPlan, ...], ...]  # of each lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,34 @@ def portions(schedule: Schedule) -> Portions:
         tuple(epilogue),
         num_steps,
         num_ended=min(left, default=num_steps),
+    )
+
+
+def plan_portions(
+    schedule: Schedule, gates: Gates = ()
+) -> tuple[Portions, Plans, Plans, Plans]:
+    """Cut an order that has a body, and plan the ops of each lane.
+
+    Args:
+        schedule: one that `check` accepts, without explicit messages.
+        gates: the stages whose gradients are judged together.
+
+    Returns:
+        The portions, and the plans of prologue, body and epilogue. The epilogue follows
+        a second repetition of the body there: all its steps are one later.
+    """
+    aligned = align_bodies(schedule, gates)
+    cut = portions(aligned)
+    plans = plan_lanes(aligned.with_num_steps(cut.num_steps + 1), gates)
+    lanes = [
+        (plan, len(first), len(first) + len(body))
+        for plan, first, body in zip(plans, cut.prologue, cut.body, strict=True)
+    ]
+    return (
+        cut,
+        tuple(plan[:begin] for plan, begin, _ in lanes),
+        tuple(plan[begin:end] for plan, begin, end in lanes),
+        tuple(plan[end:] for plan, _, end in lanes),
     )
 
 

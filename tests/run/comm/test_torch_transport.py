@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +81,7 @@ def test_refuses_more_channels_than_there_are_numbers() -> None:
     """Two channels with one number would mix their messages."""
     store = dist.HashStore()
     store.add("num channels", 1024)
-    transport = TorchTransport(store, device=torch.device("cpu"), timeout_s=1.0)
+    transport = TorchTransport(store, timeout_s=1.0)
     with pytest.raises(RunError, match="1024 channels, no more"):
         transport.sender(THERE)
 
@@ -96,7 +95,6 @@ def with_own_group(worker: Worker) -> list[int]:
     counts = [len(groups)]
     transport = TorchTransport(
         dist.PrefixStore("own group", worker.store),
-        device=torch.device("cpu"),
         timeout_s=20.0,
         group=new_group([0, 1], 20.0, "gloo"),
     )
@@ -125,9 +123,7 @@ def test_its_own_group_ends_with_it(tmp_path: Path) -> None:
 def leave_first(worker: Worker) -> int:
     """Leave the job, and then close a transport with a group of its own."""
     group = new_group([0, 1], 20.0, "gloo")
-    transport = TorchTransport(
-        worker.store, device=torch.device("cpu"), timeout_s=20.0, group=group
-    )
+    transport = TorchTransport(worker.store, timeout_s=20.0, group=group)
     worker.meet("end")
     dist.destroy_process_group()
     transport.close()

@@ -152,6 +152,36 @@ def test_equals_the_emulator(num_workers: int, tmp_path: Path) -> None:
     _check_all(JOBS[num_workers], num_workers, tmp_path, whole_s=180.0)
 
 
+ORDERED = {
+    2: [
+        case("perceptron", "wpipe", 3, drain_every=3),
+        case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 9)),
+        case("tied", "pipedream-2bw", 4),
+        case("tied", "wpipe", 4, clip_norm=0.05),
+    ],
+    4: [case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05)],
+}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("num_workers", sorted(ORDERED))
+def test_equals_the_emulator_over_ordered_wires(
+    num_workers: int, tmp_path: Path
+) -> None:
+    """Messages keep the planned order: bodies, pauses, evaluations and epilogues.
+
+    Past bug: a rank waited for the norms of another, and had not posted a receive that
+    stood before its update.
+    """
+    _check_all(
+        ORDERED[num_workers],
+        num_workers,
+        tmp_path,
+        whole_s=180.0,
+        entry="tests.run.support.ordered_workers:train_flush_free",
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("num_workers", sorted(MANY))
 @pytest.mark.timeout(600)
@@ -161,10 +191,15 @@ def test_many_workers_equal_the_emulator(num_workers: int, tmp_path: Path) -> No
 
 
 def _check_all(
-    cases: list[dict[str, Any]], num_workers: int, tmp_path: Path, *, whole_s: float
+    cases: list[dict[str, Any]],
+    num_workers: int,
+    tmp_path: Path,
+    *,
+    whole_s: float,
+    entry: str = "tests.run.support.flush_free:train_all",
 ) -> None:
     answers = answers_of(
-        "tests.run.support.flush_free:train_all",
+        entry,
         cases,
         str(tmp_path),
         num_workers=num_workers,

@@ -17,14 +17,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import check
+from hocket.core.checker.links import Links
 from hocket.core.gates import early_updates, gates_of
 from hocket.core.schedule import Schedule
+from hocket.errors import RunError
+from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
+from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.schedules import SCHEDULES, make_schedule
 from tests.run.support.forked import answers_of
 from tests.run.support.program_pool import ProgramPools
 from tests.run.support.random_programs import random_schedule
 
 ORDERS: Final = Path(__file__).parent / "orders"
 TOLERANCE: Final = 1e-10
+FLUSH_FREE: Final = {"pipedream", "pipedream-2bw", "wpipe", "wpipe-overlapped"}
 SEEDS: Final = st.integers(0, 2**32 - 1)
 NO_SHRINKING: Final = settings(
     deadline=None,
@@ -95,6 +102,89 @@ def test_kept_orders_equal_the_emulator(pools: ProgramPools, path: Path) -> None
     run(pools, schedule, None)
     if may_clip(schedule):
         run(pools, schedule, 0.3)
+
+
+def prove_order(schedule: Schedule, *, clips: bool) -> None:
+    """Plan all messages for links that pair them by their order."""
+    plan = plan_to_play(schedule, clips=clips)
+    refuse_unordered(plan)
+    for part in plan.portions.values():
+        plan_messages(plan, part)
+
+
+def may_be_ordered(schedule: Schedule, *, clips: bool) -> bool:
+    """Return whether links that pair messages by their order can carry its messages."""
+    try:
+        prove_order(schedule, clips=clips)
+    except RunError:
+        return False
+    return True
+
+
+def one_lane_each(num_workers: int) -> Iterator[Schedule]:
+    """Orders with one lane on each device."""
+    kept = (Schedule.parse(path.read_text()) for path in sorted(ORDERS.glob("*.txt")))
+    drawn = (random_schedule(Random(seed), num_workers) for seed in range(40))
+    for schedule in (*kept, *drawn):
+        program = schedule.program
+        fits = program.num_devices * program.num_replicas == num_workers
+        if fits and len(schedule.lanes) == program.num_devices > 1:
+            yield schedule
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_programs_equal_the_emulator_over_ordered_wires(
+    num_workers: int, clip_norm: float | None, tmp_path: Path
+) -> None:
+    """Several nets, losses over the batch, gathered outputs, values read twice."""
+    drawn = one_lane_each(num_workers)
+    orders = [x for x in drawn if clip_norm is None or may_clip(x)]
+    taken = [x for x in orders if may_be_ordered(x, clips=clip_norm is not None)]
+    assert len(taken) > 0.7 * len(orders)
+    orders = taken[:10]
+    assert len(orders) > 5
+    for found in answers_of(
+        "tests.run.support.ordered_workers:run_programs",
+        [str(schedule) for schedule in orders],
+        clip_norm,
+        num_workers=num_workers,
+        folder=tmp_path / "job",
+        whole_s=180.0,
+    ):
+        assert max(found) <= TOLERANCE
+
+
+def test_what_has_no_proved_order_is_refused() -> None:
+    """Norms of replicas may come as late as their devices' updates."""
+    schedule = next(
+        x for x in one_lane_each(4) if may_clip(x) and not may_be_ordered(x, clips=True)
+    )
+    with pytest.raises(RunError, match="no order of messages over NCCL is proved"):
+        prove_order(schedule, clips=True)
+    assert may_be_ordered(schedule, clips=False)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_every_schedule_of_ours_can_be_ordered(name: str, *, clips: bool) -> None:
+    """Each portion that is played, with replicas, whose norms come late."""
+    schedule = make_schedule(
+        name,
+        num_devices=4,
+        num_microbatches=1 if name == "pipedream" else 8,
+        num_replicas=2,
+        num_steps=6 if name in FLUSH_FREE else 1,
+    )
+    assert may_be_ordered(schedule, clips=clips)
+
+
+@settings(NO_SHRINKING, max_examples=60)
+@given(seed=SEEDS, num_workers=st.sampled_from([2, 4, 8]))
+def test_any_program_has_an_order_for_one_queue(seed: int, num_workers: int) -> None:
+    """Each message may block all that its device is given later."""
+    check(random_schedule(Random(seed), num_workers), links=Links.ONE_QUEUE)
 
 
 def test_several_lanes_receive_through_gloo(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 import hocket
 from hocket.core import lane_plan
 from hocket.core.schedule import Schedule
-from hocket.errors import ConfigError, RaceError
+from hocket.errors import ConfigError, RaceError, RunError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.sanitize import Sanitizer
@@ -24,6 +24,7 @@ from hocket.run.engine.program_run import ProgramRun
 from tests.run.device.support.interleaver import Interleaver
 from tests.run.support.forked import run_forked
 from tests.run.support.program_workers import arguments, make_batches
+from tests.run.support.strict_wires import StrictWires
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -100,6 +101,19 @@ def test_any_interleaving_gives_the_same_bits(
     history = hocket.emulate(SPLIT.program, **alone, batches=batches)
     for loss, by_net in zip(expected, history, strict=False):
         assert loss.item() == pytest.approx(by_net["n1"]["loss"], rel=1e-10)
+
+
+def test_links_that_need_one_order_refuse_several_lanes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL: which lane posts first would differ from what other ranks planned."""
+
+    def pair_wires(*_: object) -> StrictWires:
+        return StrictWires((), world.rank, 10.0)
+
+    monkeypatch.setattr("hocket.run.comm.transports.pair_wires", pair_wires)
+    with pytest.raises(RunError, match=r"2 lanes on 1 devices, .*HOCKET_BACKEND=gloo"):
+        trained(world, SPLIT)
 
 
 def test_an_update_that_does_not_wait_for_gradients_is_found(

@@ -235,7 +235,6 @@ def _join(rank: int, path: Path, settings: Settings) -> Worker:
     )
     transport = TorchTransport(
         dist.PrefixStore("transport", store),
-        device=torch.device("cpu"),
         timeout_s=settings.timeout_s,
         num_buffers=settings.num_buffers,
         on_wait=on_wait,

@@ -15,14 +15,14 @@ Source: torch.distributed.pipelining.schedules, `_add_send_recv`, `_add_reduce_g
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-from hocket.core.dataflow import Fact, Value, is_given, makes, needs
+from hocket.core.dataflow import Fact, is_sent, makes, needs
+from hocket.core.lane_plan import Message
+from hocket.core.message_order import Item, Receives, play_messages
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
-from hocket.errors import DeadlockError
 
 # No op for a bubble, two for ops that torch starts together.
 CsvCell: TypeAlias = tuple[Op, ...]
@@ -53,68 +53,52 @@ def rows_with_messages(
     Raises:
         DeadlockError: the devices wait for each other.
     """
-    writer = _Writer(program, [deque(_with_reductions(row)) for row in rows])
-    while any(writer.left):
-        wrote = [writer.write_cell(device) for device in range(len(rows))]
-        if not any(wrote):
-            stuck = (
-                f"  d{d} stands at {c[0].text}" for d, c in enumerate(writer.left) if c
-            )
-            raise DeadlockError(("no cell can begin, each waits for another:", *stuck))
-    return writer.rows
+    lanes = [[*_items(row, device, program)] for device, row in enumerate(rows)]
+    written: list[list[str]] = [[] for _ in rows]
+    for event in play_messages(lanes, Receives.AT_ONCE):
+        if isinstance(event, Item):
+            written[event.device].append(event.what)
+            continue
+        for message in event:
+            value, (_, reader) = message.value, message.flows[0]
+            letter, _ = _NEXT[value.fact]
+            cell = f"{value.stage}SEND_{letter}{value.microbatch}"
+            written[message.from_device].append(cell)
+            cell = f"{reader}RECV_{letter}{value.microbatch}"
+            written[message.to_device].append(cell)
+    return written
 
 
-class _Cell(NamedTuple):
-    text: str
-    ops: CsvCell
-
-
-def _with_reductions(row: Sequence[CsvCell]) -> Iterator[_Cell]:
+def _items(
+    row: Sequence[CsvCell], device: int, program: Program
+) -> Iterator[Item[str]]:
     """Yield cells, and REDUCE_GRAD after each stage's last backward."""
     last = {
         op.stage: i for i, ops in enumerate(row) for op in ops if op.kind in _ENDS_STAGE
     }
     for i, ops in enumerate(row):
         if ops:
-            yield _Cell(cell_text(ops), ops)
+            yield Item(
+                cell_text(ops),
+                device,
+                tuple(value for op in ops for value in needs(op, program)),
+                tuple(value for op in ops for value in makes(op, program)),
+                tuple(_messages(ops, device, program)),
+            )
         ended = (op.stage for op in ops if last.get(op.stage) == i)
-        yield from (_Cell(f"{stage}REDUCE_GRAD", ()) for stage in dict.fromkeys(ended))
+        for stage in dict.fromkeys(ended):
+            yield Item(f"{stage}REDUCE_GRAD", device)
 
 
-class _Writer:
-    """Devices take turns, and each writes its next cell if it can begin."""
-
-    def __init__(self, program: Program, left: list[deque[_Cell]]) -> None:
-        self.program = program
-        self.left = left
-        self.rows: list[list[str]] = [[] for _ in left]
-        self.have: list[set[Value]] = [set() for _ in left]
-
-    def write_cell(self, device: int) -> bool:
-        """Write a device's next cell; return whether there is one that can begin."""
-        cells, program = self.left[device], self.program
-        if not cells or not all(
-            is_given(value) or value in self.have[device]
-            for op in cells[0].ops
-            for value in needs(op, program)
-        ):
-            return False
-        cell = cells.popleft()
-        self.rows[device].append(cell.text)
-        for op in cell.ops:
-            for value in makes(op, program):
-                self.have[device].add(value)
-                self._post(value, device)
-        return True
-
-    def _post(self, value: Value, device: int) -> None:
-        """Write a send and a receive, if the next stage is on another device."""
-        letter, distance = _NEXT.get(value.fact, ("", 0))
-        reader = value.stage + distance
-        if not distance or not 0 <= reader < self.program.num_stages:
-            return
-        other = self.program.stages[reader].device
-        if other != device:
-            self.rows[device].append(f"{value.stage}SEND_{letter}{value.microbatch}")
-            self.rows[other].append(f"{reader}RECV_{letter}{value.microbatch}")
-            self.have[other].add(value)
+def _messages(ops: CsvCell, device: int, program: Program) -> Iterator[Message]:
+    """Yield what goes to the stage before or behind, if another device has it."""
+    for op in ops:
+        for value in makes(op, program):
+            _, distance = _NEXT.get(value.fact, ("", 0))
+            reader = value.stage + distance
+            if not distance or not 0 <= reader < program.num_stages:
+                continue
+            other = program.stages[reader].device
+            if is_sent(value, other, program):
+                flows = ((value.stage, reader),)
+                yield Message(value, device, device, other, flows)

@@ -7,13 +7,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import WaitError
+from hocket.run.cluster.device_waits import (
+    LONG_TIMEOUT,
+    DeviceWaits,
+    record_event,
+    uses_nccl,
+)
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """A collective operation that was started.
+
+    Args:
+        work: the operation.
+        device_waits: watches the device's wait for it; None where the host waits.
+    """
+
+    work: dist.Work
+    device_waits: DeviceWaits | None = None
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended."""
+        return self.work.is_completed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +51,7 @@ class WorkerGroup:
         rank: this worker's rank.
         timeout_s: how long a wait may take.
         on_wait: called before each wait.
+        device_waits: watches the waits of this worker's GPU for NCCL; None for gloo.
     """
 
     process_group: dist.ProcessGroup
@@ -33,26 +59,29 @@ class WorkerGroup:
     rank: int
     timeout_s: float
     on_wait: OnWait
+    device_waits: DeviceWaits | None = None
 
-    def all_reduce(self, tensor: Tensor, what: str) -> dist.Work:
+    def all_reduce(self, tensor: Tensor, what: str) -> GroupWork:
         """Start an all-reduce (sum) of a tensor, in place."""
         with self._peer_failure(what):
             work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
-        return cast(dist.Work, work)
+        return self._started(work, tensor)
 
-    def all_gather(self, into: list[Tensor], own: Tensor, what: str) -> dist.Work:
+    def all_gather(self, into: list[Tensor], own: Tensor, what: str) -> GroupWork:
         """Start to gather every member's tensor into a list."""
         with self._peer_failure(what):
             work = dist.all_gather(into, own, group=self.process_group, async_op=True)
-        return cast(dist.Work, work)
+        return self._started(work, own)
 
     def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
         """Replace a tensor by one member's."""
+        group = self.process_group
         with self._peer_failure(what):
-            dist.broadcast(tensor, from_rank, group=self.process_group)
+            work = dist.broadcast(tensor, from_rank, group=group, async_op=True)
+        self.wait(self._started(work, tensor), what)
 
-    def wait(self, work: dist.Work, what: str) -> None:
-        """Wait for an operation to end.
+    def wait(self, work: GroupWork, what: str) -> None:
+        """Wait for an operation to end; with NCCL the device waits, not the host.
 
         Raises:
             WaitError: it did not end within the timeout, or a member is gone.
@@ -60,8 +89,17 @@ class WorkerGroup:
         if not work.is_completed():
             others = [rank for rank in self.ranks if rank != self.rank]
             self.on_wait(what, others[0] if len(others) == 1 else NO_RANK)
+        if work.device_waits is not None:
+            ranks = ", ".join(map(str, self.ranks))
+            work.device_waits.wait(work.work, f"the {what} over ranks {ranks}")
+            return
         with self._peer_failure(what):
-            work.wait(timedelta(seconds=self.timeout_s))
+            work.work.wait(timedelta(seconds=self.timeout_s))
+
+    def _started(self, work: dist.Work | None, tensor: Tensor) -> GroupWork:
+        assert work is not None, "this rank is a member of the group"
+        is_on_host = tensor.device.type == "cpu"
+        return GroupWork(work, None if is_on_host else self.device_waits)
 
     @contextmanager
     def _peer_failure(self, what: str) -> Iterator[None]:
@@ -96,7 +134,8 @@ def new_group(
     Raises:
         WaitError: a member did not come.
     """
-    timeout = timedelta(seconds=timeout_s)
+    is_nccl = backend == "nccl" or (backend is None and uses_nccl())
+    timeout = LONG_TIMEOUT if is_nccl else timedelta(seconds=timeout_s)
     try:
         group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     except RuntimeError as error:
@@ -122,5 +161,12 @@ def join_groups(
     for ranks in all_ranks:
         group = new_group(ranks, timeout_s)
         if rank in ranks:
-            own.append(WorkerGroup(group, ranks, rank, timeout_s, on_wait))
+            waits = _device_waits(group, timeout_s) if uses_nccl(group) else None
+            own.append(WorkerGroup(group, ranks, rank, timeout_s, on_wait, waits))
     return own
+
+
+def _device_waits(group: dist.ProcessGroup, timeout_s: float) -> DeviceWaits:
+    """Watch the waits of this worker's GPU for the operations of a group."""
+    record = partial(record_event, torch.device("cuda"))
+    return DeviceWaits(timeout_s, group.abort, record)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from hocket import cuda, env
 from hocket.errors import RunError, WaitError
 from hocket.run.cluster.clock import clock_offset_s
+from hocket.run.cluster.device_waits import LONG_TIMEOUT, leave_group
 from hocket.run.cluster.freed_memory import keep_freed_memory
 from hocket.run.cluster.host import (
     address_towards,
@@ -110,10 +111,15 @@ class World:
         """Return when every worker has called this (`StoreExchange.barrier`)."""
         self.exchange.barrier(name, timeout_s)
 
-    def close(self) -> None:
-        """Leave the process group; nothing can be sent afterwards."""
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the process group; nothing can be sent afterwards.
+
+        Args:
+            failed: whether this worker leaves because of an error; another worker may
+                be gone, too.
+        """
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave_group(None, failed=failed)
 
 
 def join_world(
@@ -368,13 +374,16 @@ def _choose_interface(hosts: Sequence[str], address: str) -> None:
 def _init_group(
     backend: Backend, store: dist.Store, rank: int, world_size: int, timeout_s: float
 ) -> None:
+    is_gloo = backend is Backend.GLOO
+    if not is_gloo:
+        env.NCCL_ERROR_HANDLING.set_default("0")
     try:
         dist.init_process_group(
-            "gloo" if backend is Backend.GLOO else "cpu:gloo,cuda:nccl",
+            "gloo" if is_gloo else "cpu:gloo,cuda:nccl",
             store=dist.PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=timeout_s) if is_gloo else LONG_TIMEOUT,
         )
     except RuntimeError as error:
         reason = str(error).strip().split("\n", 1)[0]

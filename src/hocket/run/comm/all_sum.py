@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-import torch.distributed as dist
 from torch import Tensor
 
-from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
@@ -137,7 +136,7 @@ class GroupAllSum:
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._work: dist.Work | None = None
+        self._work: GroupWork | None = None
 
     def post(self, own: Tensor, step: int) -> None:
         """See `AllSum.post`."""

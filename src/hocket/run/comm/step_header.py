@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import SchemaError
-from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec
 
 _LENGTH: Final = 3
@@ -109,7 +108,7 @@ class ReplicaCheck:
     def __init__(self, group: WorkerGroup, rates: ReplicaRates) -> None:
         self._group = group
         self._rates = rates
-        self._pending: list[tuple[int, list[Tensor], dist.Work]] = []  # of each batch
+        self._pending: list[tuple[int, list[Tensor], GroupWork]] = []  # of each batch
 
     def begin(self, step: StepHeader) -> None:
         """Send a batch's header to the other replicas; every one must call this."""

@@ -15,9 +15,10 @@ use. Senders and receivers are used by one thread at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum
+from typing import ClassVar, Final
 
 from torch import Tensor
 
@@ -25,6 +26,14 @@ from hocket.errors import SchemaError
 from hocket.run.comm.schema import Schema, schema_of, tag_text
 
 NUM_BUFFERS: Final = 4  # by default, how many messages a sender may be ahead
+
+
+class Carries(Enum):
+    """Which tensors a channel carries."""
+
+    PLANNED = "the device's, at places in an order that all ranks have planned"
+    DEVICE = "the device's, at any time"
+    HOST = "the host's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,13 @@ class Channel:
             gradients on the way back.
         from_rank: the sender's rank in the job.
         to_rank: the receiver's.
+        carries: which tensors.
     """
 
     name: str
     from_rank: int
     to_rank: int
+    carries: Carries = Carries.DEVICE
 
     def __str__(self) -> str:
         return f"{self.name} (rank {self.from_rank} to rank {self.to_rank})"
@@ -111,6 +122,16 @@ class Receiver(ABC):
         """
         return self.ready(tag)
 
+    def await_turn(self, number: int) -> None:
+        """Post what must be posted before one of this channel's messages.
+
+        Call it before waiting on the host for anything that the message needs.
+
+        Args:
+            number: how many messages were expected before it, headers not counted.
+        """
+        assert number >= 0
+
     @abstractmethod
     def receive(self, tag: int) -> tuple[Tensor, ...]:
         """Wait for one of the expected messages; they may be received in any order.
@@ -137,8 +158,48 @@ class Receiver(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Post:
+    """The place of a message in the order in which a rank posts its messages.
+
+    Args:
+        end: sends or receives its channel's next message.
+        agree: makes the receiver expect that message, if it does not yet; waits for
+            what the sender says of it.
+    """
+
+    end: Sender | Receiver
+    agree: Callable[[], None]
+
+
 class Transport(ABC):
-    """Makes this process's ends of channels."""
+    """Makes this process's ends of channels.
+
+    Attributes:
+        needs_order: whether messages on `PLANNED` channels need places in an order.
+    """
+
+    needs_order: ClassVar[bool] = False
+
+    def plan(self, groups: Sequence[Sequence[Post]]) -> None:
+        """Add places for messages of `PLANNED` channels, behind those added before.
+
+        Args:
+            groups: messages that are posted together, with one peer; both ends of a
+                pair of ranks have the same groups in the same order. An empty one is a
+                mark, for `post_planned`.
+        """
+        assert not self.needs_order, "such a transport keeps the order"
+
+    def post_planned(self, *, rest: bool = False) -> None:
+        """Post the receives that were planned before the next mark, or all.
+
+        Call it before the host waits for other ranks.
+
+        Args:
+            rest: whether to post all.
+        """
+        assert not self.needs_order, "such a transport keeps the order"
 
     @abstractmethod
     def sender(self, channel: Channel) -> Sender:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterable
+from itertools import combinations
 from typing import Final, Literal, TypeAlias
 
-import torch
 import torch.distributed as dist
 
 from hocket.core.buffers import buffers_without_waiting
@@ -14,7 +15,10 @@ from hocket.core.check import check
 from hocket.core.schedule import Schedule
 from hocket.errors import RunError
 from hocket.run.cluster.group import new_group
+from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import Backend, World
+from hocket.run.comm.dist.ordered import OrderedTransport
+from hocket.run.comm.dist.pair_wires import NcclWires, PairWires
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
 from hocket.run.comm.staged.transport import StagedTransport
@@ -75,6 +79,7 @@ def make_transport(
     *,
     num_buffers: int,
     timeout_s: float,
+    pairs: Iterable[tuple[int, int]] | None = None,
 ) -> Transport:
     """Make the transport that the user asked for. Every worker must call this.
 
@@ -85,6 +90,7 @@ def make_transport(
         recorder: records waits.
         num_buffers: receive buffers per flow that the schedule needs.
         timeout_s: how long a wait may take.
+        pairs: the ranks that talk to each other; each two of all, when not given.
 
     Raises:
         RunError: shared memory was asked for, and not all workers can share it.
@@ -95,11 +101,10 @@ def make_transport(
         others = sorted(set(range(world.world_size)) - neighbours)
         raise RunError(
             f"rank {world.rank} cannot share memory with ranks {others}: they are on "
-            "another host, their backend is nccl, or this system has no memory to "
-            'share; use transport="auto" or "torch"'
+            "another host, or this system has no memory to share; use "
+            'transport="auto" or "torch"'
         )
     copies = copies_of(world)
-    device = world.device if copies is None else torch.device("cpu")
     # Threads send staged messages; one thread alone may note its waits.
     on_wait = recorder.wait if copies is None else _in_this_thread(recorder.wait)
     near = SharedMemoryTransport(
@@ -111,22 +116,71 @@ def make_transport(
     )
     far = TorchTransport(
         dist.PrefixStore("torch", store),
-        device=device,
         timeout_s=timeout_s,
         num_buffers=num_buffers,
         on_wait=on_wait,
         group=_own_group(world, neighbours, timeout_s),
     )
     mixed = MixedTransport(near, far, world.rank, neighbours)
-    if copies is None:
-        return mixed
-    return StagedTransport(mixed, copies, num_buffers=num_buffers, timeout_s=timeout_s)
+    host: Transport = mixed
+    if copies is not None:
+        host = StagedTransport(
+            mixed, copies, num_buffers=num_buffers, timeout_s=timeout_s
+        )
+    wires = pair_wires(world, pairs)
+    if wires is None:
+        return host
+    return OrderedTransport(
+        host,
+        wires,
+        device=world.device,
+        timeout_s=timeout_s,
+        num_buffers=num_buffers,
+        on_wait=on_wait,
+    )
+
+
+def talking_ranks(order: Schedule, layout: Layout) -> set[tuple[int, int]]:
+    """Return the ranks that send messages of a schedule to each other.
+
+    Args:
+        order: the schedule.
+        layout: the ranks by device and replica.
+
+    Returns:
+        The pairs of all replicas, and ranks 0 and 1, which measure links.
+    """
+    stages = order.program.stages
+    devices = {(stages[a].device, stages[b].device) for a, b in order.program.flows}
+    return {(0, 1)} | {
+        pair
+        for a, b in devices
+        if a != b
+        for pair in zip(layout.replicas_of(a), layout.replicas_of(b), strict=True)
+    }
+
+
+def pair_wires(
+    world: World, pairs: Iterable[tuple[int, int]] | None
+) -> PairWires | None:
+    """Return what moves messages from GPU to GPU; None where all go by the host.
+
+    Every worker must call this.
+
+    Args:
+        world: all workers.
+        pairs: the ranks that talk to each other; each two of all, if it is None.
+    """
+    if world.backend is not Backend.NCCL or world.world_size == 1:
+        return None
+    if pairs is None:
+        pairs = combinations(range(world.world_size), 2)
+    return NcclWires(pairs, world.rank, world.device, world.timeout_s)
 
 
 def copies_of(world: World) -> Copies | None:
     """Return how messages are copied to the host and back, where they are staged."""
-    is_staged = world.device.type != "cpu" and world.backend is Backend.GLOO
-    return StreamCopies(world.device) if is_staged else None
+    return None if world.device.type == "cpu" else StreamCopies(world.device)
 
 
 def _in_this_thread(on_wait: OnWait) -> OnWait:
@@ -165,9 +219,8 @@ def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
 def _neighbours(world: World) -> frozenset[int]:
     """Return the ranks that can share memory of the host with this one."""
     own = f"rank {world.rank}"
-    if world.backend is Backend.GLOO:
-        with contextlib.suppress(RunError):  # a system without: torch carries all
-            own = memory_domain()
+    with contextlib.suppress(RunError):  # a system without: torch carries all
+        own = memory_domain()
     places = world.gather_json(own, "places")
     return frozenset(r for r, other in enumerate(places) if other == own)
 
@@ -179,8 +232,6 @@ def _own_group(
 
     Every worker must take part, so all agree on whether any needs it.
     """
-    if world.world_size == 1 or world.backend is not Backend.GLOO:
-        return None
-    if len(neighbours) == world.world_size:
+    if world.world_size in (1, len(neighbours)):
         return None
     return new_group(range(world.world_size), timeout_s, "gloo")

@@ -15,7 +15,12 @@ from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
-from hocket.run.comm.transports import TransportName, buffers_needed, make_transport
+from hocket.run.comm.transports import (
+    TransportName,
+    buffers_needed,
+    make_transport,
+    talking_ranks,
+)
 from hocket.run.device.device import Device
 from hocket.run.device.open import open_device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -155,6 +160,7 @@ def open_context(
         recorder,
         num_buffers=buffers_needed(order, clips=clips),
         timeout_s=timeout_s,
+        pairs=talking_ranks(order, layout),
     )
     stack.callback(transport.close)
     lanes = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,7 +43,7 @@ class WorkerRun(ABC):
         with contextlib.ExitStack() as stack:
             if world is None:
                 world = join_world(timeout_s=timeout_s)
-                stack.callback(world.close)
+                stack.push(partial(_leave, world))
             stack.callback(trim_heap)
             self._recorder = stack.enter_context(open_flight_recorder(world, run_dir))
             self._stack = stack.pop_all()
@@ -100,3 +101,12 @@ class WorkerRun(ABC):
             except BaseException:
                 self._step -= 1  # it has not been trained
                 raise
+
+
+def _leave(
+    world: World,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    world.close(failed=error is not None)

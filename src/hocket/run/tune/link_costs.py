@@ -27,7 +27,14 @@ from hocket.model.profile.clock import clock_of
 from hocket.planner.cluster import Cluster
 from hocket.run.cluster.world import World
 from hocket.run.comm.schema import Schema, schema_of
-from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.comm.transport import (
+    Carries,
+    Channel,
+    Post,
+    Receiver,
+    Sender,
+    Transport,
+)
 
 _SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandwidth too
 _NUM_ROUNDS = 24
@@ -113,8 +120,9 @@ class _Pair:
         self._rank = rank
         self._device = device
         self._clock = clock_of(device)
-        there = Channel("measure 0>1", 0, 1)
-        back = Channel("measure 1>0", 1, 0)
+        there = Channel("measure 0>1", 0, 1, Carries.PLANNED)
+        back = Channel("measure 1>0", 1, 0, Carries.PLANNED)
+        self._transport = transport
         self._sender: Sender
         self._receiver: Receiver
         if rank == 0:
@@ -142,6 +150,10 @@ class _Pair:
     def _there_and_back(self, message: tuple[Tensor], schema: Schema) -> float:
         self._tag += 1
         self._receiver.expect([self._tag], schema)
+        if self._transport.needs_order:
+            posts = Post(self._sender, _agreed), Post(self._receiver, _agreed)
+            order = posts if self._rank == 0 else posts[::-1]
+            self._transport.plan([[post] for post in order])
         if self._rank == 0:
             spent = self._send(message, schema)
             self._receiver.receive(self._tag)
@@ -157,6 +169,10 @@ class _Pair:
             pass
         self._sender.send(self._tag, message, schema)
         return perf_counter() - begin
+
+
+def _agreed() -> None:
+    """Agree on nothing: both ends know what the message holds."""
 
 
 def _lines(samples: list[_Sample]) -> list[float]:

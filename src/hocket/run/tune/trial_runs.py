@@ -29,7 +29,7 @@ from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.trial import Trial
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.world import World
-from hocket.run.comm.transports import buffers_needed, make_transport
+from hocket.run.comm.transports import buffers_needed, make_transport, talking_ranks
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -181,6 +181,7 @@ def _context(
 ) -> WorkerContext:
     store = dist.PrefixStore(f"trial {next(_num_trials)}", world.store)
     recorder = FlightRecorder()
+    layout = make_layout(world, world.world_size // num_devices)
     transport = make_transport(
         "auto",
         world,
@@ -188,9 +189,9 @@ def _context(
         recorder,
         num_buffers=buffers_needed(order),
         timeout_s=world.timeout_s,
+        pairs=talking_ranks(order, layout),
     )
     stack.callback(transport.close)
-    layout = make_layout(world, world.world_size // num_devices)
     return WorkerContext(world, layout, recorder, transport, store, world.timeout_s)
 
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.group import GroupWork, WorkerGroup
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class _Bucket:
     parameters: list[nn.Parameter]
     present: tuple[bool, ...]
     flat: Tensor
-    work: dist.Work
+    work: GroupWork
 
 
 class Reducer:

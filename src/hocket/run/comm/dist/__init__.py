@@ -1,5 +1,5 @@
-"""Messages through torch.distributed: gloo for CPUs, NCCL for GPUs.
+"""Messages through torch.distributed: gloo for the host's tensors, NCCL for GPUs'.
 
-Begin with `transport.py`; `wire.py` moves one message. Imports `run.comm` and what is
-before it.
+`transport.py` is gloo's, and `wire.py` moves one message there. `ordered.py` is NCCL's,
+and `pair_wires.py` moves a group of messages. Imports `run.comm` and what is before it.
 """

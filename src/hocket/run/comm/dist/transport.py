@@ -1,14 +1,11 @@
-"""Messages through torch.distributed: gloo for CPUs, NCCL for GPUs.
+"""Messages of the host's tensors through torch.distributed, by gloo.
 
     send: pack into a buffer, isend ═══════▶ irecv, posted num_buffers messages early,
     the buffer is kept until it has left     into buffers of a pool
 
 gloo pairs messages by number (wire.py). One that is not expected waits for ever: so
-both ends must have agreed on the schema (schema_exchange.py).
-
-NCCL pairs messages by order alone. Each channel has a group of its own there, in which
-the order is the channel's on both ends. What is written here about NCCL follows its
-documentation and has not been run on GPUs.
+both ends must have agreed on the schema (schema_exchange.py). NCCL has a transport of
+its own (ordered.py).
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -129,8 +125,6 @@ class TorchReceiver(Receiver):
 
     def poll(self, tag: int) -> bool:
         """See `Receiver.poll`; a thread waits, as gloo knows only what is waited for."""
-        if self._wire.device.type != "cpu":
-            return self.ready(tag)
         if tag not in self._awaited:
             work = self._posted_for(tag).work
             self._awaited[tag] = BackgroundWait(self._wire, work, tag)
@@ -190,13 +184,9 @@ class TorchReceiver(Receiver):
 class TorchTransport(Transport):
     """Carries messages over the job's process group.
 
-    For NCCL all ranks must make the ends of all channels in one order: both ends of a
-    channel are then made at the same time, together with the group of the two.
-
     Args:
         store: assigns numbers to channels; with a prefix of its own for every
             transport.
-        device: the tensors' device.
         timeout_s: how long a wait may take.
         num_buffers: how many messages of a channel may be in flight on each side.
         on_wait: called before each wait.
@@ -208,7 +198,6 @@ class TorchTransport(Transport):
         self,
         store: Store,
         *,
-        device: torch.device,
         timeout_s: float,
         num_buffers: int = NUM_BUFFERS,
         on_wait: OnWait = ignore_wait,
@@ -216,14 +205,13 @@ class TorchTransport(Transport):
     ) -> None:
         self._store = store
         self._group = group
-        self._device = device
         self._timeout_s = timeout_s
         self._on_wait = on_wait
         self._own_groups: list[dist.ProcessGroup] = [] if group is None else [group]
         self._num_buffers = num_buffers
         self._ends: list[Sender | Receiver] = []
         self._sent: list[Pool] = []  # by sender: threads of their own may use them
-        self._received = Pool(device)
+        self._received = Pool(torch.device("cpu"))
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
@@ -234,7 +222,7 @@ class TorchTransport(Transport):
             )
         self._store.set(_number_key(channel), str(number))
         wire = self._wire(channel, channel.to_rank)
-        pool = Pool(self._device)
+        pool = Pool(torch.device("cpu"))
         self._sent.append(pool)
         sender = TorchSender(number, wire, pool, num_buffers=self._num_buffers)
         self._ends.append(sender)
@@ -263,29 +251,7 @@ class TorchTransport(Transport):
                 dist.destroy_process_group(self._own_groups.pop())
 
     def _wire(self, channel: Channel, peer: int) -> Wire:
-        is_cpu = self._device.type == "cpu"
-        group = self._group if is_cpu else self._nccl_group(channel)
-        device, timeout_s, on_wait = self._device, self._timeout_s, self._on_wait
-        return Wire(group, device, timeout_s, on_wait, channel, peer)
-
-    def _nccl_group(self, channel: Channel) -> dist.ProcessGroup:
-        """Make the group of a channel's two ranks."""
-        group: dist.ProcessGroup = dist.new_group(
-            [channel.from_rank, channel.to_rank],
-            timeout=timedelta(seconds=self._timeout_s),
-            backend="nccl",
-            use_local_synchronization=True,  # of these two ranks, not of all
-            group_desc=str(channel),
-        )
-        self._own_groups.append(group)
-        # NCCL connects at the first message, and the ranks wait for each other then.
-        # Here all ranks reach each channel in one order; in the first step they may not.
-        hello = torch.zeros(1, device=self._device)
-        if dist.get_rank() == channel.from_rank:
-            dist.send(hello, channel.to_rank, group=group)
-        else:
-            dist.recv(hello, channel.from_rank, group=group)
-        return group
+        return Wire(self._group, self._timeout_s, self._on_wait, channel, peer)
 
 
 def _number_key(channel: Channel) -> str:

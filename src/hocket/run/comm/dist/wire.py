@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -49,7 +48,6 @@ class Wire:
 
     Args:
         group: the group of both ends; None for the job's.
-        device: the tensors' device.
         timeout_s: how long a wait may take.
         on_wait: called before each wait.
         channel: the channel.
@@ -57,7 +55,6 @@ class Wire:
     """
 
     group: dist.ProcessGroup | None
-    device: torch.device
     timeout_s: float
     on_wait: OnWait
     channel: Channel
@@ -88,8 +85,6 @@ class Wire:
     def wait(self, work: dist.Work, tag: int, timeout_s: float) -> None:
         """Wait until a message has left or arrived.
 
-        With NCCL only the device waits; there NCCL's watchdog keeps the deadline.
-
         Args:
             work: the operation to wait for.
             tag: the message's tag.
@@ -98,9 +93,6 @@ class Wire:
         Raises:
             WaitError: the time is up, or the other end is gone.
         """
-        if self.device.type != "cpu":
-            work.wait()
-            return
         self.on_wait(self.channel.name, self.peer)
         begin_s = time.monotonic()
         try:

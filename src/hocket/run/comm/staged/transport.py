@@ -20,7 +20,13 @@ import torch
 from hocket.run.comm.buffers import Pool
 from hocket.run.comm.staged.receiver import StagedReceiver, Staging
 from hocket.run.comm.staged.sender import StagedSender
-from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.comm.transport import (
+    Carries,
+    Channel,
+    Receiver,
+    Sender,
+    Transport,
+)
 from hocket.run.device.copies import Copies
 
 _CLOSE_S: Final = 1.0  # for a thread that is sending; a peer may be gone
@@ -49,6 +55,8 @@ class StagedTransport(Transport):
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
+        if channel.carries is Carries.HOST:
+            return self._inner.sender(channel)
         sender = StagedSender(
             channel,
             self._inner.sender(channel),
@@ -62,6 +70,8 @@ class StagedTransport(Transport):
 
     def receiver(self, channel: Channel) -> Receiver:
         """See `Transport.receiver`."""
+        if channel.carries is Carries.HOST:
+            return self._inner.receiver(channel)
         return StagedReceiver(self._inner.receiver(channel), self._staging)
 
     def trim(self) -> None:

@@ -23,7 +23,7 @@ from hocket.errors import WaitError
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_key
 from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
-from hocket.run.comm.transport import Channel, Receiver, Sender
+from hocket.run.comm.transport import Channel, Post, Receiver, Sender
 
 # What a message's shapes follow from: numbers of samples.
 Signature: TypeAlias = int | tuple[int, ...]
@@ -112,6 +112,10 @@ class Outgoing:
         """Send a header before the first message of a step."""
         self._headers.add(_key(step))
 
+    def post(self) -> Post:
+        """Return the place of the next message in the order of all messages."""
+        return Post(self._sender, lambda: None)
+
     def send(
         self,
         step: StepHeader,
@@ -165,6 +169,9 @@ class Incoming:
         self._coming: deque[_Coming] = deque()  # that the receiver does not expect yet
         # The tags of those that it expects, by step and microbatch, until released.
         self._tags: dict[tuple[int, int], int] = {}
+        # How many messages were added before them, until released.
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._num_added = 0
         self._headers: set[StepKey] = set()  # of steps that are not added yet
         self._unread: set[StepKey] = set()
 
@@ -180,6 +187,8 @@ class Incoming:
             self._unread.add(key)
             self._coming.append(_Coming(step, _HEADER, 0))
         self._coming.append(_Coming(step, microbatch, signature))
+        self._numbers[step.number, microbatch] = self._num_added
+        self._num_added += 1
 
     def announce(self) -> None:
         """Have buffers ready, in order, up to the first message of an unknown shape."""
@@ -196,6 +205,10 @@ class Incoming:
                 self._receiver.expect([tag], schema)
             self._coming.popleft()
 
+    def post(self) -> Post:
+        """Return the place of the next message in the order of all messages."""
+        return Post(self._receiver, self._agree)
+
     def receive(self, step: StepHeader, microbatch: int) -> tuple[Tensor, ...]:
         """Wait for a message; its values stay valid until `release`.
 
@@ -205,6 +218,7 @@ class Incoming:
         """
         if self._shared is not None:
             return self._poll(self._shared, step, microbatch)
+        self._receiver.await_turn(self._numbers[step.number, microbatch])
         if self._unread and (key := _key(step)) in self._unread:
             self._announce_until(step, _HEADER)
             self._unread.remove(key)
@@ -216,6 +230,7 @@ class Incoming:
     def release(self, step: StepHeader, microbatch: int) -> None:
         """Release the buffer of a message."""
         tag = self._tags.pop((step.number, microbatch))
+        del self._numbers[step.number, microbatch]
         if self._shared is None:
             self._receiver.release(tag)
             return

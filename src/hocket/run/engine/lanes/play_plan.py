@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hocket.core.dataflow import makes, needs
-from hocket.core.gates import gates_of
+from hocket.core.gates import Gates, gates_of
 from hocket.core.lane_plan import OpPlan, plan_lanes
-from hocket.core.portions import align_bodies, portions
+from hocket.core.portions import plan_portions
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.passes.one_step import one_step
@@ -82,12 +82,14 @@ class PlayPlan:
         portions: its parts.
         num_steps: batches that a prologue takes.
         num_ended: how many of these steps are over when the prologue is.
+        gates: the stages whose gradients are judged together.
     """
 
     schedule: Schedule
     portions: Mapping[Portion, PortionPlan]
     num_steps: int = 1
     num_ended: int = 1
+    gates: Gates = ()
 
     @property
     def overlaps(self) -> bool:
@@ -110,18 +112,11 @@ def plan_to_play(schedule: Schedule, *, clips: bool = False) -> PlayPlan:
     gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=clips)
     parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule), gates))}
     if not schedule.body:
-        return PlayPlan(schedule, parts)
-    aligned = align_bodies(schedule, gates)
-    cut = portions(aligned)
-    plans = plan_lanes(aligned.with_num_steps(cut.num_steps + 1), gates)
-    ends = [
-        (len(first), len(first) + len(body))
-        for first, body in zip(cut.prologue, cut.body, strict=True)
-    ]
-    lanes = [*zip(plans, ends, strict=True)]
+        return PlayPlan(schedule, parts, gates=gates)
+    cut, prologue, body, epilogue = plan_portions(schedule, gates)
     parts |= {
-        Portion.PROLOGUE: PortionPlan(tuple(plan[:a] for plan, (a, _) in lanes)),
-        Portion.BODY: PortionPlan(tuple(plan[a:b] for plan, (a, b) in lanes)),
-        Portion.EPILOGUE: PortionPlan(tuple(plan[b:] for plan, (_, b) in lanes), 1),
+        Portion.PROLOGUE: PortionPlan(prologue),
+        Portion.BODY: PortionPlan(body),
+        Portion.EPILOGUE: PortionPlan(epilogue, 1),
     }
-    return PlayPlan(schedule, parts, cut.num_steps, cut.num_ended)
+    return PlayPlan(schedule, parts, cut.num_steps, cut.num_ended, gates)

@@ -177,6 +177,7 @@ class Player:
             for runner in self._runners.values():
                 if runner.versions is not None:
                     runner.versions.take_out()
+        self._channels.end_portion()
         if portion is Portion.STEP:
             self._sync.close(batches[first], self._end.finish)
         if portion is not Portion.BODY:
@@ -205,6 +206,8 @@ class Player:
             number = first + lane_op.op.step
             recorder.begin(lane_op.text, number)
             try:
+                if lane_op.is_step_end:
+                    self._channels.begin_step_end()
                 lane_op.action(batches[number])
                 if end.reducing:
                     end.take_finished()

@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
 from hocket.core.dataflow import Fact
-from hocket.core.lane_plan import Message
+from hocket.core.lane_plan import Message, OpPlan
+from hocket.core.op import STEP_ENDS
 from hocket.core.program import Program
 from hocket.run.comm.step_header import StepHeader
-from hocket.run.comm.transport import Channel, Transport
+from hocket.run.comm.transport import Carries, Channel, Post, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.device.device import Device
 from hocket.run.engine.lanes.channel_ends import (
@@ -37,12 +38,27 @@ from hocket.run.engine.lanes.channel_ends import (
     SharedReceivers,
     Signature,
 )
+from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
 from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
 Source = tuple[Fact, int, int]  # fact, stage that makes it, lane that sends it
-# Of each source: the step (within a portion) and microbatch of its messages.
-Orders = dict[Source, list[tuple[int, int]]]
+Place = tuple[int, int]  # the step (within a portion) and microbatch of a message
+
+
+class Orders(NamedTuple):
+    """The order of a portion's messages.
+
+    Args:
+        arrivals: the places of each source's messages, in the order in which they come.
+        groups: all messages of this device, in the order in which it posts them, if the
+            transport needs it; those of a group together. Empty at the places of R and
+            U.
+    """
+
+    arrivals: dict[Source, list[Place]]
+    groups: list[list[tuple[Message, Place]]]
+
 
 WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per step
 _LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B", Fact.GATHERED: "G"}
@@ -60,6 +76,9 @@ class PointToPoint:
         prefix: begins the names of channels; differs between training and evaluation.
         timeout_s: after which a wait ends.
         lanes: the device's lanes, where it has several.
+
+    Raises:
+        RunError: the transport needs an order of messages, and there is none.
     """
 
     def __init__(
@@ -75,6 +94,10 @@ class PointToPoint:
         lanes: Device | None = None,
     ) -> None:
         self._device = device
+        self._transport = transport
+        self._plan = plan
+        if transport.needs_order:
+            refuse_unordered(plan)
         self._nets = [stage.net for stage in plan.program.stages]
         schemas = Schemas(store, timeout_s)
         self._timeout_s = timeout_s
@@ -95,7 +118,8 @@ class PointToPoint:
                 name += f" of lane {lane}"
             route = fact, stage, to_device
             self._sized_by[route] = _nets_that_size(plan.program, route)
-            channel = Channel(name, ranks[from_device], ranks[to_device])
+            ends = ranks[from_device], ranks[to_device]
+            channel = Channel(name, *ends, Carries.PLANNED)
             if from_device == device:
                 sender = transport.sender(channel)
                 self._out[route, lane] = Outgoing(channel, sender, schemas)
@@ -126,19 +150,25 @@ class PointToPoint:
         Args:
             part: the portion; its messages go through channels that are there.
         """
-        found: Orders = {key: [] for key in self._in}
+        found: dict[Source, list[Place]] = {key: [] for key in self._in}
         for lane in part.lanes:
             for op in lane:
                 for message in op.sends:
                     value = message.value
                     if message.to_device == self._device:
-                        index = op.op.microbatch
-                        place = (
-                            op.op.step - part.shift,
-                            WHOLE_BATCH if index is None else index,
-                        )
+                        place = _place(message, part)
                         found[value.fact, value.stage, message.from_lane].append(place)
-        return found
+        if not self._transport.needs_order:
+            return Orders(found, [])
+        queues = plan_messages(self._plan, part)
+        groups = [
+            []
+            if isinstance(item, OpPlan)
+            else [(message, _place(message, part)) for message in item]
+            for item in queues[self._device]
+            if not isinstance(item, OpPlan) or item.op.kind in STEP_ENDS
+        ]
+        return Orders(found, groups)
 
     def expect(self, orders: Orders, first: int, batches: Batches) -> None:
         """Have buffers ready for a portion's messages, as far as shapes are agreed.
@@ -156,7 +186,7 @@ class PointToPoint:
             fact, stage, _ = source
             net = self._nets[stage]
             channels = self._from.get((fact, stage))
-            for relative, microbatch in orders[source]:
+            for relative, microbatch in orders.arrivals[source]:
                 batch = batches[first + relative]
                 step = batch[net].step
                 if microbatch >= len(step.sizes):
@@ -167,6 +197,31 @@ class PointToPoint:
                 if channels is not None:
                     channels[step.number, microbatch] = incoming
             incoming.announce()
+        if orders.groups:
+            groups = [
+                [
+                    self._post(message)
+                    for message, (relative, microbatch) in group
+                    if microbatch < len(self._sizes(message, batches[first + relative]))
+                ]
+                for group in orders.groups
+            ]
+            self._transport.plan(
+                [
+                    group
+                    for group, planned in zip(groups, orders.groups, strict=True)
+                    if group or not planned
+                ]
+            )
+
+    def _post(self, message: Message) -> Post:
+        fact, stage, *_ = message.value
+        if message.from_device == self._device:
+            return self._out[(fact, stage, message.to_device), message.from_lane].post()
+        return self._in[fact, stage, message.from_lane].post()
+
+    def _sizes(self, message: Message, batch: NetBatches) -> tuple[int, ...]:
+        return batch[self._nets[message.value.stage]].step.sizes
 
     def send(
         self,
@@ -229,6 +284,20 @@ class PointToPoint:
         sizes = [batch[net].step.sizes for net in nets]
         return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
 
+    def begin_step_end(self) -> None:
+        """Receive what stands before an R or U: it may wait for other devices."""
+        if self._transport.needs_order:
+            self._transport.post_planned()
+
+    def end_portion(self) -> None:
+        """Receive what other devices send in this portion and a later one reads.
+
+        Raises:
+            WaitError: an earlier message took too long.
+        """
+        if self._transport.needs_order:
+            self._transport.post_planned(rest=True)
+
     def flush(self) -> None:
         """Wait until everything sent has left.
 
@@ -237,6 +306,12 @@ class PointToPoint:
         """
         for outgoing in self._out.values():
             outgoing.flush(self._timeout_s)
+
+
+def _place(message: Message, part: PortionPlan) -> Place:
+    value = message.value
+    microbatch = WHOLE_BATCH if value.microbatch is None else value.microbatch
+    return value.step - part.shift, microbatch
 
 
 def _nets_that_size(program: Program, route: Route) -> tuple[str, ...]:

@@ -20,10 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
-from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
+from hocket.run.comm.transport import (
+    Carries,
+    Channel,
+    Receiver,
+    Sender,
+    Transport,
+)
 from hocket.run.stage.loss_checks.step_loss_check import InexactLossWarning
 
 _KEY = "loss names"
@@ -66,15 +72,19 @@ class Results:
         self._names: list[str] = []
         self._schema: Schema | None = None  # of a message, once the names are known
         self._sums: dict[int, Tensor] = {}  # of each step, until they are sent
-        self._works: dict[int, dist.Work] = {}
+        self._works: dict[int, GroupWork] = {}
         self._named: dict[int, dict[str, float]] = {}  # until they are asked for
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
         self._channel = Channel(
-            f"results of {net}>{device}", ranks[last_device], ranks[device]
+            f"results of {net}>{device}",
+            ranks[last_device],
+            ranks[device],
+            Carries.HOST,
         )
         for other, rank in enumerate(ranks):
-            channel = Channel(f"results of {net}>{other}", ranks[last_device], rank)
+            name = f"results of {net}>{other}"
+            channel = Channel(name, ranks[last_device], rank, Carries.HOST)
             if other == last_device:
                 continue
             if device == last_device:
