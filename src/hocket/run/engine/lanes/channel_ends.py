@@ -47,7 +47,8 @@ class SharedReceivers(NamedTuple):
 
     Args:
         lock: held while a receiver is used: receivers share buffers.
-        check: raises the first error of any lane, so that a wait ends early.
+        check: raises the first error of any lane, so that a wait ends early; does what
+            other devices may wait for.
     """
 
     lock: threading.RLock
@@ -257,6 +258,10 @@ class Incoming:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    def has_come(self, step: StepHeader, microbatch: int) -> bool:
+        """Whether a message can be received without a wait, by the only lane."""
+        return self._shared is None and self._has_come(step, microbatch)
 
     def _has_come(self, step: StepHeader, microbatch: int) -> bool:
         """Whether a message can be received without a wait; reads its header."""

@@ -117,6 +117,7 @@ class Player:
         self._end = StepEnd(
             runners, updaters, self._followers, self._sync, self._ties, notes
         )
+        channels.meanwhile = self._end.await_norms
         self._num_forwards = Countdown()
         # Stages and microbatches whose backward is I and W in some portion. Where it is
         # B, it is played as I and W, too.

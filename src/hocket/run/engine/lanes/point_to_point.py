@@ -17,7 +17,9 @@ batches find out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch.distributed as dist
@@ -60,6 +62,7 @@ class Orders(NamedTuple):
     groups: list[list[tuple[Message, Place]]]
 
 
+_PAUSE_S: Final = 5e-5  # while there is something to do meanwhile
 WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per step
 _LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B", Fact.GATHERED: "G"}
 
@@ -77,6 +80,9 @@ class PointToPoint:
         timeout_s: after which a wait ends.
         lanes: the device's lanes, where it has several.
 
+    Attributes:
+        meanwhile: called while a message is waited for, as long as it returns True.
+
     Raises:
         RunError: the transport needs an order of messages, and there is none.
     """
@@ -93,6 +99,7 @@ class PointToPoint:
         timeout_s: float,
         lanes: Device | None = None,
     ) -> None:
+        self.meanwhile: Callable[[], bool] = _nothing
         self._device = device
         self._transport = transport
         self._plan = plan
@@ -109,7 +116,7 @@ class PointToPoint:
         self._only: dict[tuple[Fact, int], Incoming] = {}
         shared = None
         if lanes is not None:
-            shared = SharedReceivers(threading.RLock(), lanes.check)
+            shared = SharedReceivers(threading.RLock(), partial(self._check, lanes))
         for (fact, stage, to_device), message in _routes(plan):
             from_device, lane = message.from_device, message.from_lane
             (a, b), *_ = message.flows
@@ -254,7 +261,10 @@ class PointToPoint:
             SchemaError: something else came, or the two sides' batches differ.
         """
         step = batch[self._nets[stage]].step
-        return self._incoming(fact, stage, step, microbatch).receive(step, microbatch)
+        incoming = self._incoming(fact, stage, step, microbatch)
+        while self.meanwhile() and not incoming.has_come(step, microbatch):
+            time.sleep(_PAUSE_S)
+        return incoming.receive(step, microbatch)
 
     def release(
         self, fact: Fact, stage: int, batch: NetBatches, microbatch: int
@@ -284,6 +294,10 @@ class PointToPoint:
         sizes = [batch[net].step.sizes for net in nets]
         return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
 
+    def _check(self, lanes: Device) -> None:
+        lanes.check()
+        self.meanwhile()
+
     def begin_step_end(self) -> None:
         """Receive what stands before an R or U: it may wait for other devices."""
         if self._transport.needs_order:
@@ -312,6 +326,10 @@ def _place(message: Message, part: PortionPlan) -> Place:
     value = message.value
     microbatch = WHOLE_BATCH if value.microbatch is None else value.microbatch
     return value.step - part.shift, microbatch
+
+
+def _nothing() -> bool:
+    return False
 
 
 def _nets_that_size(program: Program, route: Route) -> tuple[str, ...]:

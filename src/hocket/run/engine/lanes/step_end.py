@@ -21,6 +21,7 @@ from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.momentum import Follower
+from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
@@ -110,17 +111,31 @@ class StepEnd:
 
     def take_finished(self) -> None:
         """Finish the reductions that have ended."""
+        self._take(Reducer.is_done)
+
+    def _take(self, is_taken: Callable[[Reducer], bool]) -> None:
         over = []
         with self._lock:
             for stage, work in [*self.reducing.items()]:
                 reducer = self._updaters[stage].reducer
                 assert reducer is not None
-                if reducer.is_done():
+                if is_taken(reducer):
                     self.finish(stage)
                     over.append((stage, work))
         # Without the lock: a gate that another lane has entered may call `finish`.
         for stage, work in over:
             self._sync.after_gradients(stage, work)
+
+    def await_norms(self) -> bool:
+        """Finish the reductions that have ended; return whether to call this again.
+
+        A lane that waits for another device calls this: that device may wait for the
+        norms of gradients whose reduction ends meanwhile.
+        """
+        if not self._sync.posts_early or not self.reducing:
+            return False
+        self.take_finished()
+        return bool(self.reducing)
 
     def finish(self, stage: int) -> None:
         """Wait for the sum of a stage's gradients, where it is under way."""
@@ -145,6 +160,8 @@ class StepEnd:
         """
         stage, work = ops.number, batch[ops.net]
         updater = self._updaters[stage]
+        if self._sync.posts_early:
+            self._take(lambda reducer: True)
         updates = self._sync.before_update(stage, work, self.finish)
         self._recorder.resume()
         for follower in self._followers.values():

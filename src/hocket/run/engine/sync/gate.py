@@ -104,6 +104,11 @@ class Gate:
         self._passed = -1  # the last step that all stages have passed
         self.status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
 
+    @property
+    def posts_early(self) -> bool:
+        """Whether norms are posted once the gate's gradients are complete."""
+        return self._posts_early and self._waits and self._gradients.allows_any_order
+
     def complete(self, stage: int, step: int) -> None:
         """Note that a stage's gradients are complete, over all replicas.
 
@@ -117,9 +122,7 @@ class Gate:
             pending.complete.add(stage)
             if (
                 pending.norms is None
-                and self._posts_early
-                and self._waits
-                and self._gradients.allows_any_order
+                and self.posts_early
                 and self._stages <= pending.complete
                 and min(self._steps) == step  # sums are read one after the other
                 and not any(self._ties[other] for other in self._stages)

@@ -36,7 +36,14 @@ class Norms(dict[int, Tensor]):
 
 
 class NoSync:
-    """Exchanges nothing: nothing is updated."""
+    """Exchanges nothing: nothing is updated.
+
+    Attributes:
+        posts_early: whether other workers may wait for norms of gradients that are
+            complete here, before this worker's lane comes to an update.
+    """
+
+    posts_early = False
 
     def after_losses(self, stage: int, work: StepBatch) -> None:
         """Called when the last stage's last forward of a batch has run."""
@@ -105,6 +112,7 @@ class StepSync(NoSync):
         self._norms = norms
         self._steps: dict[int, _Step] = {}
         self._status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
+        self.posts_early = any(gate.posts_early for gate in gates)
 
     def with_counts(self, batches: list[NetBatches]) -> list[NetBatches]:
         """Weight a step's microbatches, where the loss counts targets (`TokenMean`).
