@@ -1,0 +1,229 @@
+"""Fill the waits of a trained net's order with the forwards of another net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from hocket.core.costs import Costs
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
+from hocket.errors import PlanError
+from hocket.nearest import nearest
+from hocket.passes.fill_lanes import Body, Rule, StepLane, placed
+
+_NUM_SETTLING: Final = 4  # steps until all steps take equally long, or nearly
+
+
+def fill_with(
+    schedule: Schedule,
+    program: Program,
+    net: str | Sequence[str] = "teacher",
+    *,
+    costs: Costs,
+) -> Schedule:
+    r"""Put a teacher's forwards where the devices of a student's order would wait.
+
+    The student's order stays as it is on every device. A device that would wait does
+    the teacher's next forward; those that are left go before the updates. Which batch
+    they are of follows from the weights that they read, so that one version of these
+    is enough:
+
+        frozen                step `k` does the teacher's forwards of batch `k + 1`
+        delay `d`, from 1 on  of batch `k + d`, with the weights after `k` updates
+        delay 0               of batch `k` itself, behind the update of step `k - 1`
+
+    Forwards ahead cost no time at all, if they are short and as long together as the
+    student's bubble, or longer: with equal stages and forwards of the teacher that are
+    no longer than the student's, a step of GPipe takes `m (f_t + f_s + b)`, and
+    `max(0, (p - 1) (f_s + b) - m f_t)` more. Longer ones leave gaps: give the teacher
+    more microbatches. Several orders are simulated; the one with the shortest step is
+    returned.
+
+    Args:
+        schedule: the student's order of one step, which `check` accepts. It is of a
+            program of its own: the stages that the net leaves of `program`, in the same
+            sequence.
+        program: all nets, with as many steps as the order shall have.
+        net: the name of the net without backwards, or the names of several.
+        costs: the costs of `program`.
+
+    Returns:
+        The order of all nets. Where batches are ahead, it has a repeating body.
+
+    Raises:
+        PlanError: the schedule is not of one step, holds messages, or is of another
+            program than what the net leaves; or the net is unknown or has backwards.
+        DeadlockError: the schedule has a deadlock.
+
+    >>> from hocket.core.program import Net, Stage
+    >>> student = Schedule.parse("d0  0F0 0F1 0B0 0B1 0U\nd1  1F0 1F1 1B0 1B1 1U")
+    >>> program = Program(
+    ...     nets=(Net("teacher", 2), Net("student", 2)),
+    ...     stages=(
+    ...         *(Stage("teacher", device, trainable=False) for device in range(2)),
+    ...         *(Stage("student", device) for device in range(2)),
+    ...     ),
+    ...     flows=((0, 1), (2, 3), (1, 3)),
+    ...     num_steps=2,
+    ... )
+    >>> filled = fill_with(student, program, costs=Costs.uniform())
+    >>> print("\n".join(str(filled).splitlines()[-2:]))
+    d0  0F0 0F1 |: 2F0 2F1 0F0@1 0F1@1 2B0 2B1 2U :| 2F0@1 2F1@1 2B0@1 2B1@1 2U@1
+    d1  1F0 1F1 |: 3F0 3F1 3B0 3B1 1F0@1 1F1@1 3U :| 3F0@1 3F1@1 3B0@1 3B1@1 3U@1
+
+    Source: Lim et al., TSPipe (ICML 2022), whose schedule is GPipe filled so; here the
+    order may be any, and the times are given.
+    """
+    nets = (net,) if isinstance(net, str) else tuple(net)
+    _refuse(schedule, program, nets)
+    devices = {lane.device for lane in schedule.lanes}
+    others = sorted(set(range(program.num_devices)).difference(devices))
+    lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
+    step_lanes = tuple(_step_lanes(lanes, program, nets))
+    bodies = {
+        body: None
+        for rule in _rules(program, nets)
+        for body in placed(step_lanes, program, costs, rule)
+    }
+    best = min(bodies, key=lambda body: _step_s(body, lanes, program, costs))
+    return _repeated(best, lanes, program)
+
+
+def _num_ahead(net: str, program: Program) -> int:
+    """Return how many batches a net runs ahead, so that it needs one version."""
+    moving = [stage for stage in program.stages if stage.net == net and stage.moves]
+    return min((stage.delay for stage in moving), default=1)
+
+
+def _rules(program: Program, nets: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Return the rules to try; of the last, a step is never longer than both alone."""
+    if all(_num_ahead(net, program) for net in nets):
+        return (Rule.FILL_WAITS, Rule.LAST)
+    return (Rule.FILL_WAITS, Rule.IN_PACE, Rule.FIRST)
+
+
+def _step_lanes(
+    lanes: Sequence[Lane], program: Program, nets: tuple[str, ...]
+) -> Iterator[StepLane]:
+    """Yield the ops of each lane in one step; a device's first lane gets the added."""
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    seen: set[int] = set()
+    for lane in lanes:
+        ops = (Op(op.kind, kept[op.stage], op.microbatch) for op in lane.ops)
+        own = program.stages_on[lane.device] if lane.device not in seen else ()
+        added = [number for number in own if program.stages[number].net in nets]
+        moving = [number for number in added if program.stages[number].moves]
+        seen.add(lane.device)
+        yield StepLane(
+            lane.device,
+            tuple(ops),
+            tuple(tuple(_added(number, program)) for number in added),
+            tuple(Op(Kind.UPDATE, number) for number in moving),
+        )
+
+
+def _added(number: int, program: Program) -> Iterator[Op]:
+    """Yield the forwards of a stage, and what gathers their outputs over replicas."""
+    num_ahead = _num_ahead(program.stages[number].net, program)
+    for microbatch in range(program.num_microbatches_of(number)):
+        yield Op(Kind.FORWARD, number, microbatch, num_ahead)
+    if number in program.gathered_stages:
+        yield Op(Kind.GATHER, number, None, num_ahead)
+
+
+def _step_s(body: Body, lanes: Sequence[Lane], program: Program, costs: Costs) -> float:
+    """Return how long a step takes in a long order."""
+    num_steps = _most_ahead(body) + _NUM_SETTLING
+    few, many = (
+        simulate(_repeated(body, lanes, replace(program, num_steps=num)), costs)
+        for num in (num_steps, num_steps + _NUM_SETTLING)
+    )
+    step_s = (many.makespan_s - few.makespan_s) / _NUM_SETTLING
+    return float(f"{step_s:.9g}")  # sums differ in their last digits
+
+
+def _most_ahead(body: Body) -> int:
+    return max((op.step for ops in body for op in ops), default=0)
+
+
+def _repeated(body: Body, lanes: Sequence[Lane], program: Program) -> Schedule:
+    """Return the order that repeats a step, without ops of batches that are not there.
+
+    What is left of it before step 0 is the prologue: forwards ahead. In the last steps
+    there are none of these.
+    """
+    num_steps, num_ahead = program.num_steps, _most_ahead(body)
+    num_repeats = max(0, num_steps - num_ahead)
+    written, places = [], []
+    for lane, step in zip(lanes, body, strict=True):
+        begin = sum(op.step > k for k in range(num_ahead) for op in step)
+        ops = tuple(
+            Op(op.kind, op.stage, op.microbatch, op.step + k)
+            for k in range(-num_ahead, num_steps)
+            for op in step
+            if 0 <= op.step + k < num_steps
+        )
+        written.append(Lane(lane.device, lane.stream, ops))
+        places.append((begin, begin + num_repeats * len(step)))
+    if not (num_ahead and num_repeats):
+        return Schedule(program, tuple(written))
+    return Schedule(program, tuple(written), tuple(places), num_repeats)
+
+
+def _refuse(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> None:
+    """Refuse what `fill_with` cannot fill.
+
+    Raises:
+        PlanError: as `fill_with`.
+    """
+    names = [net.name for net in program.nets]
+    for net in nets:
+        if net not in names:
+            raise PlanError(f"no net is named {net!r}; {nearest(net, names)}")
+        trained = [n for n, s in enumerate(program.stages) if s.net == net]
+        trained = [n for n in trained if program.stages[n].trainable]
+        if trained:
+            raise PlanError(
+                f"net {net!r} has backwards: its stages {trained} are trainable. Only "
+                "forwards can fill another net's waits"
+            )
+    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
+        raise PlanError("the schedule holds messages already: use drop_messages first")
+    if schedule.program.num_steps != 1 or schedule.body:
+        raise PlanError(
+            f"the schedule is of {schedule.program.num_steps} steps: give the order of "
+            "a single step, and num_steps in the program of all nets"
+        )
+    given, wanted = _facts(schedule.program, ()), _facts(program, nets)
+    wrong = [name for name in wanted if given[name] != wanted[name]]
+    if wrong:
+        raise PlanError(
+            "the schedule is of another program than all nets without "
+            f"{', '.join(nets)}:\n  "
+            + "\n  ".join(
+                f"{name}: {given[name]} in the schedule, {wanted[name]} in the program"
+                for name in wrong
+            )
+        )
+
+
+def _facts(program: Program, nets: tuple[str, ...]) -> dict[str, object]:
+    """Return what must agree, with stages numbered as without the nets."""
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    place = {number: i for i, number in enumerate(kept)}
+    stages = [program.stages[number] for number in kept]
+    inner = [(a, b) for a, b in program.flows if a in place and b in place]
+    return {
+        "devices of stages": [stage.device for stage in stages],
+        "trainable stages": [stage.trainable for stage in stages],
+        "delays of stages": [stage.delay for stage in stages],
+        "microbatches of stages": [program.num_microbatches_of(n) for n in kept],
+        "whole-batch losses": [place[n] for n in kept if n in program.loss_stages],
+        "flows": sorted((place[a], place[b]) for a, b in inner),
+        "replicas": program.num_replicas,
+        "copies": [tuple(place[n] for n in group) for group in program.copies],
+    }
