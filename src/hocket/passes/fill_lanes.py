@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple, assert_never
 
 from hocket.core.costs import Costs
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
+from hocket.core.schedule import Lane
 from hocket.passes.clock import Clock
 
 _NUM_STEPS: Final = 4  # that lanes go through; their waits have settled by then
-
-# The order of one step, by lane. The ops that keep their order are of step 0; the steps
-# of the others say how many batches they are ahead.
-Body = tuple[tuple[Op, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +31,13 @@ class StepLane:
     """The ops of one lane in one step.
 
     Args:
-        device: the lane's device.
-        ops: those that keep their order.
-        added: those to be placed, one queue per stage, which keep theirs.
+        lane: the ops that keep their order, all of step 0.
+        added: those to be placed, one queue per stage, which keep theirs. Their steps
+            say how many batches they are ahead.
         updates: of the added nets, behind all other ops.
     """
 
-    device: int
-    ops: tuple[Op, ...]
+    lane: Lane
     added: tuple[tuple[Op, ...], ...]
     updates: tuple[Op, ...]
 
@@ -62,8 +58,8 @@ class Rule(Enum):
 
 def placed(
     lanes: Sequence[StepLane], program: Program, costs: Costs, rule: Rule
-) -> tuple[Body, ...]:
-    """Return the orders of the steps that the lanes go through.
+) -> tuple[tuple[Lane, ...], ...]:
+    """Return the orders of the steps that the lanes go through, each for all lanes.
 
     Args:
         lanes: what is to be ordered.
@@ -81,7 +77,10 @@ def placed(
     ]:
         walks[min(starts)[1]].do_next()
     return tuple(
-        tuple(tuple(walk.done[num_ahead + step]) for walk in walks)
+        tuple(
+            replace(walk.given.lane, ops=tuple(walk.done[num_ahead + step]))
+            for walk in walks
+        )
         for step in range(_NUM_STEPS)
     )
 
@@ -98,10 +97,10 @@ class _Walk:
     """A lane on its way through the steps, from those that others are ahead for."""
 
     def __init__(
-        self, lane: StepLane, first_step: int, clock: Clock, rule: Rule
+        self, given: StepLane, first_step: int, clock: Clock, rule: Rule
     ) -> None:
         """Begin with nothing done."""
-        self.lane = lane
+        self.given = given
         self.clock = clock
         self.rule = rule
         self.free_s = 0.0
@@ -134,12 +133,12 @@ class _Walk:
             self._begin(self.step + 1)
 
     def _begin(self, step: int) -> None:
-        ops = (*self.lane.ops, *self.lane.updates) if step >= 0 else ()
+        ops = (*self.given.lane.ops, *self.given.updates) if step >= 0 else ()
         self.step = step
         self.fixed = deque(ops)
         self.added = [
             deque(op for op in queue if op.step + step >= 0)
-            for queue in self.lane.added
+            for queue in self.given.added
         ]
         self.num_updates = _num_last_updates(ops)
         added = [op for queue in self.added for op in queue]
@@ -168,7 +167,7 @@ class _Walk:
             yield from heads
 
     def _start(self, queue: deque[Op]) -> _Choice | None:
-        ready_s = self.clock.ready_s(self._at(queue[0]), self.lane.device)
+        ready_s = self.clock.ready_s(self._at(queue[0]), self.given.lane.device)
         if ready_s is None:
             return None
         return _Choice(max(self.free_s, ready_s), queue[0], queue)

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from hocket.core.check import check
 from hocket.core.costs import Costs
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
+from hocket.core.steps_ahead import repeat_ahead
 from hocket.errors import PlanError
 from hocket.nearest import nearest
-from hocket.passes.fill_lanes import Body, Rule, StepLane, placed
+from hocket.passes.fill_lanes import Rule, StepLane, placed
 
 _NUM_SETTLING: Final = 4  # steps until all steps take equally long, or nearly
 
@@ -57,7 +59,7 @@ def fill_with(
     Raises:
         PlanError: the schedule is not of one step, holds messages, or is of another
             program than what the net leaves; or the net is unknown or has backwards.
-        DeadlockError: the schedule has a deadlock.
+        ScheduleError: `check` does not accept the schedule.
 
     >>> from hocket.core.program import Net, Stage
     >>> student = Schedule.parse("d0  0F0 0F1 0B0 0B1 0U\nd1  1F0 1F1 1B0 1B1 1U")
@@ -80,17 +82,18 @@ def fill_with(
     """
     nets = (net,) if isinstance(net, str) else tuple(net)
     _refuse(schedule, program, nets)
+    check(schedule)
     devices = {lane.device for lane in schedule.lanes}
     others = sorted(set(range(program.num_devices)).difference(devices))
     lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
     step_lanes = tuple(_step_lanes(lanes, program, nets))
-    bodies = {
-        body: None
+    orders = dict.fromkeys(
+        order
         for rule in _rules(program, nets)
-        for body in placed(step_lanes, program, costs, rule)
-    }
-    best = min(bodies, key=lambda body: _step_s(body, lanes, program, costs))
-    return _repeated(best, lanes, program)
+        for order in placed(step_lanes, program, costs, rule)
+    )
+    best = min(orders, key=lambda order: _step_s(order, program, costs))
+    return repeat_ahead(program, best)
 
 
 def _num_ahead(net: str, program: Program) -> int:
@@ -113,14 +116,13 @@ def _step_lanes(
     kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
     seen: set[int] = set()
     for lane in lanes:
-        ops = (Op(op.kind, kept[op.stage], op.microbatch) for op in lane.ops)
+        ops = tuple(Op(op.kind, kept[op.stage], op.microbatch) for op in lane.ops)
         own = program.stages_on[lane.device] if lane.device not in seen else ()
         added = [number for number in own if program.stages[number].net in nets]
         moving = [number for number in added if program.stages[number].moves]
         seen.add(lane.device)
         yield StepLane(
-            lane.device,
-            tuple(ops),
+            Lane(lane.device, lane.stream, ops),
             tuple(tuple(_added(number, program)) for number in added),
             tuple(Op(Kind.UPDATE, number) for number in moving),
         )
@@ -135,43 +137,15 @@ def _added(number: int, program: Program) -> Iterator[Op]:
         yield Op(Kind.GATHER, number, None, num_ahead)
 
 
-def _step_s(body: Body, lanes: Sequence[Lane], program: Program, costs: Costs) -> float:
+def _step_s(lanes: Sequence[Lane], program: Program, costs: Costs) -> float:
     """Return how long a step takes in a long order."""
-    num_steps = _most_ahead(body) + _NUM_SETTLING
+    num_ahead = max((op.step for lane in lanes for op in lane.ops), default=0)
     few, many = (
-        simulate(_repeated(body, lanes, replace(program, num_steps=num)), costs)
-        for num in (num_steps, num_steps + _NUM_SETTLING)
+        simulate(repeat_ahead(replace(program, num_steps=num), lanes), costs).makespan_s
+        for num in (num_ahead + _NUM_SETTLING, num_ahead + 2 * _NUM_SETTLING)
     )
-    step_s = (many.makespan_s - few.makespan_s) / _NUM_SETTLING
+    step_s = (many - few) / _NUM_SETTLING
     return float(f"{step_s:.9g}")  # sums differ in their last digits
-
-
-def _most_ahead(body: Body) -> int:
-    return max((op.step for ops in body for op in ops), default=0)
-
-
-def _repeated(body: Body, lanes: Sequence[Lane], program: Program) -> Schedule:
-    """Return the order that repeats a step, without ops of batches that are not there.
-
-    What is left of it before step 0 is the prologue: forwards ahead. In the last steps
-    there are none of these.
-    """
-    num_steps, num_ahead = program.num_steps, _most_ahead(body)
-    num_repeats = max(0, num_steps - num_ahead)
-    written, places = [], []
-    for lane, step in zip(lanes, body, strict=True):
-        begin = sum(op.step > k for k in range(num_ahead) for op in step)
-        ops = tuple(
-            Op(op.kind, op.stage, op.microbatch, op.step + k)
-            for k in range(-num_ahead, num_steps)
-            for op in step
-            if 0 <= op.step + k < num_steps
-        )
-        written.append(Lane(lane.device, lane.stream, ops))
-        places.append((begin, begin + num_repeats * len(step)))
-    if not (num_ahead and num_repeats):
-        return Schedule(program, tuple(written))
-    return Schedule(program, tuple(written), tuple(places), num_repeats)
 
 
 def _refuse(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> None:
