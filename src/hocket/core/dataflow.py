@@ -78,10 +78,10 @@ class Rule:
         fact: what it is.
         stage: the stage that it belongs to.
         shift: its step minus the op's (never below step 0).
-        num_read: of how many microbatches the op needs it; all of the step's for an op
-            that is done once per step, or reads the whole batch.
-        num_readers: how many microbatches of the op's stage need the same ones. The
-            op's microbatch `i` reads those from `i // num_readers * num_read` on.
+        num_read: the number of microbatches whose values the op needs; all of the
+            step's for an op that is done once per step, or reads the whole batch.
+        num_readers: the number of the op's microbatches that need the same ones: its
+            microbatch `i` reads those from `i // num_readers * num_read` on.
     """
 
     fact: Fact

@@ -21,7 +21,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane
-from hocket.passes.clock import Clock
+from hocket.passes.value_times import ValueTimes
 
 _NUM_STEPS: Final = 4  # that lanes go through; their waits have settled by then
 
@@ -34,7 +34,7 @@ class StepLane:
         lane: the ops that keep their order, all of step 0.
         added: those to be placed, one queue per stage, which keep theirs. Their steps
             say how many batches they are ahead.
-        updates: of the added nets, behind all other ops.
+        updates: those of the added nets, behind all other ops.
     """
 
     lane: Lane
@@ -47,7 +47,7 @@ class StepLane:
         return max((op.step for queue in self.added for op in queue), default=0)
 
 
-class Rule(Enum):
+class Precedence(Enum):
     """Which op goes first where a lane could start both."""
 
     FILL_WAITS = "one that keeps its order"
@@ -57,7 +57,7 @@ class Rule(Enum):
 
 
 def placed(
-    lanes: Sequence[StepLane], program: Program, costs: Costs, rule: Rule
+    lanes: Sequence[StepLane], program: Program, costs: Costs, precedence: Precedence
 ) -> tuple[tuple[Lane, ...], ...]:
     """Return the orders of the steps that the lanes go through, each for all lanes.
 
@@ -65,11 +65,11 @@ def placed(
         lanes: what is to be ordered.
         program: the program of all ops.
         costs: the costs of the program.
-        rule: which op goes first.
+        precedence: which op goes first.
     """
-    clock = Clock(program, costs)
+    times = ValueTimes(program, costs)
     num_ahead = max(lane.most_ahead for lane in lanes)
-    walks = [_Walk(lane, -num_ahead, clock, rule) for lane in lanes]
+    walks = [_Walk(lane, -num_ahead, times, precedence) for lane in lanes]
     while starts := [
         (choice.start_s, number)
         for number, walk in enumerate(walks)
@@ -97,12 +97,16 @@ class _Walk:
     """A lane on its way through the steps, from those that others are ahead for."""
 
     def __init__(
-        self, given: StepLane, first_step: int, clock: Clock, rule: Rule
+        self,
+        given: StepLane,
+        first_step: int,
+        times: ValueTimes,
+        precedence: Precedence,
     ) -> None:
         """Begin with nothing done."""
         self.given = given
-        self.clock = clock
-        self.rule = rule
+        self.times = times
+        self.precedence = precedence
         self.free_s = 0.0
         self.done: list[list[Op]] = []
         self.choice: _Choice | None = None
@@ -120,7 +124,7 @@ class _Walk:
         """Do it; go on to the next step where it was the last op."""
         assert self.choice is not None
         start_s, op, queue = self.choice
-        self.free_s = self.clock.do(self._at(op), start_s)
+        self.free_s = self.times.do(self._at(op), start_s)
         queue.popleft()
         self.done[-1].append(op)
         if op.kind is Kind.FORWARD:
@@ -157,45 +161,45 @@ class _Walk:
         self.choice = min(starts, key=self._rank, default=None)
 
     def _open(self) -> Iterator[deque[Op]]:
-        """Yield the queues whose first op the rule allows."""
+        """Yield the queues whose first op may go next."""
         heads = self._heads()
         at_updates = len(self.fixed) <= self.num_updates
-        waits = at_updates or self.rule is Rule.FIRST
+        waits = at_updates or self.precedence is Precedence.FIRST
         if self.fixed and not (heads and waits):
             yield self.fixed
-        if at_updates or self.rule is not Rule.LAST:
+        if at_updates or self.precedence is not Precedence.LAST:
             yield from heads
 
     def _start(self, queue: deque[Op]) -> _Choice | None:
-        ready_s = self.clock.ready_s(self._at(queue[0]), self.given.lane.device)
+        ready_s = self.times.ready_s(self._at(queue[0]), self.given.lane.device)
         if ready_s is None:
             return None
         return _Choice(max(self.free_s, ready_s), queue[0], queue)
 
     def _rank(self, choice: _Choice) -> tuple[float, bool, int, int, int]:
-        """Order choices: by start, by rule; then the oldest batch, block by block.
+        """Order choices: by start, by precedence; then the oldest batch, block by block.
 
         A block is of as many microbatches as there are devices, as in interleaved
         orders.
         """
         op, is_fixed = choice.op, choice.queue is self.fixed
         start_s = float(f"{choice.start_s:.9g}")  # sums differ in their last digits
-        block = (op.microbatch or 0) // self.clock.program.num_devices
+        block = (op.microbatch or 0) // self.times.program.num_devices
         return start_s, is_fixed is self._is_added_first(), op.step, block, op.stage
 
     def _is_added_first(self) -> bool:
         """Return whether an added forward goes before an op that keeps its order."""
-        match self.rule:
-            case Rule.FILL_WAITS | Rule.LAST:
+        match self.precedence:
+            case Precedence.FILL_WAITS | Precedence.LAST:
                 return False
-            case Rule.FIRST:
+            case Precedence.FIRST:
                 return True
-            case Rule.IN_PACE:
+            case Precedence.IN_PACE:
                 added, fixed = self.num_forwards
                 added_left, fixed_left = self.num_left
                 return (added - added_left) * fixed < (fixed - fixed_left + 1) * added
             case _:
-                assert_never(self.rule)
+                assert_never(self.precedence)
 
     def _at(self, op: Op) -> Op:
         """Return an op of the step that the lane is in."""

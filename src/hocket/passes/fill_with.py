@@ -12,10 +12,10 @@ from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
-from hocket.core.steps_ahead import repeat_ahead
+from hocket.core.step_end import repeat_ahead
 from hocket.errors import PlanError
 from hocket.nearest import nearest
-from hocket.passes.fill_lanes import Rule, StepLane, placed
+from hocket.passes.fill_lanes import Precedence, StepLane, placed
 
 _NUM_SETTLING: Final = 4  # steps until all steps take equally long, or nearly
 
@@ -49,7 +49,7 @@ def fill_with(
         schedule: the student's order of one step, which `check` accepts. It is of a
             program of its own: the stages that the net leaves of `program`, in the same
             sequence.
-        program: all nets, with as many steps as the order shall have.
+        program: all nets, with as many steps as the order is to have.
         net: the name of the net without backwards, or the names of several.
         costs: the costs of `program`.
 
@@ -89,8 +89,8 @@ def fill_with(
     step_lanes = tuple(_step_lanes(lanes, program, nets))
     orders = dict.fromkeys(
         order
-        for rule in _rules(program, nets)
-        for order in placed(step_lanes, program, costs, rule)
+        for precedence in _precedences(program, nets)
+        for order in placed(step_lanes, program, costs, precedence)
     )
     best = min(orders, key=lambda order: _step_s(order, program, costs))
     return repeat_ahead(program, best)
@@ -102,11 +102,11 @@ def _num_ahead(net: str, program: Program) -> int:
     return min((stage.delay for stage in moving), default=1)
 
 
-def _rules(program: Program, nets: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Return the rules to try; of the last, a step is never longer than both alone."""
+def _precedences(program: Program, nets: tuple[str, ...]) -> tuple[Precedence, ...]:
+    """Return those to try; with the last, no step is longer than those of both alone."""
     if all(_num_ahead(net, program) for net in nets):
-        return (Rule.FILL_WAITS, Rule.LAST)
-    return (Rule.FILL_WAITS, Rule.IN_PACE, Rule.FIRST)
+        return (Precedence.FILL_WAITS, Precedence.LAST)
+    return (Precedence.FILL_WAITS, Precedence.IN_PACE, Precedence.FIRST)
 
 
 def _step_lanes(

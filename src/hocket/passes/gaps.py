@@ -21,7 +21,7 @@ from hocket.core.costs import Costs
 from hocket.core.dataflow import Value, makes
 from hocket.core.op import STEP_ENDS, Kind, Op
 from hocket.core.schedule import Lane, Schedule
-from hocket.passes.clock import Clock
+from hocket.passes.value_times import ValueTimes
 
 _TINY: Final = 1e-9  # of a gap: sums of the same seconds differ in their last digits
 
@@ -145,8 +145,8 @@ class _Filler:
     ) -> None:
         """Begin with nothing done."""
         self.program = schedule.program
-        self.clock = Clock(schedule.program, costs)
-        self.stage_costs = self.clock.stage_costs
+        self.times = ValueTimes(schedule.program, costs)
+        self.stage_costs = self.times.stage_costs
         self.budgets = budgets
         self.overfill = overfill
         self.lanes = [_Lane.of(lane, costs, schedule) for lane in schedule.lanes]
@@ -193,7 +193,7 @@ class _Filler:
     ) -> bool:
         """Return whether a W goes before an op that can begin then, or later."""
         gap_s = ready_s - lane.free_s
-        wanted_s = self.clock.seconds(lane.waiting[0]) * (1 - _TINY)
+        wanted_s = self.times.seconds(lane.waiting[0]) * (1 - _TINY)
         if gap_s > _TINY * ready_s and (self.overfill or gap_s >= wanted_s):
             return True
         if op.kind in STEP_ENDS:
@@ -207,7 +207,7 @@ class _Filler:
     def _ready(self, op: Op, lane: _Lane) -> tuple[float, bool]:
         """Return when an op has all that it needs, or else a lower bound of that."""
         ready_s, is_known = 0.0, True
-        for value, made_s, way_s in self.clock.arrivals(op, lane.device):
+        for value, made_s, way_s in self.times.arrivals(op, lane.device):
             if made_s is None:
                 made_s, is_known = self._earliest_s(value), False
             ready_s = max(ready_s, made_s + way_s)
@@ -231,7 +231,7 @@ class _Filler:
             self._do(lane, lane.reductions[key], lane.free_s)
 
     def _do(self, lane: _Lane, op: Op, ready_s: float) -> None:
-        lane.free_s = self.clock.do(op, max(lane.free_s, ready_s))
+        lane.free_s = self.times.do(op, max(lane.free_s, ready_s))
         lane.done.append(op)
         if op.kind is Kind.BACKWARD_INPUT:
             weight = replace(op, kind=_WEIGHT)

@@ -9,8 +9,7 @@ from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Schedule
-from hocket.core.step_end import close_step
-from hocket.core.steps_ahead import repeat_ahead
+from hocket.core.step_end import close_step, repeat_ahead
 from hocket.errors import ShapeError
 from hocket.schedules.entry import Entry, Shape, all_microbatches, step_bubble_s
 
@@ -26,7 +25,7 @@ def tspipe(shape: Shape) -> Schedule:
     backwards are shorter. Between its forwards and its backwards, device `d` does
     `2 (p - 1 - d)` forwards of the teacher, and the others behind its backwards. With
     `B = 2 F` these are as long as the bubble of `m = 4 (p - 1)` microbatches, which is
-    the paper's number: two views of `p - 1`, each in halves.
+    the paper's number: two views of `p - 1`, each cut in two.
 
     The loss is over the whole batch (op L). Every device holds all `m` microbatches.
     With as long forwards of both nets, the bubble of `n` steps is

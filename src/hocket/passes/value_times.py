@@ -1,4 +1,4 @@
-"""Tell when ops can start while a pass writes an order, one op after another.
+"""Compute when ops can start while a pass writes an order, one op after another.
 
 The times are those of `simulate` where no message waits for another one on its link.
 """
@@ -11,8 +11,8 @@ from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.program import Program
 
 
-class Clock:
-    """Keeps when each value is made."""
+class ValueTimes:
+    """Records when each value is made, op by op."""
 
     def __init__(self, program: Program, costs: Costs) -> None:
         """Begin with the given values alone."""
