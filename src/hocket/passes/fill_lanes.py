@@ -177,7 +177,7 @@ class _Walk:
         return _Choice(max(self.free_s, ready_s), queue[0], queue)
 
     def _rank(self, choice: _Choice) -> tuple[float, bool, int, int, int]:
-        """Order choices: by start, by precedence; then the oldest batch, block by block.
+        """Order choices by start and precedence, then by age of batch and block.
 
         A block is of as many microbatches as there are devices, as in interleaved
         orders.

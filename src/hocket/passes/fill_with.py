@@ -103,7 +103,7 @@ def _num_ahead(net: str, program: Program) -> int:
 
 
 def _precedences(program: Program, nets: tuple[str, ...]) -> tuple[Precedence, ...]:
-    """Return those to try; with the last, no step is longer than those of both alone."""
+    """Return those to try; the last one bounds a step by the nets' own steps."""
     if all(_num_ahead(net, program) for net in nets):
         return (Precedence.FILL_WAITS, Precedence.LAST)
     return (Precedence.FILL_WAITS, Precedence.IN_PACE, Precedence.FIRST)
