@@ -390,3 +390,13 @@ def test_refuses_what_it_cannot_fill() -> None:
         with pytest.raises(PlanError) as caught:
             fill_with(schedule, whole, net, costs=costs)
         assert reason in str(caught.value)
+
+
+def test_refuses_a_net_with_several_delays() -> None:
+    """It would be ahead by as many batches as one of its stages may not be."""
+    base = gpipe(2, 2)
+    program = with_teacher(base.program, 2, delay=1)
+    late = replace(program.stages[1], delay=2)
+    program = replace(program, stages=(program.stages[0], late, *program.stages[2:]))
+    with pytest.raises(PlanError, match=r"net 'teacher' have delays \[1, 2\]: use one"):
+        fill_with(base, program, costs=equal_costs(program, 1.0))

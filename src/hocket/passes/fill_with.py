@@ -92,7 +92,8 @@ def fill_with(
         for precedence in _precedences(program, nets)
         for order in placed(step_lanes, program, costs, precedence)
     )
-    best = min(orders, key=lambda order: _step_s(order, program, costs))
+    few = replace(program, num_steps=1 + max(_num_ahead(n, program) for n in nets))
+    best = min(orders, key=lambda lanes: long_step_s(repeat_ahead(few, lanes), costs))
     return repeat_ahead(program, best)
 
 
@@ -137,14 +138,19 @@ def _added(number: int, program: Program) -> Iterator[Op]:
         yield Op(Kind.GATHER, number, None, num_ahead)
 
 
-def _step_s(lanes: Sequence[Lane], program: Program, costs: Costs) -> float:
-    """Return how long a step takes in a long order."""
-    num_ahead = max((op.step for lane in lanes for op in lane.ops), default=0)
-    few, many = (
-        simulate(repeat_ahead(replace(program, num_steps=num), lanes), costs).makespan_s
-        for num in (num_ahead + _NUM_SETTLING, num_ahead + 2 * _NUM_SETTLING)
+def long_step_s(schedule: Schedule, costs: Costs) -> float:
+    """Return how long a step takes in a long run.
+
+    Args:
+        schedule: an order of one step, or one with a body.
+        costs: the costs of its program.
+    """
+    num_steps = schedule.program.num_steps + _NUM_SETTLING
+    few_s, many_s = (
+        simulate(schedule.with_num_steps(num), costs).makespan_s
+        for num in (num_steps, num_steps + _NUM_SETTLING)
     )
-    step_s = (many - few) / _NUM_SETTLING
+    step_s = (many_s - few_s) / _NUM_SETTLING
     return float(f"{step_s:.9g}")  # sums differ in their last digits
 
 
@@ -158,8 +164,14 @@ def _refuse(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> None
     for net in nets:
         if net not in names:
             raise PlanError(f"no net is named {net!r}; {nearest(net, names)}")
-        trained = [n for n, s in enumerate(program.stages) if s.net == net]
-        trained = [n for n in trained if program.stages[n].trainable]
+        own = [n for n, stage in enumerate(program.stages) if stage.net == net]
+        delays = {program.stages[n].delay for n in own if program.stages[n].moves}
+        if len(delays) > 1:
+            raise PlanError(
+                f"the stages of net {net!r} have delays {sorted(delays)}: use one, "
+                "which says how many batches the net is ahead"
+            )
+        trained = [n for n in own if program.stages[n].trainable]
         if trained:
             raise PlanError(
                 f"net {net!r} has backwards: its stages {trained} are trainable. Only "
