@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hocket.core.check import check
 from hocket.core.costs import Costs, StageCost
+from hocket.core.gates import early_updates, gates_of
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
@@ -121,10 +122,13 @@ def test_every_filled_order_is_accepted_with_one_version(
 ) -> None:
     """All ops are there once, and no weights are kept beside those in use.
 
-    A teacher of delay `d` is `d` batches ahead, which is why one version is enough.
+    A teacher of delay `d` is `d` batches ahead, which is why one version is enough. All
+    of the student's updates may wait for all of its gradients, as clipping needs.
     """
     filled = data.draw(cases(name)).filled(num_steps)
     assert set(check(filled).num_versions) == {1}
+    one_gate = gates_of(filled.program, overlaps=False, clips=True)
+    assert not early_updates(filled, one_gate)
     assert Schedule.parse(str(filled)) == filled
     if filled.body:
         check(add_messages(filled))
