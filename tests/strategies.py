@@ -57,9 +57,11 @@ _LOSSES: Final[tuple[dict[str, bool], ...]] = (
 
 @st.composite
 def teacher_student_programs(draw: st.DrawFn) -> Program:
-    """A teacher whose last stage flows into the student's whole-batch loss.
+    """A teacher whose last stage flows into the student's last stage.
 
     Teacher stage `j` stands before all student stages and may follow student stage `j`.
+    The student's loss is over the whole batch, or per microbatch: over its own samples,
+    with a teacher of finer or coarser microbatches, or over the teacher's whole batch.
     """
     devices = _without_gaps(draw(st.lists(st.integers(0, 2), min_size=1, max_size=3)))
     count, moves = len(devices), draw(st.booleans())
@@ -70,16 +72,22 @@ def teacher_student_programs(draw: st.DrawFn) -> Program:
     ]
     student = [Stage("student", device) for device in devices]
     inside = [(j, j + 1) for j in range(2 * count - 1) if j != count - 1]
-    nets = (
-        Net("teacher", draw(st.integers(1, 3))),
-        Net("student", draw(st.integers(1, 3)), True, draw(st.booleans())),
-    )
+    into_loss = count - 1, 2 * count - 1
+    reads_batch, batch_loss = draw(st.booleans()), draw(st.booleans())
+    sizes = st.integers(1, 3)
+    num_from, num_to = draw(sizes), draw(sizes)
+    if not reads_batch and not batch_loss:
+        num_from, num_to = draw(st.permutations([num_from, num_from * num_to]))
+    over_replicas = batch_loss and draw(st.booleans())
     return Program(
-        nets,
+        (Net("teacher", num_from), Net("student", num_to, batch_loss, over_replicas)),
         (*teacher, *student),
-        (*inside, (count - 1, 2 * count - 1)),
+        (*inside, into_loss),
         num_steps=draw(st.integers(1, 3)),
         num_replicas=draw(st.integers(1, 2)),
+        whole_batch_flows=frozenset(
+            {into_loss} if reads_batch and not batch_loss else ()
+        ),
     )
 
 

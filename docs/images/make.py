@@ -5,12 +5,15 @@ They come from the library alone, so that they are what it does; a test holds th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.program import Net, Program, Stage
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
+from hocket.passes.fill_with import fill_with
 from hocket.schedules import make_schedule
 
 HERE = Path(__file__).parent
@@ -44,6 +47,27 @@ def timeline_of(
     return simulate(schedule, Costs((share,), is_device_share=True, link=Link(hop_s)))
 
 
+def filled(name: str, delay: int) -> Timeline:
+    """A schedule with a momentum teacher, whose forwards are in two parts each."""
+    p, m, num_steps = NUM_DEVICES, NUM_MICROBATCHES, 4
+    student = make_schedule(name, num_devices=p, num_microbatches=m)
+    teacher = (
+        Stage("teacher", device, False, delay, follows=(p + device,))
+        for device in range(p)
+    )
+    program = Program(
+        nets=(Net("teacher", 2 * m), replace(student.program.nets[0], name="student")),
+        stages=(*teacher, *(Stage("student", device) for device in range(p))),
+        flows=(
+            *((s, s + 1) for s in range(2 * p - 1) if s != p - 1),
+            (p - 1, 2 * p - 1),
+        ),
+        num_steps=num_steps,
+    )
+    costs = Costs((*[StageCost(0.5)] * p, *[StageCost(1.0, 1.0, 1.0)] * p))
+    return simulate(fill_with(student, program, costs=costs), costs)
+
+
 def pictures() -> dict[str, str]:
     """The contents of each file in this folder, by name."""
     names = ("gpipe", "1f1b", "interleaved-1f1b")
@@ -54,7 +78,12 @@ def pictures() -> dict[str, str]:
         (title, timeline_of(name, num_steps=4, num_microbatches=6, hop_s=0.25))
         for name, title in _FLUSH_FREE.items()
     ]
+    teachers = [
+        ("the same batch's teacher: delay 0", filled("1f1b", 0)),
+        ("the next batch's teacher: delay 1", filled("1f1b", 1)),
+    ]
     return {
+        "teacher.svg": to_svg(teachers, style=Style(show_memory=False)),
         "flush-free.svg": to_svg(overlapping, style=Style(show_memory=False)),
         "schedules.svg": to_svg(compared, style=Style(show_memory=False)),
         "1f1b.svg": to_svg([("1f1b", two_steps)]),

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hocket.errors import WaitError as WaitError
     from hocket.errors import WorkerError as WorkerError
     from hocket.model.trace.per_sample import PerSample as PerSample
+    from hocket.passes.fill_with import fill_with as fill_with
     from hocket.planner.candidate import Candidate as Candidate
     from hocket.planner.candidate import Outcome as Outcome
     from hocket.planner.rank import PlanConfig as PlanConfig
@@ -141,6 +142,7 @@ _HOMES = {
     "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",
     "emulate": "hocket.run.engine.emulator.emulate",
+    "fill_with": "hocket.passes.fill_with",
     "fit": "hocket.run.fit",
     "launch": "hocket.run.cluster.launch",
     "make_schedule": "hocket.schedules",

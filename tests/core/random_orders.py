@@ -39,7 +39,8 @@ def programs(draw: st.DrawFn, *, max_devices: int = 3) -> Program:
     batch_loss = draw(st.booleans())
     nets = [Net("student", num_microbatches, batch_loss)]
     if teachers:
-        num = draw(st.integers(1, 3)) if batch_loss else num_microbatches
+        num = draw(st.integers(1, 3))
+        num = num if batch_loss else num * num_microbatches
         nets.insert(0, Net("teacher", num))
     flows = {(s, s + 1) for s in range(total - 1)} - {(num_teachers - 1, num_teachers)}
     if num_stages > 2 and draw(st.booleans()):

@@ -175,6 +175,45 @@ def test_a_frozen_teacher_feeds_the_student_forward_by_forward() -> None:
     assert "dx[stage 3, microbatch 1]" in needed("2B1", FROZEN_TEACHER)
 
 
+def with_microbatches(
+    num_teacher: int, num_student: int, *whole_batch_flows: tuple[int, int]
+) -> Program:
+    """The frozen teacher and its student, with other microbatches."""
+    nets = Net("teacher", num_teacher), Net("student", num_student)
+    whole = frozenset(whole_batch_flows)
+    return replace(FROZEN_TEACHER, nets=nets, whole_batch_flows=whole)
+
+
+def test_a_loss_reads_the_finer_microbatches_of_a_teacher() -> None:
+    """Each of the student's last forwards reads those that its samples are in.
+
+    They are neighbours: a student's microbatch is cut into the teacher's.
+    """
+    finer = with_microbatches(6, 2)
+    outputs = {f"y[stage 1, microbatch {i}]" for i in (3, 4, 5)}
+    own = {"y[stage 2, microbatch 1]", "weights[stage 3, after 0 updates]"}
+    assert needed("3F1", finer) == outputs | own
+    assert needed("1F5", finer) == {"y[stage 0, microbatch 5]"}
+
+
+def test_a_loss_reads_a_part_of_a_coarser_microbatch() -> None:
+    """Several of the student's last forwards read the same output."""
+    coarser = with_microbatches(2, 6)
+    for microbatch in range(6):
+        output = f"y[stage 1, microbatch {microbatch // 3}]"
+        assert output in needed(f"3F{microbatch}", coarser)
+        assert len(needed(f"3F{microbatch}", coarser)) == 3
+
+
+def test_a_loss_per_microbatch_may_read_the_teachers_whole_batch() -> None:
+    """Contrastive losses compare each sample with all keys, whatever the numbers."""
+    program = with_microbatches(3, 2, (1, 3))
+    for microbatch in range(2):
+        outputs = {f"y[stage 1, microbatch {i}, step 1]" for i in range(3)}
+        assert outputs < needed(f"3F{microbatch}@1", program)
+        assert len(needed(f"3F{microbatch}@1", program)) == 5
+
+
 def test_a_momentum_teacher_feeds_the_loss_and_follows_the_student() -> None:
     """The loss reads all of the teacher's microbatches, however many there are.
 

@@ -108,6 +108,14 @@ def test_equal_facts_are_equal_programs(program: Program) -> None:
         ({"flows": ((0, 0),)}, "flow 0 -> 0 must go from a lower to a higher"),
         ({"flows": ((0, 2),)}, "both below 2"),
         ({"flows": ((0, 1), (0, 1))}, "flow 0 -> 1 is listed twice"),
+        (
+            {"whole_batch_flows": frozenset({(0, 2)})},
+            "flow 0 -> 2 is to read the whole",
+        ),
+        (
+            {"whole_batch_flows": frozenset({(0, 1)})},
+            "begin at a stage that is not tra",
+        ),
     ],
 )
 def test_refuses_what_cannot_be(changes: dict[str, object], reason: str) -> None:
@@ -145,13 +153,25 @@ def test_names_all_faults_at_once() -> None:
     assert text.count("\n") == 3
 
 
-def test_microbatches_may_differ_only_across_a_whole_batch_loss() -> None:
+def test_microbatches_may_differ_where_one_is_cut_into_the_others() -> None:
     """A forward cannot read what was cut in another way; a loss over all of it can."""
     assert TEACHER_STUDENT.num_microbatches_of(0) == 4
-    with pytest.raises(PlanError, match=r"flow 1 -> 3 .* 4 microbatches .* with 2"):
-        replace(TEACHER_STUDENT, nets=(Net("teacher", 4), Net("student", 2)))
-    with pytest.raises(PlanError, match="flow 1 -> 2 leads from net teacher"):
-        replace(TEACHER_STUDENT, flows=((0, 1), (1, 2), (2, 3)))
+    for num_teacher, num_student, fits in ((4, 2, True), (2, 4, True), (3, 2, False)):
+        nets = Net("teacher", num_teacher), Net("student", num_student)
+        if fits:
+            replace(TEACHER_STUDENT, nets=nets)
+            continue
+        with pytest.raises(PlanError, match=r"flow 1 -> 3 .* 3 microbatches .* with 2"):
+            replace(TEACHER_STUDENT, nets=nets)
+        whole = frozenset({(1, 3)})
+        replace(TEACHER_STUDENT, nets=nets, whole_batch_flows=whole)
+
+
+def test_gradients_need_equal_microbatches() -> None:
+    """A flow that is trained through may not join microbatches of different sizes."""
+    stages = Stage("a", 0), Stage("b", 1)
+    with pytest.raises(PlanError, match="4 microbatches to net b with 2"):
+        Program((Net("a", 4), Net("b", 2)), stages, ((0, 1),))
 
 
 def test_delays_must_fit_the_stages() -> None:

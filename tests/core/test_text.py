@@ -98,6 +98,14 @@ def test_reads_a_whole_program() -> None:
     assert program.flows == ((0, 1),)
 
 
+def test_reads_a_flow_of_the_whole_batch() -> None:
+    """The student's loss per microbatch is over all of the teacher's outputs."""
+    header = HEADER.replace(" loss=batch", "") + "steps 1\nreplicas 1"
+    for reads, expected in (("batch", {(0, 1)}), ("microbatch", set())):
+        text = f"{header.replace('0>1', f'0>1 reads={reads}')}\nd0 0F0 1F0 1B0 1U 0U"
+        assert Schedule.parse(text).program.whole_batch_flows == expected
+
+
 def test_reads_a_body_that_stands_once() -> None:
     """`repeats` is not needed for one repetition."""
     schedule = Schedule.parse("d0  0F0 |: 0B0 0U 0F0@1 :| 0B0@1 0U@1")
@@ -142,6 +150,7 @@ def test_lanes_are_aligned() -> None:
         ("stage 0 net=model device=x", "expected a whole number from 0 on, got 'x'"),
         ("stage 0 net=model device=0 follows=a", "expected a whole number from 0 on"),
         ("flow 0-1", "expected a flow like 0>1, got '0-1'"),
+        ("flow 0>1 reads=all", "expected microbatch or batch, got 'all'"),
     ],
 )
 def test_names_the_line(line: str, reason: str) -> None:

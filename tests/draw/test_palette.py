@@ -18,9 +18,12 @@ from hocket.draw.palette import (
     Theme,
     contrast,
     fill,
+    paler_note,
     stage_tones,
     text_on,
 )
+from hocket.schedules import Shape
+from hocket.schedules.tspipe import tspipe
 
 # How people see who lack one kind of cone, in linear RGB. Source: Machado, Oliveira,
 # Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
@@ -112,6 +115,20 @@ def test_later_stages_of_a_device_are_paler() -> None:
     tones = stage_tones(Program.chain([0, 1, 0, 1, 0], 2))
 
     assert tones == (0.0, 0.0, 0.25, 0.5, 0.5)
+
+
+def test_a_teacher_is_paler_than_what_is_trained() -> None:
+    """Though its stages have lower numbers; the legend says so."""
+    program = tspipe(Shape(2, 4, stages_per_device=2)).program
+
+    assert stage_tones(program) == (0.5, 0.5, 0.0, 0.0)
+    assert paler_note([program]).endswith(
+        "later stages of a device, and those not trained"
+    )
+    assert (
+        paler_note([Program.chain([0, 1, 0], 2)]) == "paler: later stages of a device"
+    )
+    assert not paler_note([Program.chain([0, 1], 2)])
 
 
 def test_contrast_is_known_for_black_on_white() -> None:

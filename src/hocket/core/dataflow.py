@@ -78,13 +78,17 @@ class Rule:
         fact: what it is.
         stage: the stage that it belongs to.
         shift: its step minus the op's (never below step 0).
-        every: whether the op needs it of every microbatch of the step.
+        num_read: the number of microbatches whose values the op needs; all of the
+            step's for an op that is done once per step, or reads the whole batch.
+        num_readers: the number of the op's microbatches that need the same ones: its
+            microbatch `i` reads those from `i // num_readers * num_read` on.
     """
 
     fact: Fact
     stage: int
     shift: int = 0
-    every: bool = False
+    num_read: int = 1
+    num_readers: int = 1
 
 
 NEVER_SENT: Final = frozenset({Fact.REDUCED_GRAD})
@@ -105,7 +109,7 @@ def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
         case Kind.LOSS:
             return _loss_needs(stage, program)
         case Kind.GATHER | Kind.REDUCE:
-            return (Rule(_COLLECTED[kind], stage, every=True),)
+            return (_every(_COLLECTED[kind], stage, program),)
         case Kind.UPDATE:
             return _update_needs(stage, program)
         case (
@@ -147,12 +151,12 @@ _MADE: Final = {
 
 def needs(op: Op, program: Program) -> tuple[Value, ...]:
     """Return the values that must exist before `op` may start."""
-    return tuple(_fill(need_rules(op.kind, op.stage, program), op, program))
+    return tuple(_fill(need_rules(op.kind, op.stage, program), op))
 
 
 def makes(op: Op, program: Program) -> tuple[Value, ...]:
     """Return the values that exist once `op` has ended."""
-    return tuple(_fill(make_rules(op.kind, op.stage), op, program))
+    return tuple(_fill(make_rules(op.kind, op.stage), op))
 
 
 def reads(op: Op, program: Program) -> tuple[Value, ...]:
@@ -161,7 +165,7 @@ def reads(op: Op, program: Program) -> tuple[Value, ...]:
     B, I and W also read the inputs of the forward; W also reads the gradients of the
     output, which I needed before it.
     """
-    return tuple(_fill(read_rules(op.kind, op.stage, program), op, program))
+    return tuple(_fill(read_rules(op.kind, op.stage, program), op))
 
 
 @lru_cache(maxsize=65536)
@@ -240,16 +244,20 @@ def version_read(stage: int, step: int, program: Program) -> int:
     return max(0, step - program.stages[stage].delay)
 
 
-def _fill(rules: tuple[Rule, ...], op: Op, program: Program) -> Iterator[Value]:
+def _fill(rules: tuple[Rule, ...], op: Op) -> Iterator[Value]:
     for rule in rules:
         step = max(0, op.step + rule.shift)
         if rule.fact not in PER_MICROBATCH:
             yield Value(rule.fact, rule.stage, None, step)
-        elif rule.every:
-            for microbatch in range(program.num_microbatches_of(rule.stage)):
-                yield Value(rule.fact, rule.stage, microbatch, step)
-        else:
-            yield Value(rule.fact, rule.stage, op.microbatch, step)
+            continue
+        first = (op.microbatch or 0) // rule.num_readers * rule.num_read
+        for microbatch in range(first, first + rule.num_read):
+            yield Value(rule.fact, rule.stage, microbatch, step)
+
+
+def _every(fact: Fact, stage: int, program: Program) -> Rule:
+    """Return a rule for the values of all microbatches of the step."""
+    return Rule(fact, stage, num_read=program.num_microbatches_of(stage))
 
 
 def _weights_read(stage: int, program: Program) -> tuple[Rule, ...]:
@@ -261,14 +269,28 @@ def _inputs(stage: int, program: Program) -> tuple[Rule, ...]:
     """Return what the stage's forward reads, and its whole-batch loss does not."""
     read_by_loss = program.loss_inputs(stage)
     sources = program.sources[stage]
-    return tuple(Rule(Fact.OUTPUT, s) for s in sources if s not in read_by_loss)
+    return tuple(_input(s, stage, program) for s in sources if s not in read_by_loss)
+
+
+def _input(source: int, stage: int, program: Program) -> Rule:
+    """Return what one microbatch of a stage reads of another stage's outputs.
+
+    Where the source has finer microbatches, it is those that the stage's microbatch is
+    made of; where it has coarser ones, the one that the stage's is a part of.
+    """
+    num_from = program.num_microbatches_of(source)
+    num_to = program.num_microbatches_of(stage)
+    if (source, stage) in program.whole_batch_flows:
+        return Rule(Fact.OUTPUT, source, num_read=num_from, num_readers=num_to)
+    num_read, num_readers = max(1, num_from // num_to), max(1, num_to // num_from)
+    return Rule(Fact.OUTPUT, source, num_read=num_read, num_readers=num_readers)
 
 
 def _loss_needs(stage: int, program: Program) -> tuple[Rule, ...]:
     inputs = program.loss_inputs(stage)
     if program.gathers(stage):
         return tuple(Rule(Fact.GATHERED, s) for s in inputs)
-    return tuple(Rule(Fact.OUTPUT, s, every=True) for s in inputs)
+    return tuple(_every(Fact.OUTPUT, s, program) for s in inputs)
 
 
 def _output_grads(stage: int, program: Program) -> tuple[Rule, ...]:
@@ -287,4 +309,4 @@ def _update_needs(stage: int, program: Program) -> tuple[Rule, ...]:
     if stage in program.reduced_stages:
         copies = program.copies_of[stage]
         return (own, *(Rule(Fact.REDUCED_GRAD, copy) for copy in copies))
-    return (own, Rule(Fact.WEIGHT_GRAD, stage, every=True))
+    return (own, _every(Fact.WEIGHT_GRAD, stage, program))

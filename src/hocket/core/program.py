@@ -80,6 +80,11 @@ class Program:
         copies: groups of stages that are copies of one another: the same part of the
             same model, on different devices, trained on other microbatches. Their
             gradients are summed (op R), as over replicas.
+        whole_batch_flows: those flows, from stages that are not trainable, of which
+            each microbatch of the target reads the outputs of the whole batch: the loss
+            of each sample is over the teacher's outputs of all samples. Of any other
+            flow a microbatch reads its own samples: several microbatches of a net with
+            finer ones, a part of one of a net with coarser ones.
 
     Raises:
         PlanError: the facts contradict each other; the message lists all that do.
@@ -91,6 +96,7 @@ class Program:
     num_steps: int = 1
     num_replicas: int = 1
     copies: tuple[tuple[int, ...], ...] = ()
+    whole_batch_flows: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse facts that contradict each other."""
@@ -104,7 +110,8 @@ class Program:
     @cached_property
     def _hash(self) -> int:
         sizes = self.num_steps, self.num_replicas
-        return hash((self.nets, self.stages, self.flows, *sizes, self.copies))
+        flows = self.flows, self.whole_batch_flows
+        return hash((self.nets, self.stages, flows, sizes, self.copies))
 
     @classmethod
     def chain(

@@ -1,4 +1,4 @@
-"""Close each step of a synchronous order: add its reductions and updates.
+"""Close each step of a synchronous order, and repeat it.
 
 Schedules write down forwards and backwards; what must follow them is always the same:
 
@@ -6,11 +6,19 @@ Schedules write down forwards and backwards; what must follow them is always the
                  │          │   └─ the updates, when all of the device's work is done
                  └──────────┴─ each stage's reduction as soon as its gradients are
                                complete, to overlap with what is left to compute
+
+Some ops of a step may work for a later batch, such as a teacher's forwards:
+
+    one step      d0  S S t@1 B B U           t@1 is for the batch of the next step
+
+    prologue      d0  t                       the same for those batches that exist
+    body              S S t@1 B B U
+    epilogue          S@1 S@1 B@1 B@1 U@1
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from hocket.core.op import Kind, Op
@@ -60,3 +68,32 @@ def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
     # A stage that follows others is updated after them, whose new weights it reads.
     for stage in sorted(moving, key=lambda s: last.get(s, len(ops))):
         yield Op(Kind.UPDATE, stage, None, step)
+
+
+def repeat_ahead(program: Program, lanes: Sequence[Lane]) -> Schedule:
+    """Return the order of all steps, with a body unless there are too few of them.
+
+    Args:
+        program: with as many steps as the order is to have.
+        lanes: the order of one step, whose number is 0. The step of an op says how many
+            batches it is ahead.
+    """
+    num_ahead = max((op.step for lane in lanes for op in lane.ops), default=0)
+    if not num_ahead:
+        one_step = Schedule(replace(program, num_steps=1), tuple(lanes))
+        return one_step.with_num_steps(program.num_steps)
+    num_repeats = max(0, program.num_steps - num_ahead)
+    repeated, body = [], []
+    for lane in lanes:
+        begin = sum(op.step for op in lane.ops)  # once for each step that is ahead
+        ops = tuple(
+            Op(op.kind, op.stage, op.microbatch, op.step + step)
+            for step in range(-num_ahead, program.num_steps)
+            for op in lane.ops
+            if 0 <= op.step + step < program.num_steps
+        )
+        repeated.append(Lane(lane.device, lane.stream, ops))
+        body.append((begin, begin + num_repeats * len(lane.ops)))
+    if not num_repeats:
+        return Schedule(program, tuple(repeated))
+    return Schedule(program, tuple(repeated), tuple(body), num_repeats)

@@ -21,7 +21,7 @@ from hocket.core.op import MESSAGES, Kind
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.lanes import lane_labels, lane_shapes, transfer_shapes
 from hocket.draw.memory import memory_shapes
-from hocket.draw.palette import KIND_NAMES
+from hocket.draw.palette import KIND_NAMES, paler_note
 from hocket.draw.quantity import percent, seconds, ticks, time_unit
 from hocket.draw.scene import Anchor, Box, Fill, Path, Role, Scene, Shape, Text
 from hocket.draw.summary import summarize
@@ -207,6 +207,5 @@ def _legend(timelines: Sequence[Timeline], y: float) -> Iterator[Shape]:
         yield Box(x, y, 12, 12, Fill(kind), corner=2)
         yield Text(x + 17, y + 10, KIND_NAMES[kind], 11.5, Role.INK)
         x += 17 + 6.2 * len(KIND_NAMES[kind]) + 18
-    programs = [timeline.schedule.program for timeline in timelines]
-    if any(len(stages) > 1 for p in programs for stages in p.stages_on):
-        yield Text(x, y + 10, "paler: later stages of a device", 11.5, Role.MUTED)
+    if note := paler_note(timeline.schedule.program for timeline in timelines):
+        yield Text(x, y + 10, note, 11.5, Role.MUTED)

@@ -8,6 +8,7 @@ protan, deutan and tritan sight, on white and on black (tests/draw/test_palette.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -112,20 +113,32 @@ KIND_NAMES: Final = {
 # Text on a fill is one of these two, whichever is easier to read.
 _LIGHT_TEXT, _DARK_TEXT = "#FFFFFF", "#000000"
 
-# A device's first stage has the full colour; its last, this much less of it.
+# A device's first stage that is trained has the full colour; its last stage, and those
+# of nets without backwards, this much less of it.
 _MOST_FADED: Final = 0.5
 
 
 def stage_tones(program: Program) -> tuple[float, ...]:
     """Return how much each stage's colour is faded: 0 for a device's first stage.
 
-    Later stages of a device are paler, so that interleaved orders can be read.
+    Later stages of a device are paler, so that interleaved orders can be read, and so
+    are those that are not trained beside those that are, such as a teacher's.
     """
     tones = [0.0] * program.num_stages
-    for stages in program.stages_on:
+    for own in program.stages_on:
+        stages = sorted(own, key=lambda stage: not program.stages[stage].trainable)
         for i, stage in enumerate(stages):
             tones[stage] = _MOST_FADED * i / max(1, len(stages) - 1)
     return tuple(tones)
+
+
+def paler_note(programs: Iterable[Program]) -> str:
+    """Return what the legend says of paler colours; empty if all are full."""
+    programs = tuple(programs)
+    if all(len(own) == 1 for program in programs for own in program.stages_on):
+        return ""
+    some = any(len({s.trainable for s in p.stages}) > 1 for p in programs)
+    return "paler: later stages of a device" + ", and those not trained" * some
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@
 A message is one value on its way along one flow, forward (SEND_F) or backward (SEND_B).
 Both its ops are asynchronous: the lane goes on at once. A value leaves as soon as it is
 made. Its receive is posted as early as one of the flow's buffers is free, and a buffer
-is free again when the op that needs the value has ended.
+is free again when the last op that needs the value has ended.
 
 Such posts are safe because both ends agree on an order. Messages between two lanes are
 posted in the order in which they *can go*, in a simulated run with equal stages: when
@@ -58,12 +58,21 @@ _Order = tuple[float, float, _Place, int]
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One value on its way along one flow."""
+    """One value on its way along one flow.
+
+    Args:
+        value: what it carries.
+        to_stage: the stage whose ops read it.
+        maker: the op that makes the value.
+        reader: the first op that reads it.
+        last_reader: the last one, on the same lane.
+    """
 
     value: Value
     to_stage: int
     maker: _Place
     reader: _Place
+    last_reader: _Place
 
     @property
     def flow(self) -> _Flow:
@@ -136,9 +145,14 @@ def add_messages(
     return _with_inserted(schedule, _posts(channels.values()))
 
 
-def _messages(schedule: Schedule) -> Iterator[_Message]:
-    """Yield every message that the order needs, in the order of its readers."""
+def _messages(schedule: Schedule) -> list[_Message]:
+    """Return every message that the order needs, in the order of first readers.
+
+    Raises:
+        PlanError: two lanes of a stage read one value.
+    """
     program = schedule.program
+    messages: dict[tuple[Value, int], _Message] = {}
     makers = {
         value: _Place(i, j)
         for i, lane in enumerate(schedule.lanes)
@@ -148,9 +162,20 @@ def _messages(schedule: Schedule) -> Iterator[_Message]:
     for i, lane in enumerate(schedule.lanes):
         for j, op in enumerate(lane.ops):
             for value in needs(op, program):
-                if is_sent(value, lane.device, program):
-                    _refuse_gathered(value)
-                    yield _Message(value, op.stage, makers[value], _Place(i, j))
+                if not is_sent(value, lane.device, program):
+                    continue
+                _refuse_gathered(value)
+                key, here = (value, op.stage), _Place(i, j)
+                before = messages.get(key)
+                if before and before.reader.lane != i:
+                    raise PlanError(
+                        f"{value} is read by {op} and by an op of another lane, but a "
+                        "message as op has one lane that receives it: leave messages "
+                        "implicit, or put the stage's forwards on one lane"
+                    )
+                first = before.reader if before else here
+                messages[key] = _Message(value, op.stage, makers[value], first, here)
+    return list(messages.values())
 
 
 def _refuse_gathered(value: Value) -> None:
@@ -169,25 +194,25 @@ def _transfers(
     A message takes the buffer of the one that is read first, once that is read.
     """
     messages = sorted(messages, key=lambda message: message.maker)
-    readers = [message.reader.position for message in messages]
-    num_buffers = max(num_buffers, _buffers_needed(readers))
+    num_buffers = max(num_buffers, _buffers_needed(messages))
     taken: list[int] = []  # a heap: for each taken buffer, the op that will free it
     for message in messages:
         freed_by = heappop(taken) if len(taken) == num_buffers else -1
-        heappush(taken, message.reader.position)
+        heappush(taken, message.last_reader.position)
         made_s = ends_s[message.maker.lane][message.maker.position]
         free_s = ends_s[message.reader.lane][freed_by] if freed_by >= 0 else 0.0
         order = max(made_s, free_s), made_s, message.maker, message.to_stage
         yield _Transfer(message, freed_by + 1, order)
 
 
-def _buffers_needed(readers: Sequence[int]) -> int:
+def _buffers_needed(messages: Sequence[_Message]) -> int:
     """Return how many messages of a flow are held at once, by where they are read."""
     most, earlier = 1, list[int]()
-    for reader in readers:
+    for message in messages:
+        reader = message.reader.position
         num_held = len(earlier) - bisect_left(earlier, reader)  # read now or later
         most = max(most, num_held + 1)
-        insort(earlier, reader)
+        insort(earlier, message.last_reader.position)
     return most
 
 

@@ -18,9 +18,10 @@ from itertools import accumulate
 from typing import Final
 
 from hocket.core.costs import Costs
-from hocket.core.dataflow import Fact, Value, is_given, makes, needs
-from hocket.core.op import ASYNCHRONOUS, STEP_ENDS, Kind, Op
+from hocket.core.dataflow import Value, makes
+from hocket.core.op import STEP_ENDS, Kind, Op
 from hocket.core.schedule import Lane, Schedule
+from hocket.passes.value_times import ValueTimes
 
 _TINY: Final = 1e-9  # of a gap: sums of the same seconds differ in their last digits
 
@@ -144,8 +145,8 @@ class _Filler:
     ) -> None:
         """Begin with nothing done."""
         self.program = schedule.program
-        self.costs = costs
-        self.stage_costs = costs.of(schedule.program)
+        self.times = ValueTimes(schedule.program, costs)
+        self.stage_costs = self.times.stage_costs
         self.budgets = budgets
         self.overfill = overfill
         self.lanes = [_Lane.of(lane, costs, schedule) for lane in schedule.lanes]
@@ -161,7 +162,6 @@ class _Filler:
             for position, op in enumerate(lane.fixed)
             for value in makes(op, self.program)
         }
-        self.made_s: dict[Value, float] = {}
         self.held_bytes: dict[int, float] = defaultdict(float)
         self.peak_bytes = [0.0] * self.program.num_devices
 
@@ -193,7 +193,7 @@ class _Filler:
     ) -> bool:
         """Return whether a W goes before an op that can begin then, or later."""
         gap_s = ready_s - lane.free_s
-        wanted_s = self._seconds(lane.waiting[0]) * (1 - _TINY)
+        wanted_s = self.times.seconds(lane.waiting[0]) * (1 - _TINY)
         if gap_s > _TINY * ready_s and (self.overfill or gap_s >= wanted_s):
             return True
         if op.kind in STEP_ENDS:
@@ -207,13 +207,10 @@ class _Filler:
     def _ready(self, op: Op, lane: _Lane) -> tuple[float, bool]:
         """Return when an op has all that it needs, or else a lower bound of that."""
         ready_s, is_known = 0.0, True
-        for value in needs(op, self.program):
-            if is_given(value):
-                continue
-            made_s = self.made_s.get(value)
+        for value, made_s, way_s in self.times.arrivals(op, lane.device):
             if made_s is None:
                 made_s, is_known = self._earliest_s(value), False
-            ready_s = max(ready_s, made_s + self._message_s(value, lane.device))
+            ready_s = max(ready_s, made_s + way_s)
         return ready_s, is_known
 
     def _earliest_s(self, value: Value) -> float:
@@ -223,21 +220,6 @@ class _Filler:
         lane, position = self.maker[value]
         left_s = lane.until_s[position + 1] - lane.until_s[lane.position]
         return lane.free_s + left_s
-
-    def _message_s(self, value: Value, device: int) -> float:
-        source = self.program.stages[value.stage].device
-        if source == device:
-            return 0.0
-        cost = self.stage_costs[value.stage]
-        is_output = value.fact is Fact.OUTPUT
-        num_bytes = cost.output_bytes if is_output else cost.input_grad_bytes
-        way_s = self.costs.link_between(source, device).message_s(num_bytes)
-        return way_s + 2 * self.costs.handling.message_s(num_bytes)
-
-    def _seconds(self, op: Op) -> float:
-        if op.kind in ASYNCHRONOUS:
-            return 0.0
-        return self.stage_costs[op.stage].seconds(op.kind) + self.costs.op_s
 
     def _do_weight(self, lane: _Lane) -> None:
         """Do the oldest W, and the reduction that waited for the last one."""
@@ -249,11 +231,8 @@ class _Filler:
             self._do(lane, lane.reductions[key], lane.free_s)
 
     def _do(self, lane: _Lane, op: Op, ready_s: float) -> None:
-        end_s = max(lane.free_s, ready_s) + self._seconds(op)
-        lane.free_s = end_s
+        lane.free_s = self.times.do(op, max(lane.free_s, ready_s))
         lane.done.append(op)
-        for value in makes(op, self.program):
-            self.made_s[value] = end_s
         if op.kind is Kind.BACKWARD_INPUT:
             weight = replace(op, kind=_WEIGHT)
             self.home[weight].waiting.append(weight)

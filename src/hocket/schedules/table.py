@@ -31,6 +31,7 @@ from hocket.schedules import (
     ooo_modulo,
     pipedream,
     pipedream_2bw,
+    tspipe,
     v_half,
     v_min,
     wpipe,
@@ -65,6 +66,7 @@ OURS: Final[Mapping[str, Entry]] = {
     "pipedream-2bw": pipedream_2bw.ENTRY,
     "wpipe": wpipe.ENTRY,
     "wpipe-overlapped": wpipe_overlapped.ENTRY,
+    "tspipe": tspipe.ENTRY,
     "forward-only": forward_only.ENTRY,
 }
 

@@ -13,10 +13,11 @@ import pytest
 from hocket.schedules import SCHEDULES
 from tests.run.support.comparison import case, check_runs
 
-# Compared with the emulator: chimera, whose two nets ProgramRun trains
-# (orders/chimera.txt); stages that read old weights (test_flush_free.py).
+# Compared with the emulator: chimera and tspipe, whose two nets ProgramRun trains
+# (orders/chimera.txt, orders/tspipe.txt); stages that read old weights
+# (test_flush_free.py).
 FLUSH_FREE: Final = {"pipedream", "pipedream-2bw", "wpipe", "wpipe-overlapped"}
-NOT_HERE: Final = {"chimera", "forward-only", *FLUSH_FREE}
+NOT_HERE: Final = {"chimera", "tspipe", "forward-only", *FLUSH_FREE}
 
 JOBS: Final = {
     5: [

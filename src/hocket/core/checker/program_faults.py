@@ -142,10 +142,18 @@ def _flow_faults(program: Program) -> list[str]:
         elif flow in seen:
             faults.append(f"flow {from_stage} -> {to_stage} is listed twice")
         seen.add(flow)
+    faults += _whole_batch_faults(program)
     names = {net.name for net in program.nets}
     if faults or any(stage.net not in names for stage in program.stages):
         return faults
     return list(_net_flow_faults(program))
+
+
+def _whole_batch_faults(program: Program) -> list[str]:
+    return [
+        f"flow {a} -> {b} is to read the whole batch, but is not listed as a flow"
+        for a, b in sorted(program.whole_batch_flows.difference(program.flows))
+    ]
 
 
 def _net_flow_faults(program: Program) -> Iterator[str]:
@@ -158,9 +166,19 @@ def _net_flow_faults(program: Program) -> Iterator[str]:
                 f"flow {from_stage} -> {to_stage} leads from a trainable stage to one "
                 "that is not, which would lose the gradient: make both trainable"
             )
-        if num_from != num_to and to_stage not in program.loss_stages:
+        reads_batch = (from_stage, to_stage) in program.whole_batch_flows
+        if reads_batch and (source.trainable or to_stage in program.loss_stages):
+            yield (
+                f"flow {from_stage} -> {to_stage} is to read the whole batch: let it "
+                "begin at a stage that is not trainable, and end at one without a loss "
+                "over the whole batch (op L), which reads that anyway"
+            )
+        is_multiple = max(num_from, num_to) % max(1, min(num_from, num_to)) == 0
+        fits = num_from == num_to or (is_multiple and not source.trainable)
+        if not fits and not reads_batch and to_stage not in program.loss_stages:
             yield (
                 f"flow {from_stage} -> {to_stage} leads from net {source.net} with "
                 f"{num_from} microbatches to net {target.net} with {num_to}: use equal "
-                "numbers, or let it end in a loss over the whole batch"
+                "numbers, a multiple of the other for a net without backwards, a flow "
+                "that reads the whole batch, or a loss over the whole batch (op L)"
             )

@@ -12,7 +12,7 @@ If the program does not follow from the lanes alone, lines before them define it
     net student microbatches=4 loss=batch
     stage 0 net=teacher device=0 delay=1 trainable=no follows=1
     stage 1 net=student device=0
-    flow 0>1
+    flow 0>1                          with reads=batch: its reader needs all of these
     copies 0 3                        stages that are copies of one another
     repeats 3                         how often the body stands there, if not once
 
@@ -102,7 +102,9 @@ def _header(program: Program) -> list[str]:
         if stage.follows:
             words.append(f"follows={','.join(map(str, stage.follows))}")
         lines.append(" ".join(words))
-    lines += [f"flow {a}>{b}" for a, b in program.flows]
+    for flow in program.flows:
+        reads = " reads=batch" if flow in program.whole_batch_flows else ""
+        lines.append(f"flow {flow[0]}>{flow[1]}{reads}")
     return lines + [f"copies {' '.join(map(str, group))}" for group in program.copies]
 
 
@@ -115,6 +117,7 @@ class _Draft:
     nets: list[Net] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     flows: list[tuple[int, int]] = field(default_factory=list)
+    whole_batch_flows: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, ...]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     lines: dict[str, list[int]] = field(default_factory=dict)
@@ -133,11 +136,8 @@ class _Draft:
                 self._read_stage(_number(number_text), pairs)
             case ["copies", *numbers]:
                 self.copies.append(tuple(map(_number, numbers)))
-            case ["flow", flow]:
-                match = _FLOW.fullmatch(flow)
-                if match is None:
-                    raise ParseError(f"expected a flow like 0>1, got {flow!r}")
-                self.flows.append((int(match[1]), int(match[2])))
+            case ["flow", flow, *pairs]:
+                self._read_flow(flow, pairs)
             case [label, *ops] if _LANE.fullmatch(label):
                 self._read_lane(label, ops)
             case _:
@@ -146,6 +146,16 @@ class _Draft:
                     f"steps, replicas, repeats, net, stage, flow or copies; "
                     f"got {words[0]!r}"
                 )
+
+    def _read_flow(self, text: str, pairs: list[str]) -> None:
+        match = _FLOW.fullmatch(text)
+        if match is None:
+            raise ParseError(f"expected a flow like 0>1, got {text!r}")
+        flow = int(match[1]), int(match[2])
+        self.flows.append(flow)
+        options = _options(pairs, required=set(), known={"reads"})
+        if _choice(options.get("reads", "microbatch"), _READS_BATCH):
+            self.whole_batch_flows.append(flow)
 
     def _read_stage(self, number: int, pairs: list[str]) -> None:
         if number != len(self.stages):
@@ -229,6 +239,7 @@ class _Draft:
             self.counts.get("steps", 1),
             self.counts.get("replicas", 1),
             tuple(self.copies),
+            frozenset(self.whole_batch_flows),
         )
 
 
@@ -238,6 +249,7 @@ _LOSSES: Final = {
     "batch": (True, False),
     "replicas": (True, True),
 }
+_READS_BATCH: Final = {"microbatch": False, "batch": True}
 _YES_OR_NO: Final = {"yes": True, "no": False}
 
 

@@ -95,18 +95,16 @@ def fill(columns: Columns, program: Program, rules_of: RulesOf) -> tuple[Ints, I
     fact = np.array([_CODES[rule.fact] for rule in rules], np.int64)
     owner = np.array([rule.stage for rule in rules], np.int64)
     shift = np.array([rule.shift for rule in rules], np.int64)
-    num_values = np.array(
-        [program.num_microbatches_of(r.stage) if r.every else 1 for r in rules],
-        np.int64,
-    )
+    num_read = np.array([rule.num_read for rule in rules], np.int64)
+    num_readers = np.array([rule.num_readers for rule in rules], np.int64)
 
     # 2. One entry for each rule of each op; then one for each value of each entry.
     row, place = repeat(num_rules[key])
     rule = first_rule[key[row]] + place
-    entry, place = repeat(num_values[rule])
+    entry, place = repeat(np.where(_IS_PER_MICROBATCH[fact], num_read, 1)[rule])
     row, rule = row[entry], rule[entry]
-    every = np.array([rule.every for rule in rules], bool)[rule]
-    microbatch = np.where(every, place, columns.microbatch[row])
+    first = np.maximum(0, columns.microbatch[row]) // num_readers[rule]
+    microbatch = first * num_read[rule] + place
 
     # 3. Their numbers.
     return row, ValueNumbers.of(program).number(

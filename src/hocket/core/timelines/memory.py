@@ -56,26 +56,31 @@ class MemoryCurve:
 def activation_units(timeline: Timeline, device: int) -> MemoryCurve:
     """Return the activation units alive on a device over time.
 
-    A microbatch counts in a stage from the start of its F to the end of its B or I,
-    as one part in as many as the device has stages. Where a stage has no backward, it
-    counts while its F runs.
+    A microbatch counts in a stage from the start of its F to the end of its B or I, as
+    one part in as many as the device has trainable stages. Forwards of a stage without
+    backwards, such as a teacher's, leave nothing; in evaluation, where no stage of the
+    device has backwards, a microbatch counts while its F runs.
     """
     schedule = timeline.schedule
     program = schedule.program
+    own = program.stages_on[device]
+    trained = [stage for stage in own if program.stages[stage].trainable]
     times: list[float] = []
     changes: list[int] = []
     for i in schedule.lanes_of(device):
         starts, ends = timeline.start_s[i], timeline.end_s[i]
         for j, op in enumerate(schedule.lanes[i].ops):
+            if trained and op.stage not in trained:
+                continue
             if op.kind is Kind.FORWARD:
                 times.append(starts[j])
                 changes.append(1)
-                if not program.stages[op.stage].trainable:
+                if not trained:
                     times.append(ends[j])
                     changes.append(-1)
             elif op.kind in BACKWARDS:
                 times.append(ends[j])
                 changes.append(-1)
     count = MemoryCurve.of_changes(np.array(times, float), np.array(changes, float))
-    parts = max(1, len(program.stages_on[device]))
+    parts = max(1, len(trained or own))
     return MemoryCurve(count.time_s, count.amount / parts)

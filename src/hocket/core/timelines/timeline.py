@@ -122,7 +122,8 @@ class Timeline:
         """Return the most activation units alive at once on a device.
 
         One unit is what one microbatch leaves behind in a device's whole share of the
-        model, from the start of its F to the end of its B (or I).
+        model, from the start of its F to the end of its B (or I). Nets without
+        backwards leave nothing.
         """
         return activation_units(self, device).peak
 

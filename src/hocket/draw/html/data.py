@@ -19,7 +19,15 @@ from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
 from hocket.draw.layout import Titled
 from hocket.draw.memory import memory_title, merged_changes
-from hocket.draw.palette import KIND_NAMES, SURFACES, Theme, fill, stage_tones, text_on
+from hocket.draw.palette import (
+    KIND_NAMES,
+    SURFACES,
+    Theme,
+    fill,
+    paler_note,
+    stage_tones,
+    text_on,
+)
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves
 
@@ -43,6 +51,7 @@ def page_data(timelines: Sequence[Titled], charts: Sequence[Chart]) -> _Columns:
             }
             for kind in _KINDS
         ],
+        "paler": paler_note(line.schedule.program for _, line in timelines),
         "fills": {theme.value: _fills(tones, theme) for theme in Theme},
         "panels": [_panel(title, line, tones) for title, line in timelines],
         "charts": [_chart(chart) for chart in charts],

@@ -99,8 +99,8 @@ function drawLegend() {
     item.append(swatch, kind.name);
     return [item];
   });
-  if (data.fills.light.length > 1) {
-    const note = textElement("li", "paler: later stages of a device");
+  if (data.paler) {
+    const note = textElement("li", data.paler);
     note.className = "note";
     items.push(note);
   }

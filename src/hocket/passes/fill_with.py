@@ -1,0 +1,215 @@
+"""Fill the waits of a trained net's order with the forwards of another net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from hocket.core.check import check
+from hocket.core.costs import Costs
+from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
+from hocket.core.step_end import repeat_ahead
+from hocket.errors import PlanError
+from hocket.nearest import nearest
+from hocket.passes.fill_lanes import Precedence, StepLane, placed
+
+_NUM_SETTLING: Final = 4  # steps until all steps take equally long, or nearly
+
+
+def fill_with(
+    schedule: Schedule,
+    program: Program,
+    net: str | Sequence[str] = "teacher",
+    *,
+    costs: Costs,
+) -> Schedule:
+    r"""Put a teacher's forwards where the devices of a student's order would wait.
+
+    The student's order stays as it is on every device. A device that would wait does
+    the teacher's next forward; those that are left go before the updates. Which batch
+    they are of follows from the weights that they read, so that one version of these
+    is enough:
+
+        frozen                step `k` does the teacher's forwards of batch `k + 1`
+        delay `d`, from 1 on  of batch `k + d`, with the weights after `k` updates
+        delay 0               of batch `k` itself, behind the update of step `k - 1`
+
+    Forwards ahead cost no time at all, if they are short and as long together as the
+    student's bubble, or longer: with equal stages and forwards of the teacher that are
+    no longer than the student's, a step of GPipe takes `m (f_t + f_s + b)`, and
+    `max(0, (p - 1) (f_s + b) - m f_t)` more. Longer ones leave gaps: give the teacher
+    more microbatches. Several orders are simulated; the one with the shortest step is
+    returned.
+
+    Args:
+        schedule: the student's order of one step, which `check` accepts. It is of a
+            program of its own: the stages that the net leaves of `program`, in the same
+            sequence.
+        program: all nets, with as many steps as the order is to have.
+        net: the name of the net without backwards, or the names of several.
+        costs: the costs of `program`.
+
+    Returns:
+        The order of all nets. Where batches are ahead, it has a repeating body.
+
+    Raises:
+        PlanError: the schedule is not of one step, holds messages, or is of another
+            program than what the net leaves; or the net is unknown or has backwards.
+        ScheduleError: `check` does not accept the schedule.
+
+    >>> from hocket.core.program import Net, Stage
+    >>> student = Schedule.parse("d0  0F0 0F1 0B0 0B1 0U\nd1  1F0 1F1 1B0 1B1 1U")
+    >>> program = Program(
+    ...     nets=(Net("teacher", 2), Net("student", 2)),
+    ...     stages=(
+    ...         *(Stage("teacher", device, trainable=False) for device in range(2)),
+    ...         *(Stage("student", device) for device in range(2)),
+    ...     ),
+    ...     flows=((0, 1), (2, 3), (1, 3)),
+    ...     num_steps=2,
+    ... )
+    >>> filled = fill_with(student, program, costs=Costs.uniform())
+    >>> print("\n".join(str(filled).splitlines()[-2:]))
+    d0  0F0 0F1 |: 2F0 2F1 0F0@1 0F1@1 2B0 2B1 2U :| 2F0@1 2F1@1 2B0@1 2B1@1 2U@1
+    d1  1F0 1F1 |: 3F0 3F1 3B0 3B1 1F0@1 1F1@1 3U :| 3F0@1 3F1@1 3B0@1 3B1@1 3U@1
+
+    Source: Lim et al., TSPipe (ICML 2022), whose schedule is GPipe filled so; here the
+    order may be any, and the times are given.
+    """
+    nets = (net,) if isinstance(net, str) else tuple(net)
+    _refuse(schedule, program, nets)
+    check(schedule)
+    devices = {lane.device for lane in schedule.lanes}
+    others = sorted(set(range(program.num_devices)).difference(devices))
+    lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
+    step_lanes = tuple(_step_lanes(lanes, program, nets))
+    orders = dict.fromkeys(
+        order
+        for precedence in _precedences(program, nets)
+        for order in placed(step_lanes, program, costs, precedence)
+    )
+    few = replace(program, num_steps=1 + max(_num_ahead(n, program) for n in nets))
+    best = min(orders, key=lambda lanes: long_step_s(repeat_ahead(few, lanes), costs))
+    return repeat_ahead(program, best)
+
+
+def _num_ahead(net: str, program: Program) -> int:
+    """Return how many batches a net runs ahead, so that it needs one version."""
+    moving = [stage for stage in program.stages if stage.net == net and stage.moves]
+    return min((stage.delay for stage in moving), default=1)
+
+
+def _precedences(program: Program, nets: tuple[str, ...]) -> tuple[Precedence, ...]:
+    """Return those to try; the last one bounds a step by the nets' own steps."""
+    if all(_num_ahead(net, program) for net in nets):
+        return (Precedence.FILL_WAITS, Precedence.LAST)
+    return (Precedence.FILL_WAITS, Precedence.IN_PACE, Precedence.FIRST)
+
+
+def _step_lanes(
+    lanes: Sequence[Lane], program: Program, nets: tuple[str, ...]
+) -> Iterator[StepLane]:
+    """Yield the ops of each lane in one step; a device's first lane gets the added."""
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    seen: set[int] = set()
+    for lane in lanes:
+        ops = tuple(Op(op.kind, kept[op.stage], op.microbatch) for op in lane.ops)
+        own = program.stages_on[lane.device] if lane.device not in seen else ()
+        added = [number for number in own if program.stages[number].net in nets]
+        moving = [number for number in added if program.stages[number].moves]
+        seen.add(lane.device)
+        yield StepLane(
+            Lane(lane.device, lane.stream, ops),
+            tuple(tuple(_added(number, program)) for number in added),
+            tuple(Op(Kind.UPDATE, number) for number in moving),
+        )
+
+
+def _added(number: int, program: Program) -> Iterator[Op]:
+    """Yield the forwards of a stage, and what gathers their outputs over replicas."""
+    num_ahead = _num_ahead(program.stages[number].net, program)
+    for microbatch in range(program.num_microbatches_of(number)):
+        yield Op(Kind.FORWARD, number, microbatch, num_ahead)
+    if number in program.gathered_stages:
+        yield Op(Kind.GATHER, number, None, num_ahead)
+
+
+def long_step_s(schedule: Schedule, costs: Costs) -> float:
+    """Return how long a step takes in a long run.
+
+    Args:
+        schedule: an order of one step, or one with a body.
+        costs: the costs of its program.
+    """
+    num_steps = schedule.program.num_steps + _NUM_SETTLING
+    few_s, many_s = (
+        simulate(schedule.with_num_steps(num), costs).makespan_s
+        for num in (num_steps, num_steps + _NUM_SETTLING)
+    )
+    step_s = (many_s - few_s) / _NUM_SETTLING
+    return float(f"{step_s:.9g}")  # sums differ in their last digits
+
+
+def _refuse(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> None:
+    """Refuse what `fill_with` cannot fill.
+
+    Raises:
+        PlanError: as `fill_with`.
+    """
+    names = [net.name for net in program.nets]
+    for net in nets:
+        if net not in names:
+            raise PlanError(f"no net is named {net!r}; {nearest(net, names)}")
+        own = [n for n, stage in enumerate(program.stages) if stage.net == net]
+        delays = {program.stages[n].delay for n in own if program.stages[n].moves}
+        if len(delays) > 1:
+            raise PlanError(
+                f"the stages of net {net!r} have delays {sorted(delays)}: use one, "
+                "which says how many batches the net is ahead"
+            )
+        trained = [n for n in own if program.stages[n].trainable]
+        if trained:
+            raise PlanError(
+                f"net {net!r} has backwards: its stages {trained} are trainable. Only "
+                "forwards can fill another net's waits"
+            )
+    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
+        raise PlanError("the schedule holds messages already: use drop_messages first")
+    if schedule.program.num_steps != 1 or schedule.body:
+        raise PlanError(
+            f"the schedule is of {schedule.program.num_steps} steps: give the order of "
+            "a single step, and num_steps in the program of all nets"
+        )
+    given, wanted = _facts(schedule.program, ()), _facts(program, nets)
+    wrong = [name for name in wanted if given[name] != wanted[name]]
+    if wrong:
+        raise PlanError(
+            "the schedule is of another program than all nets without "
+            f"{', '.join(nets)}:\n  "
+            + "\n  ".join(
+                f"{name}: {given[name]} in the schedule, {wanted[name]} in the program"
+                for name in wrong
+            )
+        )
+
+
+def _facts(program: Program, nets: tuple[str, ...]) -> dict[str, object]:
+    """Return what must agree, with stages numbered as without the nets."""
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    place = {number: i for i, number in enumerate(kept)}
+    stages = [program.stages[number] for number in kept]
+    inner = [(a, b) for a, b in program.flows if a in place and b in place]
+    return {
+        "devices of stages": [stage.device for stage in stages],
+        "trainable stages": [stage.trainable for stage in stages],
+        "delays of stages": [stage.delay for stage in stages],
+        "microbatches of stages": [program.num_microbatches_of(n) for n in kept],
+        "whole-batch losses": [place[n] for n in kept if n in program.loss_stages],
+        "flows": sorted((place[a], place[b]) for a, b in inner),
+        "replicas": program.num_replicas,
+        "copies": [tuple(place[n] for n in group) for group in program.copies],
+    }
