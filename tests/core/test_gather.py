@@ -9,8 +9,8 @@ import pytest
 from hocket.core.check import check
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import due_ops, needs
-from hocket.core.lane_plan import plan_lanes
 from hocket.core.op import Kind, Op
+from hocket.core.plans.lane_plan import plan_lanes
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate

@@ -36,10 +36,10 @@ from hocket.core.checker.links import Links, check_queues
 from hocket.core.checker.play import Stand, play
 from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
-from hocket.core.lane_plan import plan_lanes
-from hocket.core.message_order import plan_queues
 from hocket.core.op import Op
-from hocket.core.portions import Plans, plan_portions
+from hocket.core.plans.lane_plan import plan_lanes
+from hocket.core.plans.message_order import plan_queues
+from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.work import prepare
 from hocket.errors import DeadlockError, ScheduleError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hocket
-from hocket.core import lane_plan
+from hocket.core.plans import lane_plan
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, RaceError, RunError
 from hocket.run.cluster.world import World, join_world

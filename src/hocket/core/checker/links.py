@@ -26,9 +26,9 @@ from enum import Enum
 
 from hocket.core.dataflow import Value
 from hocket.core.gates import Gates, stage_gates
-from hocket.core.lane_plan import OpPlan
-from hocket.core.message_order import Group, Meeting, Queue, meeting
 from hocket.core.op import Op
+from hocket.core.plans.lane_plan import OpPlan
+from hocket.core.plans.message_order import Group, Meeting, Queue, meeting
 from hocket.errors import DeadlockError, ScheduleError
 
 

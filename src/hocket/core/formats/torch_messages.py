@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from hocket.core.dataflow import Fact, is_sent, makes, needs
-from hocket.core.lane_plan import Message
-from hocket.core.message_order import Item, Receives, play_messages
 from hocket.core.op import Kind, Op
+from hocket.core.plans.lane_plan import Message
+from hocket.core.plans.message_order import Item, Receives, play_messages
 from hocket.core.program import Program
 
 # No op for a bubble, two for ops that torch starts together.

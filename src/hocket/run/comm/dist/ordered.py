@@ -1,6 +1,6 @@
 """Messages between GPUs, posted in an order that all ranks have planned.
 
-    planned      [>F 0]   [>F 1  <B 0]   [<B 1] ...     core/message_order.py
+    planned      [>F 0]   [>F 1  <B 0]   [<B 1] ...     core/plans/message_order.py
     send(F 0)    posted
     send(F 1)             posted, with the receive
     receive(B 0)                           ...          the stream waits, not the host

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from hocket.core.checker.links import check_queues
 from hocket.core.gates import gates_of
-from hocket.core.message_order import Queue, plan_queues
 from hocket.core.op import Op
+from hocket.core.plans.message_order import Queue, plan_queues
 from hocket.errors import DeadlockError, RunError
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
 

@@ -6,7 +6,7 @@ Each op of a lane becomes a `LaneOp`, looked up once. To play it:
      Input.take     │  StageRunner, Updater   │  Output.put      │  Input.release
 
 What comes from where, and goes where, follows from `hocket.core.dataflow` by way of
-`hocket.core.lane_plan`.
+`hocket.core.plans.lane_plan`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from hocket.core.lane_plan import OpPlan
 from hocket.core.op import ASYNCHRONOUS, STEP_ENDS, Kind, Op
+from hocket.core.plans.lane_plan import OpPlan
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.device.device import Device

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.core.dataflow import Fact
-from hocket.core.lane_plan import Message, OpPlan
 from hocket.core.op import STEP_ENDS
+from hocket.core.plans.lane_plan import Message, OpPlan
 from hocket.core.program import Program
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.comm.transport import Carries, Channel, Post, Transport

@@ -23,8 +23,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from hocket.core.dataflow import Value
 from hocket.core.gates import Gates, stage_gates
-from hocket.core.lane_plan import Message, OpPlan
 from hocket.core.op import Kind, Op
+from hocket.core.plans.lane_plan import Message, OpPlan
 from hocket.errors import DeadlockError
 
 # Messages of one pair of devices that both post at once (`batch_isend_irecv`).

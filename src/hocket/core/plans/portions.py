@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 
 from hocket.core.dataflow import Value, makes, needs
 from hocket.core.gates import Gates, stage_gates, with_gate
-from hocket.core.lane_plan import OpPlan, plan_lanes
 from hocket.core.op import Op
+from hocket.core.plans.lane_plan import OpPlan, plan_lanes
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 

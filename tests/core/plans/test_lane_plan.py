@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.core.dataflow import Fact, Value, is_given, makes, needs, reads
-from hocket.core.lane_plan import Message, OpPlan, plan_lanes
 from hocket.core.op import ASYNCHRONOUS, Kind
+from hocket.core.plans.lane_plan import Message, OpPlan, plan_lanes
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.errors import PlanError
