@@ -92,7 +92,6 @@ def make_transports(world: World, num_bytes: int) -> dict[str, Transport]:
     return {
         "gloo": TorchTransport(
             dist.PrefixStore("torch", store),
-            device=torch.device("cpu"),
             timeout_s=TIMEOUT_S,
             group=dist.new_group(backend="gloo"),
         ),

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import hocket
-from hocket.errors import ModelError
+from hocket.errors import ConfigError, ModelError
+from hocket.run.engine.program_run import ProgramRun
 from tests.run.support.forked import answers_of
 from tests.run.support.refused_workers import CASES, Layer, Recomputes, batches
 
@@ -88,3 +89,23 @@ def test_the_emulator_refuses_checkpoints_where_weights_are_old(delay: int) -> N
         return
     with pytest.raises(ModelError, match="a stage reads weights that are 1 update old"):
         train()
+
+
+@pytest.mark.parametrize(("num", "reads"), [(4, ""), (2, " reads=batch")])
+def test_flows_that_are_only_planned_are_refused(num: int, reads: str) -> None:
+    """By the emulator and by the workers alike; they would compute something else."""
+    forwards = " ".join(f"0F{i}" for i in range(num))
+    order = hocket.Schedule.parse(
+        f"net t microbatches={num}\nnet s microbatches=2\n"
+        "stage 0 net=t device=0 trainable=no\nstage 1 net=s device=0\n"
+        f"flow 0>1{reads}\nd0 {forwards} 1F0 1B0 1F1 1B1 1U\n"
+    )
+    hocket.check(order)
+    models = {"t": nn.Linear(2, 2), "s": nn.Linear(2, 2)}
+    losses = {"s": lambda output, targets, other: F.mse_loss(output, other)}
+    optimizers = {"s": partial(torch.optim.SGD, lr=0.1)}
+    batch = torch.zeros(8, 2), torch.zeros(8, 2)
+    with pytest.raises(ConfigError, match=r"flow 0 -> 1: net t .* but not run yet"):
+        hocket.emulate(order.program, models, losses, optimizers, [batch])
+    with pytest.raises(ConfigError, match=r"flow 0 -> 1: net t .* but not run yet"):
+        ProgramRun(order, models, losses, optimizers, batch)

@@ -40,6 +40,7 @@ from hocket.run.engine.emulator.update import Updates
 from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
+    check_flows,
     check_losses,
     configs_by_net,
     cuts_by_net,
@@ -149,6 +150,7 @@ def emulate(
         )
         for name in nets_in_order(program, names)
     ]
+    check_flows(program)
     check_losses(program, names, loss_of)
     model_of = arguments_by_net(models, names, "models")
     history: list[dict[str, Losses]] = []

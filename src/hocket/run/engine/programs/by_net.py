@@ -146,6 +146,26 @@ def net_inputs(
     return tuple(inputs), tuple(loss_inputs)
 
 
+def check_flows(program: Program) -> None:
+    """Refuse flows that are planned, checked and simulated, but not played yet.
+
+    Raises:
+        ConfigError: a microbatch reads several of another net, or a part of one.
+    """
+    for flow in program.flows:
+        first, second = map(program.num_microbatches_of, flow)
+        is_whole = flow in program.whole_batch_flows
+        if is_whole or (first != second and flow[1] not in program.loss_stages):
+            source, target = (program.stages[stage].net for stage in flow)
+            reads = "reads the whole batch" if is_whole else f"cuts it into {second}"
+            raise ConfigError(
+                f"flow {flow[0]} -> {flow[1]}: net {source} cuts a batch into {first} "
+                f"microbatches, and net {target} {reads}. Such flows are planned and "
+                "simulated, but not run yet: give both nets equal numbers, or let the "
+                "flow end in a loss over the whole batch"
+            )
+
+
 def check_losses(
     program: Program, names: Sequence[str], losses: Mapping[str, Any]
 ) -> None:

@@ -26,6 +26,7 @@ from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
+    check_flows,
     check_losses,
     check_optimizer,
     configs_by_net,
@@ -107,6 +108,7 @@ class ProgramNets:
         optimizer_of = arguments_by_net(optimizers, names, "optimizers")
         scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
         cuts = cuts_by_net(cut_at, names)
+        check_flows(merged)
         check_losses(merged, names, loss_of)
         for name in names:
             if isinstance(loss_of.get(name), TokenMean) and merging.shares[name][1:]:
