@@ -51,6 +51,28 @@ def test_no_cut_is_better(layer_s: list[float], data: st.DataObject) -> None:
     assert sum(x * x for x in found) == min(sum(x * x for x in o) for o in equal)
 
 
+@given(st.lists(seconds, min_size=1, max_size=8), st.data())
+def test_no_cut_is_better_where_devices_differ(
+    layer_s: list[float], data: st.DataObject
+) -> None:
+    """Beside every cut: each stage takes as much longer as its device does."""
+    count = len(layer_s)
+    num_stages = data.draw(st.integers(1, count))
+    message_s = data.draw(st.lists(seconds, min_size=count - 1, max_size=count - 1))
+    factors = st.sampled_from([0.5, 1.0, 2.0])
+    slowness = data.draw(st.lists(factors, min_size=num_stages, max_size=num_stages))
+
+    def longest_s(cuts: tuple[int, ...]) -> float:
+        own_s = stages(layer_s, cuts, message_s)
+        return max(s * factor for s, factor in zip(own_s, slowness, strict=True))
+
+    found = Balancer(layer_s, message_s).cut(num_stages, slowness)
+
+    assert len(found) == num_stages - 1
+    all_cuts = combinations(range(1, count), num_stages - 1)
+    assert longest_s(found) == min(map(longest_s, all_cuts))
+
+
 def test_equal_layers_make_equal_stages() -> None:
     """Eight layers on four devices."""
     assert Balancer([1.0] * 8, [0.0] * 7).cut(4) == (2, 4, 6)

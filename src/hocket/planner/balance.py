@@ -10,6 +10,8 @@ each takes half as much longer as the messages there and back do.
     messages     1   1   6   1   1
     stage            9         5   9
 
+Where devices differ, a stage takes as many times longer as its device does.
+
 The result is exact: dynamic programming covers all cuts.
 """
 
@@ -48,7 +50,7 @@ class Balancer:
         is_stage = places[:, None] < places[None, :]
         self._stage_s: Floats = np.where(is_stage, stage_s, inf)  # [begin, end]
         self._slowest_s = [np.full(self.num_layers + 1, inf), self._stage_s[0]]
-        self._cuts: dict[int, tuple[int, ...]] = {}
+        self._cuts: dict[tuple[float, ...], tuple[int, ...]] = {}
 
     @classmethod
     def of(cls, layers: Sequence[LayerCost], link: Link) -> Balancer:
@@ -61,7 +63,7 @@ class Balancer:
             ],
         )
 
-    def cut(self, num_stages: int) -> tuple[int, ...]:
+    def cut(self, num_stages: int, slowness: Sequence[float] = ()) -> tuple[int, ...]:
         """Return the boundaries with the fastest possible slowest stage.
 
         Dynamic programming over (stages, layers), in `num_stages * num_layers^2` steps.
@@ -70,6 +72,8 @@ class Balancer:
 
         Args:
             num_stages: the number of stages, each of at least one layer.
+            slowness: how many times longer than the layers' seconds each stage's device
+                takes; empty if all devices are alike.
 
         Returns:
             The layers at which stages 1, 2, ... begin.
@@ -82,27 +86,33 @@ class Balancer:
                 f"{self.num_layers} layers cannot be cut into {num_stages} stages; 1 "
                 f"to {self.num_layers} are possible"
             )
-        if num_stages not in self._cuts:
-            self._cuts[num_stages] = self._smoothest(num_stages)
-        return self._cuts[num_stages]
+        key = tuple(slowness) or (1.0,) * num_stages
+        if key not in self._cuts:
+            self._cuts[key] = self._smoothest(key)
+        return self._cuts[key]
 
-    def _slowest(self, num_stages: int) -> float:
-        """Return the least time of the slowest stage, for every number of stages."""
+    def _slowest(self, slowness: tuple[float, ...]) -> float:
+        """Return the least time of the slowest stage."""
+        num_stages = len(slowness)
+        if {*slowness} != {1.0}:
+            slowest_s = self._stage_s[0] * slowness[0]
+            for factor in slowness[1:]:
+                both = np.maximum(slowest_s[:, None], self._stage_s * factor)
+                slowest_s = both.min(axis=0)
+            return float(slowest_s[-1])
         while len(self._slowest_s) <= num_stages:
             before = self._slowest_s[-1][:, None]
             self._slowest_s.append(np.maximum(before, self._stage_s).min(axis=0))
         return float(self._slowest_s[num_stages][-1])
 
-    def _smoothest(self, num_stages: int) -> tuple[int, ...]:
+    def _smoothest(self, slowness: tuple[float, ...]) -> tuple[int, ...]:
         """Return, of the cuts that are equally good, the one with the least squares."""
-        stage_s = self._stage_s
-        slowest_s = self._slowest(num_stages)
-        with np.errstate(over="ignore"):
-            square = np.where(stage_s <= slowest_s, stage_s * stage_s, inf)
-        best: Floats = square[0]
+        slowest_s = self._slowest(slowness)
+        squares = {x: self._squares(x, slowest_s) for x in {*slowness}}
+        best: Floats = squares[slowness[0]][0]
         came_from: list[Ints] = []
-        for _ in range(1, num_stages):
-            joined = best[:, None] + square
+        for factor in slowness[1:]:
+            joined = best[:, None] + squares[factor]
             came_from.append(joined.argmin(axis=0))
             best = joined.min(axis=0)
         boundaries: list[int] = []
@@ -111,3 +121,9 @@ class Balancer:
             end = int(choice[end])
             boundaries.append(end)
         return tuple(reversed(boundaries))
+
+    def _squares(self, factor: float, slowest_s: float) -> Floats:
+        """Return the squares of stages' seconds on a device, `inf` for longer ones."""
+        stage_s = self._stage_s * factor
+        with np.errstate(over="ignore"):
+            return np.where(stage_s <= slowest_s, stage_s * stage_s, inf)

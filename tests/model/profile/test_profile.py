@@ -163,6 +163,16 @@ def test_the_mean_of_what_workers_measured() -> None:
     assert mean.conditions == PROFILE.conditions
 
 
+def test_the_mean_says_how_much_devices_of_other_kinds_differ() -> None:
+    """Relative to the mean; nothing where all are of one kind."""
+    slow = [layer(x.name, 3 * x.forward_s) for x in PROFILE.layers]
+    slow = [replace(x, input_grad_s=6e-3, weight_grad_s=9e-3) for x in slow]
+    other = Profile(tuple(slow), {"device": "cpu", "device_name": "slow"})
+
+    assert mean_profile([PROFILE, other]).slowness == pytest.approx((0.5, 1.5))
+    assert mean_profile([PROFILE, PROFILE]).slowness == ()
+
+
 def test_workers_must_have_measured_the_same_layers() -> None:
     """Names the worker and both lists."""
     other = replace(PROFILE, layers=(layer("a", 1e-3), layer("c", 1e-3)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ from hocket.core.hardware import load_catalogue
 from hocket.model.profile.profile import Profile
 from hocket.run.cluster.world import single_process_world
 from hocket.run.tune.link_costs import usual_cluster
+from tests.run.support.forked import answers_of
 
 CPU = torch.device("cpu")
 WIDE = 4  # the boundary that two equal stages of eight equal layers would have
@@ -75,3 +77,19 @@ def test_workers_of_one_host_have_the_link_of_shared_memory() -> None:
     """On CPUs; a single worker is one host."""
     cluster = usual_cluster(single_process_world(CPU))
     assert cluster.hop == load_catalogue().link("shared-memory").link()
+
+
+@pytest.mark.timeout(100)
+def test_a_slower_device_gets_fewer_layers(tmp_path: Path) -> None:
+    """As was measured on each; such profiles are of one job, and are not kept."""
+    profiles = tmp_path / "profiles"
+    first, second = answers_of(
+        "tests.run.support.mixed_device_workers:boundaries",
+        str(profiles),
+        num_workers=2,
+        folder=tmp_path / "job",
+    )
+
+    assert first == second
+    assert 8 <= first[0] <= 10  # of 12 layers, with a device of a third of the speed
+    assert not profiles.exists()

@@ -102,24 +102,32 @@ class Profile:
     Args:
         layers: in the model's order.
         conditions: what the numbers depend on: model, shapes, device, versions.
+        slowness: how many times longer than these numbers each rank's device takes;
+            empty if all are of one kind. It is not saved: it belongs to a job.
     """
 
     layers: tuple[LayerProfile, ...]
     conditions: dict[str, str]
+    slowness: tuple[float, ...] = ()
 
     @property
     def layer_s(self) -> tuple[float, ...]:
         """Seconds of each layer, forward and backward."""
         return tuple(layer.total_s for layer in self.layers)
 
-    def balanced(self, num_stages: int, link: Link) -> tuple[int, ...]:
+    def balanced(
+        self, num_stages: int, link: Link, ranks: Sequence[Sequence[int]] = ()
+    ) -> tuple[int, ...]:
         """Return the boundaries of the balanced cut; see `Balancer.cut`.
 
         Args:
             num_stages: the number of stages.
             link: the link between adjacent devices.
+            ranks: the ranks that hold each stage, for devices of several kinds.
         """
-        return Balancer.of([x.cost() for x in self.layers], link).cut(num_stages)
+        slowness = self.slowness and [max(self.slowness[r] for r in x) for x in ranks]
+        balancer = Balancer.of([x.cost() for x in self.layers], link)
+        return balancer.cut(num_stages, slowness)
 
     @property
     def key(self) -> str:
@@ -272,6 +280,8 @@ def path_of(folder: Path, conditions: dict[str, str]) -> Path:
 def mean_profile(profiles: Sequence[Profile]) -> Profile:
     """Return the mean of several workers' profiles of one model.
 
+    Where their devices are of several kinds, it says by how much each one differs.
+
     Raises:
         ModelError: their layers differ.
     """
@@ -291,4 +301,7 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
             name: fmean(getattr(layer, name) for layer in same) for name in seconds
         }
         layers.append(LayerProfile(**{**asdict(same[0]), **means}))
-    return Profile(tuple(layers), first.conditions)
+    whole_s = [sum(profile.layer_s) for profile in profiles]
+    is_mixed = len({profile.conditions.get("device_name") for profile in profiles}) > 1
+    slowness = tuple(s / fmean(whole_s) for s in whole_s) if is_mixed else ()
+    return Profile(tuple(layers), first.conditions, slowness)

@@ -28,6 +28,7 @@ from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stage
 from hocket.model.stages.stage import StageModule
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
+from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, call_arguments, digest
 from hocket.run.device.memory import memory_bytes
@@ -149,7 +150,7 @@ def cut_and_measure(
         known = profile_model(config, world, program.num_stages)
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
-    boundaries = _boundaries(known, program, config.cut, world)
+    boundaries = _boundaries(known, program, config.cut, world, context.layout)
     modules = cut(known.captured, boundaries, program.flows)
     messages = measure_messages(world, context.transport)
     costs = stage_costs(
@@ -261,6 +262,9 @@ def _profile(
     if folder is not None and precision is not Precision.FLOAT32:
         folder = folder / precision.value
     path = None if folder is None else path_of(folder, conditions)
+    kinds = world.gather_json(conditions["device_name"], "kind of device")
+    if len({*map(str, kinds)}) > 1:
+        path = None  # kept profiles are of one kind
     found = None
     if world.rank == 0 and path is not None and path.exists():
         kept = Profile.load(path)
@@ -281,6 +285,7 @@ def _boundaries(
     program: Program,
     cut_names: Sequence[str] | None,
     world: World,
+    layout: Layout,
 ) -> tuple[int, ...]:
     num_stages, captured = program.num_stages, known.captured
     if cut_names is not None:
@@ -297,4 +302,5 @@ def _boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    return known.profile.balanced(num_stages, usual_cluster(world).hop)
+    ranks = [layout.replicas_of(stage.device) for stage in program.stages]
+    return known.profile.balanced(num_stages, usual_cluster(world).hop, ranks)

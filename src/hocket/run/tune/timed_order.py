@@ -168,10 +168,12 @@ def _step_s(
     num_samples = config.microbatches()[0].num_samples
     profiles = {num_samples: known.profile}
     work = measured_work(known.captured, profiles, {}, update_s_per_byte=0.0)
-    num_stages = context.layout.num_devices * stages_per_device
+    layout = context.layout
+    num_stages = layout.num_devices * stages_per_device
+    ranks = [layout.replicas_of(i % layout.num_devices) for i in range(num_stages)]
     stages = stage_costs(
         work.layers(num_samples),
-        known.profile.balanced(num_stages, usual_cluster(context.world).hop),
+        known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks),
         recomputes=config.recompute == "all",
         update_s_per_byte=0.0,  # the same whatever the groups
     )

@@ -138,7 +138,8 @@ def _played(
     config: TrialConfig, world: World, num_samples: int, p: int, v: int
 ) -> Trial:
     profile = config.profiles[num_samples]
-    boundaries = profile.balanced(p * v, config.hop)
+    ranks = [range(i % p, world.world_size, p) for i in range(p * v)]
+    boundaries = profile.balanced(p * v, config.hop, ranks)
     modules = cut(config.captured, boundaries)
     order = freeze_stages(_order(p, v), num_frozen_stages(modules))
     with contextlib.ExitStack() as stack:

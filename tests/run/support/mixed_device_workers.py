@@ -1,0 +1,39 @@
+"""Two workers whose devices are of two kinds, as far as hocket can see."""
+
+from __future__ import annotations
+
+import platform
+from time import perf_counter
+
+import torch
+from torch import nn
+
+import hocket
+from hocket.model.profile import measure
+from hocket.run.cluster.world import join_world
+
+NUM_LAYERS = 12
+SLOWER = 3.0
+
+
+def boundaries(profile_dir: str | None) -> list[int]:
+    """Return the cut of equal layers, where rank 1's device is slower."""
+    torch.set_num_threads(1)
+    world = join_world()
+    if world.rank == 1:
+        platform.processor = lambda: "a slow processor"
+        measure.clock_of = lambda device: lambda: SLOWER * perf_counter()  # type: ignore[attr-defined]  # a slower clock
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 256) for _ in range(NUM_LAYERS)]
+    batch = torch.ones(64, 256), torch.ones(64, 256)
+    with hocket.Pipeline(
+        nn.Sequential(*layers),
+        nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        example=batch,
+        schedule="1f1b",
+        num_microbatches=2,
+        profile_dir=profile_dir,
+        world=world,
+    ) as pipeline:
+        return list(pipeline.plan.boundaries)
