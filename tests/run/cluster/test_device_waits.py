@@ -69,7 +69,7 @@ def test_the_host_goes_on_and_a_late_operation_is_aborted() -> None:
     assert time.monotonic() - begin_s >= TIMEOUT_S
 
     assert aborts.threads == ["hocket device waits"]  # the host may be stuck
-    assert not waits.are_over
+    assert not waits.all_in_time
     with pytest.raises(WaitError, match=r"F0>1, step 3, from rank 0: .* 0\.2 s"):
         waits.check()
     with pytest.raises(WaitError, match="from rank 0"):
@@ -93,7 +93,7 @@ def test_what_comes_in_time_is_forgotten() -> None:
     operation, aborts = Operation(), Aborts()
     waits = waits_for(operation, aborts)
     operation.is_over = True
-    assert waits.are_over
+    assert waits.all_in_time
     later = Operation(is_over=True)
     waits.wait(later, "another message")
 

@@ -114,7 +114,7 @@ class DeviceWaits:
             raise self._error
 
     @property
-    def are_over(self) -> bool:
+    def all_in_time(self) -> bool:
         """Whether everything that was waited for has come in time."""
         with self._changed:
             return self._error is None and all(
@@ -125,7 +125,7 @@ class DeviceWaits:
         while True:
             with self._changed:
                 self._waits = [x for x in self._waits if not x.work.is_completed()]
-                if not self._waits and not self._changed.wait(_IDLE_S):
+                if not self._changed.wait_for(lambda: bool(self._waits), _IDLE_S):
                     self._thread = None
                     return
                 late = self._first_late(time.monotonic())

@@ -186,7 +186,7 @@ class OrderedSender(Sender):
         self._posted[-1].work = work
 
     def _release_sent(self, most: int) -> None:
-        """Release the buffers of messages that left, and wait until few are left."""
+        """Release buffers of sent messages; wait until at most `most` are left."""
         while self._posted and (
             len(self._posted) > most or _has_ended(self._posted[0])
         ):
@@ -366,10 +366,10 @@ class OrderedTransport(Transport):
         if self._is_closed:
             return
         self._is_closed = True
-        is_clean = (
-            not self._links.order
-            and self._links.waits.are_over
-            and poll(lambda: all(end.is_done for end in self._ends), _CLOSE_S)
+        waits = self._links.waits
+        is_clean = not self._links.order and poll(
+            lambda: waits.all_in_time and all(end.is_done for end in self._ends),
+            _CLOSE_S,
         )
         self._wires.close(failed=not is_clean)
         for end in self._ends:
