@@ -5,7 +5,7 @@ What is compared, on all devices of a cluster:
     pipelines        both nets cut over the devices of each replica
       ahead          the teacher's forwards of a later batch fill the student's waits
       same batch     they come before the student's own, or beside them
-    data parallel    both nets whole on each device
+    data parallel    no net is cut into stages; FSDP shards the student
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from hocket.planner.teachers.joint_balance import JointCut, joint_balance
 from hocket.planner.work import LayerCost, ModelCosts
 from hocket.schedules import make_schedule
 
-_LEAST_GAIN: Final = 1.02  # that a pipeline is worth
-_MOST_ROUNDS: Final = 4  # microbatches per device: with more, there is little to fill
+_LEAST_SPEEDUP: Final = 1.02  # of a pipeline over data parallelism, to recommend it
+_MAX_MICROBATCHES_PER_DEVICE: Final = 4  # with more, the bubble is small
+_UPDATE_TENSORS: Final = 2  # a momentum update reads the student's weights and its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Comparison:
     Args:
         pipeline: the fastest pipeline.
         data_parallel: the student's part of the fastest plain data parallelism.
-        data_parallel_s: its seconds of a step, the teacher's forwards included.
+        data_parallel_s: its seconds of a step, the teacher's part included.
     """
 
     pipeline: TeacherPipeline | None
@@ -110,12 +111,14 @@ class Comparison:
         if best is None and plain is None:
             return "Neither a pipeline nor data parallelism fits the memory."
         plain_s = self.data_parallel_s
-        if plain is not None and (best is None or plain_s <= best.step_s * _LEAST_GAIN):
+        if plain is not None and (
+            best is None or plain_s <= best.step_s * _LEAST_SPEEDUP
+        ):
             rival = "no pipeline fits" if best is None else f"{best} {_takes(best)}"
+            end = "." if best is None else ": this teacher is not worth a pipeline."
             return (
-                f"{plain.candidate.schedule} with both nets whole on each device takes "
-                f"{seconds(plain_s)} a step, and {rival}: this teacher is "
-                "not worth a pipeline."
+                f"{plain.candidate.schedule} with neither net cut into stages takes "
+                f"{seconds(plain_s)} a step, and {rival}{end}"
             )
         assert best is not None
         rival = (
@@ -124,9 +127,10 @@ class Comparison:
             else f"data parallelism takes {seconds(plain_s)}"
         )
         gain = short(best.same_batch_s / best.step_s)
-        beside = f", {gain} times as fast as with the teacher of the same batch"
-        is_ahead = best.same_batch_s > best.step_s
-        return f"{best} {_takes(best)}{beside * is_ahead}; {rival}."
+        versus = ""
+        if best.same_batch_s > best.step_s:
+            versus = f", {gain} times as fast as with the teacher of the same batch"
+        return f"{best} {_takes(best)}{versus}; {rival}."
 
 
 def _takes(pipeline: TeacherPipeline) -> str:
@@ -141,9 +145,10 @@ def compare(
     """Predict pipelines and data parallelism, and return the fastest that fit.
 
     Each device has one stage of the student. A frozen teacher is cut where both nets
-    together balance; one that follows the student is cut where the student is. The
-    teacher's microbatches are so fine that a forward is no longer than half of the
-    student's, or of single samples. The bytes of the teacher's outputs are not counted.
+    together balance; one that follows the student is cut where the student is. A
+    teacher's microbatch is halved until its forward takes at most half as long as the
+    student's, or until it holds one sample. The bytes of the teacher's outputs are not
+    counted.
 
     Args:
         job: both nets.
@@ -200,7 +205,7 @@ def _sizes(job: TeacherJob, cluster: Cluster) -> Iterator[_Size]:
     num = cluster.num_devices
     for p in range(2, min(num, len(job.student.layers(1))) + 1):
         samples = job.batch_size * p // num
-        for m in range(1, min(samples, _MOST_ROUNDS * p) + 1):
+        for m in range(1, min(samples, _MAX_MICROBATCHES_PER_DEVICE * p) + 1):
             if num % p == 0 and samples % m == 0:
                 yield _size(job, cluster, p, m, samples // m)
 
@@ -272,7 +277,7 @@ def _pipeline(
     )
     ahead, same_batch = (
         fill_with(order, _program(order, size, tuple(teacher), delay), costs=costs)
-        for delay in (job.delay, 0)
+        for delay in (job.delay, 0)  # 0: the same batch, as of a momentum teacher
     )
     timeline = simulate(ahead, costs)
     if timeline.most_bytes > cluster.memory_bytes:
@@ -310,7 +315,7 @@ def _teacher_stages(job: TeacherJob, size: _Size) -> Iterator[tuple[int, StageCo
                 output_bytes=whole.output_bytes,
                 activation_bytes=whole.forward_work_bytes,
                 weight_bytes=num_bytes,
-                update_s=2 * num_bytes * update_s_per_byte,
+                update_s=_UPDATE_TENSORS * num_bytes * update_s_per_byte,
             ),
         )
 
@@ -346,15 +351,18 @@ def _data_parallel(job: TeacherJob, cluster: Cluster) -> tuple[Outcome | None, f
     best: Outcome | None = None
     best_s = inf
     samples = max(1, job.batch_size // num)
+    update_s_per_byte = 0.0 if job.delay is None else job.student.update_s_per_byte
     for m in filter(lambda m: samples % m == 0, range(1, samples + 1)):
         layers = job.teacher.layers(samples // m)
         forward_s = m * sum(layer.forward_s for layer in layers)
         weights = {x.name: x.num_bytes for layer in layers for x in layer.weights}
         work_bytes = add_layers(layers, None).forward_work_bytes
-        added_bytes = sum(weights.values()) + work_bytes
+        weight_bytes = sum(weights.values())
+        added_bytes = weight_bytes + work_bytes
+        added_s = forward_s + _UPDATE_TENSORS * weight_bytes * update_s_per_byte
         for name in (DDP, ZERO_1, FSDP):
             outcome = data_parallel_outcome(predictor, Candidate(name, 1, num, 1, m))
             fits = outcome.peak_bytes + added_bytes <= cluster.memory_bytes
-            if fits and outcome.step_s + forward_s < best_s:
-                best, best_s = outcome, outcome.step_s + forward_s
+            if fits and outcome.step_s + added_s < best_s:
+                best, best_s = outcome, outcome.step_s + added_s
     return best, best_s
