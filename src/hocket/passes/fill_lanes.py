@@ -23,7 +23,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Lane
 from hocket.passes.value_times import ValueTimes
 
-_NUM_STEPS: Final = 4  # that lanes go through; their waits have settled by then
+_NUM_STEPS: Final = 4  # steps simulated; in the last one the waits change no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class StepLane:
     """The ops of one lane in one step.
 
     Args:
-        lane: the ops that keep their order, all of step 0.
-        added: those to be placed, one queue per stage, which keep theirs. Their steps
-            say how many batches they are ahead.
+        lane: the student's ops of step 0; their order does not change.
+        added: the ops to place, one queue per stage; a queue's order does not change.
+            An op's step is how many batches it is ahead.
         updates: those of the added nets, behind all other ops.
     """
 
@@ -50,10 +50,10 @@ class StepLane:
 class Precedence(Enum):
     """Which op goes first where a lane could start both."""
 
-    FILL_WAITS = "one that keeps its order"
-    IN_PACE = "one that keeps its order, unless the added nets' forwards fall behind"
-    FIRST = "an added one; the others wait for all of these"
-    LAST = "one that keeps its order, up to the updates"
+    FILL_WAITS = "the student's op"
+    IN_PACE = "the student's op, unless the added nets have done a smaller share"
+    FIRST = "the added op; the student's ops wait for all added ops"
+    LAST = "the student's op; added ops go between its backwards and its updates"
 
 
 def placed(
@@ -94,7 +94,10 @@ class _Choice(NamedTuple):
 
 
 class _Walk:
-    """A lane on its way through the steps, from those that others are ahead for."""
+    """One lane that plays all steps, one op at a time.
+
+    It begins before step 0, where it plays only the added nets' forwards.
+    """
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class _Walk:
         return self.choice
 
     def do_next(self) -> None:
-        """Do it; go on to the next step where it was the last op."""
+        """Play the chosen op; begin the next step if this one has no op left."""
         assert self.choice is not None
         start_s, op, queue = self.choice
         self.free_s = self.times.do(self._at(op), start_s)

@@ -23,9 +23,10 @@ def tspipe(shape: Shape) -> Schedule:
     runs one batch ahead with weights that are one update old (delay 1). The student is
     never stale. Of each microbatch of the teacher the student has two, so that its
     backwards are shorter. Between its forwards and its backwards, device `d` does
-    `2 (p - 1 - d)` forwards of the teacher, and the others behind its backwards. With
-    `B = 2 F` these are as long as the bubble of `m = 4 (p - 1)` microbatches, which is
-    the paper's number: two views of `p - 1`, each cut in two.
+    `2 (p - 1 - d)` forwards of the teacher, and the others behind its backwards. If a
+    teacher's forward takes `2 F` and `B = 2 F`, these fill the gap of the released code
+    exactly. The paper has `m = 4 (p - 1)`: two views of `p - 1` microbatches, each cut
+    in two.
 
     The loss is over the whole batch (op L). Every device holds all `m` microbatches.
     With as long forwards of both nets, the bubble of `n` steps is

@@ -150,7 +150,7 @@ def test_a_planted_deadlock_is_named() -> None:
     with pytest.raises(ScheduleError) as caught:
         check_queues(queues)
 
-    assert "number 1 of the messages between devices 0 and 1" in str(caught.value)
+    assert "group 1 of the messages between devices 0 and 1" in str(caught.value)
     assert "the send of y[stage 0, microbatch 1] to device 1" in str(caught.value)
     assert "the send of dx[stage 1, microbatch 0] to device 0" in str(caught.value)
 

@@ -17,8 +17,8 @@ SPAWN = multiprocessing.get_context("spawn")
 WORKERS = "tests.run.support.stand_in_workers"
 # Ops of the device are Python's: a model with many of them trains for minutes.
 FEW = {
-    1: [case("tied", "zb-h1", 4, num_steps=6)],
-    2: [case("tied", "1f1b", 4, num_steps=6)],
+    1: [case("tied", "zb-h1", 4, num_steps=3)],
+    2: [case("tied", "1f1b", 4, num_steps=3)],
 }
 MORE = {
     1: [case("resnet", "gpipe", 3), case("dropout", "interleaved-1f1b", 4)],

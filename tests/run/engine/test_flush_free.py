@@ -156,7 +156,6 @@ ORDERED = {
     2: [
         case("perceptron", "wpipe", 3, drain_every=3),
         case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 9)),
-        case("tied", "pipedream-2bw", 4),
         case("tied", "wpipe", 4, clip_norm=0.05),
     ],
     4: [case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05)],

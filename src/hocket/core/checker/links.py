@@ -50,7 +50,7 @@ def check_queues(queues: Mapping[int, Queue], gates: Gates = ()) -> None:
 
     Raises:
         ScheduleError: a message is missing at one end, or the two ends of a pair have
-            different orders; names the devices, the message and its number.
+            different orders; names the devices, both groups and their number.
         DeadlockError: the devices wait for each other; names where each stands.
     """
     faults = [*_missing(queues), *_order_faults(queues)]
@@ -106,7 +106,7 @@ def _order_faults(queues: Mapping[int, Queue]) -> Iterator[str]:
         ):
             if set(a) != set(b):
                 yield (
-                    f"as number {number} of the messages between devices {device} and "
+                    f"as group {number} of the messages between devices {device} and "
                     f"{peer}, device {device} posts {_text(a, device)}, and device "
                     f"{peer} posts {_text(b, peer)}: NCCL pairs them by their order"
                 )

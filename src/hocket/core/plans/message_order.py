@@ -150,7 +150,7 @@ class _Play(Generic[What]):
         self._unsent: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._unsent_devices: deque[int] = deque()  # of each message, oldest first
         self._undone = {op for lane in lanes for item in lane for op in item.ops}
-        # The devices of each meeting that have not left it.
+        # The devices of each meeting; none once the first of them goes on.
         self._members: defaultdict[Meeting, set[int]] = defaultdict(set)
         for item in (item for lane in lanes for item in lane):
             if item.meets is not None:

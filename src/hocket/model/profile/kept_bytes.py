@@ -17,7 +17,12 @@ from hocket.model.stages.stage import StageModule
 
 @dataclass(slots=True)
 class KeptBytes:
-    """The bytes that a forward keeps for its backward: its own, and its input."""
+    """The bytes that a forward keeps for its backward.
+
+    Args:
+        made_bytes: kept tensors that the forward made.
+        input_bytes: kept inputs.
+    """
 
     made_bytes: int = 0
     input_bytes: int = 0
@@ -26,21 +31,24 @@ class KeptBytes:
 def kept_bytes(
     pieces: Sequence[StageModule],
     given: Given,
-    there: Sequence[Tensor],
+    resident: Sequence[Tensor],
 ) -> tuple[list[KeptBytes], Given]:
-    """Return what each layer's forward keeps of new tensors, each storage once.
+    """Measure the bytes that each layer's forward keeps for its backward.
 
-    And what the layer behind them reads, on the host.
+    Each storage is counted once, for the first layer that keeps it.
 
     Args:
         pieces: the layers, in order.
         given: what the first piece and the loss read.
-        there: tensors that are in memory anyway.
+        resident: tensors that are in memory anyway, such as weights; not counted.
+
+    Returns:
+        Each layer's bytes; and what the next layer reads, on the CPU.
     """
     before = [
         x for x, is_kept in zip(given.received, given.kept, strict=True) if is_kept
     ]
-    seen = {x.untyped_storage().data_ptr() for x in (*there, *before)}
+    seen = {x.untyped_storage().data_ptr() for x in (*resident, *before)}
     kept: list[KeptBytes] = []
     alive: list[Any] = []  # so that no address is used twice
     received: Sequence[Tensor] = given.received
@@ -55,7 +63,7 @@ def kept_bytes(
         kept.append(found)
         alive += [received, out]
         received = out
-    alive.clear()  # the graph refers to its watcher, which refers to this list
+    alive.clear()  # the graph keeps `pack`, which keeps this list: break the cycle
     were_kept = [x.untyped_storage().data_ptr() in seen for x in received]
     sent = [x.detach().cpu() for x in received]
     return kept, replace(given, received=sent, kept=were_kept)
@@ -67,7 +75,8 @@ def _found_in(
 ) -> Iterator[None]:
     """Record what autograd saves in the block and was not seen before.
 
-    The graph does not refer to the record: a cycle through it would never be freed.
+    The graph keeps `pack`, and so `alive`: the caller must clear it, or the cycle is
+    never freed.
     """
 
     def pack(tensor: Tensor) -> None:

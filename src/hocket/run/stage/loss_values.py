@@ -23,7 +23,7 @@ from hocket.errors import NonFiniteError
 from hocket.run.data.loss import TOTAL
 from hocket.run.device.copies import Copies, CopyEvent
 
-_EMPTY: Final = (
+_NAN_HINT: Final = (
     ". If all targets of it are ignored, their mean is nan: hocket.TokenMean(loss) "
     "leaves such microbatches out"
 )
@@ -70,8 +70,8 @@ class LossValues:
             values = {name: value.item() for name, value in named.items()}
             self._keep(step, index, values)
             return
-        # Copies, for some losses lie in the memory of what they are the mean of; in one
-        # type, to be read together.
+        # Copies: some losses share memory with what they are the mean of. Of one type:
+        # they are stacked later.
         self._unread[step, index] = {
             name: value.detach().to(torch.float64, copy=True)
             for name, value in named.items()
@@ -98,7 +98,7 @@ class LossValues:
         """Return what was taken by microbatch and name, and forget it.
 
         Args:
-            step: the step to read; all steps when not given.
+            step: the step to read; None if losses of only one step were taken.
 
         Raises:
             NonFiniteError: the loss to train is not finite for a microbatch; names the
@@ -114,6 +114,7 @@ class LossValues:
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
+        assert len(values) <= 1, f"losses of steps {sorted(values)}: name one"
         return {i: named for of_step in values.values() for i, named in of_step.items()}
 
     def clear(self) -> None:
@@ -128,6 +129,6 @@ class LossValues:
             raise NonFiniteError(
                 f"the loss is {total} at step {step}, stage {self._stage}, "
                 f"microbatch {index}; no weights were updated from it"
-                f"{_EMPTY if math.isnan(total) else ''}"
+                f"{_NAN_HINT if math.isnan(total) else ''}"
             )
         self._values.setdefault(step, {})[index] = values

@@ -45,12 +45,14 @@ def refuse_unordered(plan: PlayPlan) -> None:
 def plan_messages(plan: PlayPlan, part: PortionPlan) -> dict[int, Queue]:
     """Plan and prove the order of a portion's messages.
 
-    Updates wait for gradients of other devices, which may come as late as those
-    devices' updates, where they are reduced, or stages share weights. Where no order
-    allows for that, they come with the ops that make them.
+    An update may wait for gradients that another device reduces only in its own update
+    (replicas, shared weights). The plan assumes this of every update first. If that
+    deadlocks, the plan assumes that gradients are complete after their backwards.
 
     Raises:
-        RunError: no order is proved.
+        RunError: replicas reduce gradients, and no order ends with updates that wait.
+        DeadlockError: no order ends, even if updates wait for no other device.
+        ScheduleError: the planned order differs at the two ends of a pair.
     """
     devices = [lane.device for lane in plan.schedule.lanes]
     gates = gates_of(plan.program, overlaps=plan.overlaps, clips=True)
