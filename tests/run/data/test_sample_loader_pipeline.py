@@ -108,4 +108,4 @@ def test_batches_that_end_early_on_one_rank_are_found_at_once(
     assert error.kind == "DataError"
     assert f"rank {ending} ended after 7 batches" in error.message
     assert f"rank {1 - ending} has yielded" in error.message
-    assert "50" not in outcome.reports[1 - ending].message
+    assert "50.0 s" not in outcome.reports[1 - ending].message

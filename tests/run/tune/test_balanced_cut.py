@@ -91,5 +91,5 @@ def test_a_slower_device_gets_fewer_layers(tmp_path: Path) -> None:
     )
 
     assert first == second
-    assert 8 <= first[0] <= 10  # of 12 layers, with a device of a third of the speed
+    assert first[0] >= 9  # of 12 layers; equal devices would have 6 each
     assert not profiles.exists()

@@ -98,7 +98,8 @@ class LossValues:
         """Return what was taken by microbatch and name, and forget it.
 
         Args:
-            step: the step to read; None if losses of only one step were taken.
+            step: the step to read; None for all, where of two losses of one microbatch
+                the last step's is returned.
 
         Raises:
             NonFiniteError: the loss to train is not finite for a microbatch; names the
@@ -114,7 +115,6 @@ class LossValues:
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
-        assert len(values) <= 1, f"losses of steps {sorted(values)}: name one"
         return {i: named for of_step in values.values() for i, named in of_step.items()}
 
     def clear(self) -> None:
