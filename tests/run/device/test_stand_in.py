@@ -39,7 +39,7 @@ SCHEDULES: list[tuple[list[str], dict[str, Any]]] = [
         ["pipedream-2bw", "wpipe", "wpipe-overlapped"],
         {"num_microbatches": 4, "clip_norm": 0.5},
     ),
-    (["one-device"], {"num_microbatches": 4, "num_replicas": 2, "clip_norm": 0.5}),
+    (["1f1b"], {"num_microbatches": 4, "num_replicas": 2, "clip_norm": 0.5}),
 ]
 
 
