@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
 from typing import Final
 
 import pytest
@@ -17,12 +15,13 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.gates import early_updates, gates_of
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
-from hocket.core.schedule import Lane, Schedule
+from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError, ScheduleError
 from hocket.passes.add_messages import add_messages
 from hocket.passes.fill_with import fill_with
 from hocket.schedules import SCHEDULES, Shape
+from tests.passes.support.filled_case import Case
 from tests.passes.support.teachers import FROZEN, equal_costs, with_teacher
 from tests.strategies import accepted, shares
 
@@ -52,51 +51,6 @@ def small(name: str) -> tuple[Shape, ...]:
         for shape in accepted(name)
         if shape.num_microbatches <= 6 and shape.num_devices <= 4
     )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A base schedule of one step, and what it is filled with.
-
-    Args:
-        base: the student's order.
-        program: the student and its teacher.
-        costs: of both.
-    """
-
-    base: Schedule
-    program: Program
-    costs: Costs
-
-    @property
-    def first(self) -> int:
-        """The number of the student's first stage."""
-        return self.program.num_stages - self.base.program.num_stages
-
-    def filled(self, num_steps: int) -> Schedule:
-        """The filled order for as many steps."""
-        program = replace(self.program, num_steps=num_steps)
-        return fill_with(self.base, program, costs=self.costs)
-
-    def makespan_s(self, num_steps: int) -> float:
-        """How long the filled order takes for as many steps."""
-        return simulate(self.filled(num_steps), self.costs).makespan_s
-
-    def step_s(self) -> float:
-        """How long a step takes in a long run."""
-        return (self.makespan_s(12) - self.makespan_s(8)) / 4
-
-    def student_costs(self) -> Costs:
-        """The costs of the student alone."""
-        return Costs(self.costs.stages[self.first :])
-
-    def work_s(self) -> float:
-        """What the device with most work does in a step."""
-        order = self.filled(8)
-        return max(
-            sum(self.costs.stages[op.stage].seconds(op.kind) for op in lane.ops) / 8
-            for lane in order.lanes
-        )
 
 
 @st.composite
@@ -318,63 +272,6 @@ d1  1F0 1F1 1G 1L 1B0 1B1 1R 1U
     check(filled)
     ops = [*map(str, filled.lanes[1].ops)]
     assert ops.index("1G@1") < ops.index("3U")
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("teacher_s", [0.5, 1.0, 1.5, 2.0, 3.0])
-@pytest.mark.parametrize("delay", [0, 1])
-def test_no_order_of_two_devices_is_faster(
-    name: str, teacher_s: float, delay: int
-) -> None:
-    """All places of two forwards among the student's ops, on both devices."""
-    base = SCHEDULES[name].make(Shape(2, 2))
-    program = with_teacher(base.program, 2, delay=delay)
-    case = Case(base, program, equal_costs(program, teacher_s))
-    best_s = min(steps_s(case, delay))
-    assert case.step_s() == pytest.approx(best_s)
-
-
-def steps_s(case: Case, num_ahead: int) -> Iterator[float]:
-    """The seconds of a step, of every order that can run."""
-    per_device = [[*placements(case, d, num_ahead)] for d in range(2)]
-    for lanes in product(*per_device):
-        makespans_s = []
-        for num_steps in (4, 6):
-            program = replace(case.program, num_steps=num_steps)
-            order = Schedule(program, tuple(written(lanes, num_ahead, num_steps)))
-            try:
-                makespans_s.append(simulate(order, case.costs).makespan_s)
-            except ScheduleError:  # a deadlock
-                break
-        else:
-            yield (makespans_s[1] - makespans_s[0]) / 2
-
-
-def placements(case: Case, device: int, num_ahead: int) -> Iterator[tuple[Op, ...]]:
-    """A device's step with the teacher's forwards anywhere before its updates."""
-    own = [replace(op, stage=op.stage + 2) for op in case.base.lanes[device].ops]
-    forwards = [Op(Kind.FORWARD, device, i, num_ahead) for i in range(2)]
-    size = len(own) - 1 + len(forwards)
-    for places in combinations(range(size), 2):
-        ops, left = own[:-1], iter(forwards)
-        for place in places:
-            ops.insert(place, next(left))
-        yield (*ops, own[-1], Op(Kind.UPDATE, device))
-
-
-def written(
-    lanes: tuple[tuple[Op, ...], ...], num_ahead: int, num_steps: int
-) -> Iterator[Lane]:
-    """The lanes of all steps."""
-    for device, step in enumerate(lanes):
-        shifts = range(-num_ahead, num_steps)
-        ops = [
-            replace(op, step=op.step + k)
-            for k in shifts
-            for op in step
-            if op.step + k >= 0
-        ]
-        yield Lane(device, 0, tuple(op for op in ops if op.step < num_steps))
 
 
 def test_refuses_what_it_cannot_fill() -> None:

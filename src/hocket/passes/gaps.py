@@ -207,10 +207,10 @@ class _Filler:
     def _ready(self, op: Op, lane: _Lane) -> tuple[float, bool]:
         """Return when an op has all that it needs, or else a lower bound of that."""
         ready_s, is_known = 0.0, True
-        for value, made_s, way_s in self.times.arrivals(op, lane.device):
+        for value, made_s, transfer_s in self.times.arrivals(op, lane.device):
             if made_s is None:
                 made_s, is_known = self._earliest_s(value), False
-            ready_s = max(ready_s, made_s + way_s)
+            ready_s = max(ready_s, made_s + transfer_s)
         return ready_s, is_known
 
     def _earliest_s(self, value: Value) -> float:

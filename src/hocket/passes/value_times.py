@@ -15,14 +15,14 @@ class ValueTimes:
     """Records when each value is made, op by op."""
 
     def __init__(self, program: Program, costs: Costs) -> None:
-        """Begin with the given values alone."""
+        """Begin with no value made; values given from outside count as ready."""
         self.program = program
         self.costs = costs
         self.stage_costs = costs.of(program)
         self.made_s: dict[Value, float] = {}
 
     def arrivals(self, op: Op, device: int) -> list[tuple[Value, float | None, float]]:
-        """Return what an op needs: the value, when it was made, and its way's seconds.
+        """Return each needed value, when it was made, and the seconds of its transfer.
 
         The time is None where the value is not made yet.
         """
@@ -35,14 +35,14 @@ class ValueTimes:
     def ready_s(self, op: Op, device: int) -> float | None:
         """Return when an op has all that it needs; None if that is not known yet."""
         latest_s = 0.0
-        for _, made_s, way_s in self.arrivals(op, device):
+        for _, made_s, transfer_s in self.arrivals(op, device):
             if made_s is None:
                 return None
-            latest_s = max(latest_s, made_s + way_s)
+            latest_s = max(latest_s, made_s + transfer_s)
         return latest_s
 
     def seconds(self, op: Op) -> float:
-        """Return how long an op keeps its lane."""
+        """Return how long an op occupies its lane."""
         if op.kind in ASYNCHRONOUS:
             return 0.0
         return self.stage_costs[op.stage].seconds(op.kind) + self.costs.op_s
@@ -61,5 +61,5 @@ class ValueTimes:
         cost = self.stage_costs[value.stage]
         is_output = value.fact is Fact.OUTPUT
         num_bytes = cost.output_bytes if is_output else cost.input_grad_bytes
-        way_s = self.costs.link_between(source, device).message_s(num_bytes)
-        return way_s + 2 * self.costs.handling.message_s(num_bytes)
+        transfer_s = self.costs.link_between(source, device).message_s(num_bytes)
+        return transfer_s + 2 * self.costs.handling.message_s(num_bytes)

@@ -134,7 +134,7 @@ def receive_early(worker: Worker) -> list[str]:
 
 @pytest.mark.timeout(110)
 def test_a_receive_before_a_send_is_posted_with_it(tmp_path: Path) -> None:
-    """Its schema is asked for then; nobody else has announced it."""
+    """Only the receive makes its rank look up a schema, when it is posted."""
     assert run_both(tmp_path, Settings(TORCH), receive_early) == [[], []]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from time import perf_counter
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,13 +18,19 @@ NUM_LAYERS = 12
 SLOWER = 20.0  # far more than what a busy machine does to a profile
 
 
+def slow_clock_of(device: torch.device) -> Callable[[], float]:
+    """A clock that a slower device would have."""
+    return lambda: SLOWER * perf_counter()
+
+
 def boundaries(profile_dir: str | None) -> list[int]:
     """Return the cut of equal layers, where rank 1's device is slower."""
     torch.set_num_threads(1)
     world = join_world()
     if world.rank == 1:
-        platform.processor = lambda: "a slow processor"
-        measure.clock_of = lambda device: lambda: SLOWER * perf_counter()  # type: ignore[attr-defined]  # a slower clock
+        patch = pytest.MonkeyPatch()
+        patch.setattr(platform, "processor", lambda: "a slow processor")
+        patch.setattr(measure, "clock_of", slow_clock_of)
     torch.manual_seed(0)
     layers = [nn.Linear(256, 256) for _ in range(NUM_LAYERS)]
     batch = torch.ones(64, 256), torch.ones(64, 256)

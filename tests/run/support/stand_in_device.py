@@ -3,10 +3,7 @@
 It is a backend of torch's in Python (`PrivateUse1`), registered before a process has
 run its first backward. A tensor of it wraps one of the CPU. An op's outputs have their
 shapes when it is called, from a run on the meta device, and their values later: when
-the host waits for them, or earlier, which a seed decides.
-
-    host     add   mul   copy to the host   record event      wait for the event
-    stream     └─────┴──────────┴── queue ── add ── mul ── copy ──┘
+the host waits for them, or earlier, which a seed decides (`stand_in_stream.py`).
 
 As on a GPU,
 
@@ -24,15 +21,9 @@ note the state of the generator at that time.
 
 from __future__ import annotations
 
-import random
-import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -42,82 +33,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
+from tests.run.support.stand_in_stream import STREAM, StandInEvent
+
 NAME: Final = "standin"
 _POISON: Final = 0xFF  # in every byte: not a number, and -1
-_EARLY_SHARE: Final = 0.02  # of calls behind which some of the queue runs
-_LANE: Final = "_play_lane"  # the function that plays a lane's ops
 _aten: Final = torch.ops.aten
-
-
-@dataclass
-class Waits:
-    """What let the host wait.
-
-    Args:
-        all: the calls, in their order.
-        in_lanes: those of them while a lane was played.
-        queued: for each event that was waited for, how many ops were queued behind it.
-    """
-
-    all: list[str] = field(default_factory=list)
-    in_lanes: list[str] = field(default_factory=list)
-    queued: list[int] = field(default_factory=list)
-
-    def note(self, call: str) -> None:
-        """Note a call."""
-        self.all.append(call)
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_name == _LANE:
-                self.in_lanes.append(call)
-                return
-            frame = frame.f_back
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.all.clear()
-        self.in_lanes.clear()
-        self.queued.clear()
-
-
-class _Stream:
-    """The only stream: ops and copies that have not run yet.
-
-    Attributes:
-        random: decides when some of them run before the host waits for them.
-    """
-
-    def __init__(self) -> None:
-        self.waits = Waits()
-        self.random = random.Random(0)
-        self.pinned: set[int] = set()  # addresses
-        self.num_submitted = 0
-        self.num_ops = 0
-        self.library: torch.library.Library | None = None  # as long as the process
-        self._lock = threading.RLock()  # several senders' threads ask for their copies
-        self._pending: deque[tuple[int, Callable[[], None]]] = deque()
-
-    def add(self, finish: Callable[[], None]) -> None:
-        """Add an op or a copy; it has run when it is waited for."""
-        with self._lock:
-            self.num_submitted += 1
-            self._pending.append((self.num_submitted, finish))
-            if self.random.random() < _EARLY_SHARE:
-                self.finish(self.random.randint(0, self.num_submitted))
-
-    def finish(self, number: int) -> None:
-        """Run what was submitted, up to one number."""
-        with self._lock, torch.no_grad():
-            while self._pending and self._pending[0][0] <= number:
-                self._pending.popleft()[1]()
-
-    def wait(self, call: str) -> None:
-        """Let the host wait for all."""
-        self.waits.note(call)
-        self.finish(self.num_submitted)
-
-
-STREAM: Final = _Stream()
 
 
 class StandInTensor(Tensor):
@@ -173,41 +93,6 @@ class StandInTensor(Tensor):
         """Its values, for which the host waits."""
         STREAM.wait("tolist")
         return self.raw.tolist()
-
-
-class StandInEvent:
-    """See `torch.Event`."""
-
-    def __init__(self, device: Any = None, **_: Any) -> None:
-        self._number = 0
-        self._num_ops = 0
-        self._s = 0.0
-        self._is_late = True
-
-    def record(self, stream: Any = None) -> None:
-        """Record it behind all that the stream was given."""
-        self._number, self._s = STREAM.num_submitted, time.perf_counter()
-        self._num_ops = STREAM.num_ops
-
-    def query(self) -> bool:
-        """Return False at the first call, and True from the second on."""
-        is_late, self._is_late = self._is_late, False
-        if not is_late:
-            STREAM.finish(self._number)
-        return not is_late
-
-    def synchronize(self) -> None:
-        """Let the host wait for it."""
-        STREAM.waits.note("synchronize")
-        STREAM.waits.queued.append(STREAM.num_ops - self._num_ops)
-        STREAM.finish(self._number)
-
-    def wait(self, stream: Any = None) -> None:
-        """Let the stream wait for it, which runs in order anyway."""
-
-    def elapsed_time(self, other: StandInEvent) -> float:
-        """The milliseconds to another one."""
-        return (other._s - self._s) * 1e3
 
 
 def register(seed: int = 0) -> torch.device:

@@ -16,7 +16,8 @@ from tests.run.support.comparison import difference
 from tests.run.support.exactness import train_one
 from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.small_models import batches, make_model, specimen_of
-from tests.run.support.stand_in_device import STREAM, StandInTensor, register
+from tests.run.support.stand_in_device import StandInTensor, register
+from tests.run.support.stand_in_stream import STREAM
 
 
 def early_and_late(num: int) -> list[list[float]]:

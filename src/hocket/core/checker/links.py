@@ -7,12 +7,11 @@
 A send or receive of NCCL is a kernel that spins until the peer has the matching one.
 CUDA does not promise that streams of a device progress independently: with few hardware
 queues, a waiting kernel may hold up the very op that the peer waits for. So ONE_QUEUE
-gives each device one queue, of its ops and messages in the order of issue. What ends
-there ends with any number of streams, since these only leave out some of the waits.
+gives each device one queue, of its ops and messages in the order of issue. A plan that
+ends in this model also ends with several streams: they remove waits and add none.
 
-Collectives have communicators of their own. They are part of the model as far as an
-update waits for the gradients of other devices; that their kernels may hold up others
-is not.
+The model has an update wait for other devices' gradients. It does not model that a
+collective's kernel, on a communicator of its own, holds up other kernels.
 
 Source: CUDA C++ Programming Guide, "Implicit Synchronization"; NCCL User Guide,
 "Group Calls" and "Point-to-point communication".
@@ -21,14 +20,14 @@ Source: CUDA C++ Programming Guide, "Implicit Synchronization"; NCCL User Guide,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from hocket.core.dataflow import Value
 from hocket.core.gates import Gates, stage_gates
 from hocket.core.op import Op
 from hocket.core.plans.lane_plan import OpPlan
-from hocket.core.plans.message_order import Group, Meeting, Queue, meeting
+from hocket.core.plans.message_order import Barrier, Group, Queue, barrier_of
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -56,11 +55,11 @@ def check_queues(queues: Mapping[int, Queue], gates: Gates = ()) -> None:
     faults = [*_missing(queues), *_order_faults(queues)]
     if faults:
         raise ScheduleError(tuple(faults))
-    stands = _Play(queues, gates).stands
-    if any(stands[device] < len(queue) for device, queue in queues.items()):
+    positions = _Play(queues, gates).positions
+    if any(positions[device] < len(queue) for device, queue in queues.items()):
         raise DeadlockError(
             ("no device can go on, each waits for another:",),
-            "\n".join(_picture(queues, stands)),
+            "\n".join(_picture(queues, positions)),
         )
 
 
@@ -117,30 +116,31 @@ class _Play:
     """Plays the queues of all devices; see `check_queues`.
 
     Attributes:
-        stands: how far each device has come in its queue.
+        positions: how far each device has come in its queue.
     """
 
     def __init__(self, queues: Mapping[int, Queue], gates: Gates) -> None:
-        self.stands = dict.fromkeys(queues, 0)
+        self.positions = dict.fromkeys(queues, 0)
         self._queues = queues
         self._due = {
-            device: _brought(device, queue) for device, queue in queues.items()
+            device: _values_at_end(device, queue) for device, queue in queues.items()
         }
         self._gate_of = stage_gates(gates)
         self._undone: set[Op] = set()
-        # The devices of each meeting that have not come to it.
-        self._absent: defaultdict[Meeting | None, set[int]] = defaultdict(set)
+        # The devices of each barrier that have not come to it.
+        self._absent: defaultdict[Barrier | None, set[int]] = defaultdict(set)
         for device, queue in queues.items():
             for item in queue:
                 if isinstance(item, OpPlan):
                     self._undone.add(item.op)
-                    if (meets := meeting(item.op, self._gate_of)) is not None:
-                        self._absent[meets].add(device)
+                    barrier = barrier_of(item.op, self._gate_of)
+                    if barrier is not None:
+                        self._absent[barrier].add(device)
         while any(self._move(device) for device in queues):
             pass
 
     def _head(self, device: int) -> OpPlan | Group | None:
-        queue, place = self._queues[device], self.stands[device]
+        queue, place = self._queues[device], self.positions[device]
         return queue[place] if place < len(queue) else None
 
     def _move(self, device: int) -> bool:
@@ -149,18 +149,17 @@ class _Play:
             case None:
                 return False
             case OpPlan() as plan:
-                needed = (*plan.waits, *(message.value for message in plan.receives))
-                can = self._due[device].isdisjoint(needed)
+                can = self._due[device].isdisjoint(plan.needed)
                 can = can and self._undone.isdisjoint(plan.follows)
-                absent = self._absent[meeting(plan.op, self._gate_of)]
+                absent = self._absent[barrier_of(plan.op, self._gate_of)]
                 if can and absent:
                     comes = device in absent
                     absent.discard(device)
                     return comes
                 if can:
                     self._undone.discard(plan.op)
-                    self._due[device].difference_update(_made(plan))
-                    self.stands[device] += 1
+                    self._due[device].difference_update(plan.made)
+                    self.positions[device] += 1
                 return can
             case group:
                 return self._exchange(group, device, _peer(group, device))
@@ -174,26 +173,22 @@ class _Play:
             return False
         for message in group:
             self._due[message.to_device].discard(message.value)
-        self.stands[device] += 1
-        self.stands[peer] += 1
+        self.positions[device] += 1
+        self.positions[peer] += 1
         return True
 
 
-def _brought(device: int, queue: Queue) -> set[Value]:
+def _values_at_end(device: int, queue: Queue) -> set[Value]:
     """Return the values that a device has once its queue has ended."""
     return {
         value
         for item in queue
         for value in (
-            _made(item)
+            item.made
             if isinstance(item, OpPlan)
             else [m.value for m in item if m.to_device == device]
         )
     }
-
-
-def _made(plan: OpPlan) -> Sequence[Value]:
-    return (*plan.records, *(message.value for message in plan.sends))
 
 
 def _peer(group: Group, device: int) -> int:
@@ -211,10 +206,12 @@ def _text(group: Group, device: int) -> str:
     )
 
 
-def _picture(queues: Mapping[int, Queue], stands: Mapping[int, int]) -> Iterator[str]:
+def _picture(
+    queues: Mapping[int, Queue], positions: Mapping[int, int]
+) -> Iterator[str]:
     """Yield what each device waits in, and the op that it did last."""
     for device, queue in queues.items():
-        place = stands[device]
+        place = positions[device]
         if place == len(queue):
             continue
         ops = [item.op for item in queue[:place] if isinstance(item, OpPlan)]

@@ -97,6 +97,17 @@ class OpPlan:
     releases: tuple[Release, ...]
     follows: tuple[Op, ...] = ()
 
+    @property
+    def needed(self) -> tuple[Value, ...]:
+        """The values that must be on the device before the op, for the first time."""
+        return (*self.waits, *(message.value for message in self.receives))
+
+    @property
+    def made(self) -> tuple[Value, ...]:
+        """The values that other ops or devices have of it."""
+        sent = (message.value for message in self.sends)
+        return tuple(dict.fromkeys((*self.records, *sent)))
+
 
 def plan_lanes(schedule: Schedule, gates: Gates = ()) -> tuple[tuple[OpPlan, ...], ...]:
     r"""Return the plan of each lane, in the order of the schedule's lanes.

@@ -7,7 +7,7 @@ and sends follow the op that made the value:
     d1      │1RECV_F0│ 1F0 1B0 │1RECV_F1  1SEND_B0│ 1F1    post them as one group
 
 So the events of all devices have one order in time, which contains the order of each
-device: whatever blocks behind whatever, the first event that is left can go on.
+device: in no device's queue is the first event that is left of all ever blocked.
 
 A receive is late: it stands just before the op that needs its value. It is earlier only
 where its sender, and so everything else, would wait for ever.
@@ -32,7 +32,7 @@ Group: TypeAlias = tuple[Message, ...]
 # The ops of a device and its messages, in the order in which the host issues them.
 Queue: TypeAlias = list[OpPlan | Group]
 # Updates that wait for each other's norms: the stages of their gate, and the step.
-Meeting: TypeAlias = tuple[tuple[int, ...], int]
+Barrier: TypeAlias = tuple[tuple[int, ...], int]
 What = TypeVar("What")
 
 
@@ -45,18 +45,18 @@ class Receives(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[What]):
-    """What a lane does at a time.
+    """One entry of a lane.
 
     Args:
         what: an op, or ops that start together.
         device: the lane's device.
-        needs: the values that must be on the device before.
+        needs: the values that must be on the device before it starts.
         makes: the values that are on the device afterwards.
         sends: the messages that leave afterwards, in this order.
-        ops: its ops, where others follow them.
-        follows: ops of other items that must have been done before.
-        meets: the meeting that the device attends: it goes on when each device has come
-            to an item of this meeting.
+        ops: its ops, if other entries name them in `follows`.
+        follows: ops of other entries that must have been done before.
+        barrier: the barrier that it stands at: a device goes on when each device has
+            come to an item of this barrier.
     """
 
     what: What
@@ -66,7 +66,7 @@ class Item(Generic[What]):
     sends: tuple[Message, ...] = ()
     ops: tuple[Op, ...] = ()
     follows: tuple[Op, ...] = ()
-    meets: Meeting | None = None
+    barrier: Barrier | None = None
 
 
 def plan_queues(
@@ -75,8 +75,8 @@ def plan_queues(
     """Put messages between the ops of each device, as every rank plans them.
 
     Args:
-        lanes: the ops of each lane, or of a portion of it. What an earlier portion
-            makes has been received there.
+        lanes: the ops of each lane, or of a portion of it. The values of an earlier
+            portion are on the devices that need them.
         devices: the device of each lane.
         gates: the stages whose gradients are judged together. A device that has come to
             an update of a gate does nothing before all others have.
@@ -90,7 +90,7 @@ def plan_queues(
     queues: dict[int, Queue] = {device: [] for device in devices}
     gate_of = stage_gates(gates)
     items = [
-        [_item(plan, device, meeting(plan.op, gate_of)) for plan in lane]
+        [_item(plan, device, barrier_of(plan.op, gate_of)) for plan in lane]
         for lane, device in zip(lanes, devices, strict=True)
     ]
     for event in play_messages(items, Receives.LATE):
@@ -102,20 +102,16 @@ def plan_queues(
     return queues
 
 
-def meeting(op: Op, gate_of: Mapping[int, tuple[int, ...]]) -> Meeting | None:
-    """Return the meeting that an op attends; see `stage_gates`."""
+def barrier_of(op: Op, gate_of: Mapping[int, tuple[int, ...]]) -> Barrier | None:
+    """Return the barrier that an op stands at; see `stage_gates`."""
     if op.kind is not Kind.UPDATE or op.stage not in gate_of:
         return None
     return gate_of[op.stage], op.step
 
 
-def _item(plan: OpPlan, device: int, meets: Meeting | None) -> Item[OpPlan]:
-    needs = (*plan.waits, *(message.value for message in plan.receives))
-    # A lane plan has no program; what an op makes for others is recorded or sent.
-    made = (*plan.records, *(message.value for message in plan.sends))
-    makes = tuple(dict.fromkeys(made))
-    ops = (plan.op,)
-    return Item(plan, device, needs, makes, plan.sends, ops, plan.follows, meets)
+def _item(plan: OpPlan, device: int, barrier: Barrier | None) -> Item[OpPlan]:
+    ops, follows = (plan.op,), plan.follows
+    return Item(plan, device, plan.needed, plan.made, plan.sends, ops, follows, barrier)
 
 
 def play_messages(
@@ -150,11 +146,11 @@ class _Play(Generic[What]):
         self._unsent: defaultdict[int, deque[Message]] = defaultdict(deque)
         self._unsent_devices: deque[int] = deque()  # of each message, oldest first
         self._undone = {op for lane in lanes for item in lane for op in item.ops}
-        # The devices of each meeting; none once the first of them goes on.
-        self._members: defaultdict[Meeting, set[int]] = defaultdict(set)
+        # The devices of each barrier; none once the first of them goes on.
+        self._members: defaultdict[Barrier, set[int]] = defaultdict(set)
         for item in (item for lane in lanes for item in lane):
-            if item.meets is not None:
-                self._members[item.meets].add(item.device)
+            if item.barrier is not None:
+                self._members[item.barrier].add(item.device)
             self._due[item.device].update(item.makes)
             for message in item.sends:
                 self._due[message.to_device].add(message.value)
@@ -167,7 +163,7 @@ class _Play(Generic[What]):
                 if lane and self._may_begin(lane[0]):
                     moved = True
                     yield from self._play(lane.popleft())
-            for group in self._meeting():
+            for group in self._needed_or_crossing():
                 moved = True
                 yield group
             if not moved:
@@ -176,14 +172,14 @@ class _Play(Generic[What]):
     def _may_begin(self, item: Item[What]) -> bool:
         if not self._is_free_for(item):
             return False
-        if item.meets is None:
+        if item.barrier is None:
             return True
-        attending = {
+        waiting_at = {
             lane[0].device
             for lane in self._left
-            if lane and lane[0].meets == item.meets and self._is_free_for(lane[0])
+            if lane and lane[0].barrier == item.barrier and self._is_free_for(lane[0])
         }
-        return attending >= self._members[item.meets]
+        return waiting_at >= self._members[item.barrier]
 
     def _is_free_for(self, item: Item[What]) -> bool:
         return (
@@ -195,8 +191,8 @@ class _Play(Generic[What]):
     def _play(self, item: Item[What]) -> Iterator[Item[What] | Group]:
         self._due[item.device].difference_update(item.makes)
         self._undone.difference_update(item.ops)
-        if item.meets is not None:
-            self._members[item.meets].clear()  # all are there, so all may go on
+        if item.barrier is not None:
+            self._members[item.barrier].clear()  # all are there, so all may go on
         yield item
         for message in item.sends:
             if self._receives is Receives.AT_ONCE:
@@ -206,7 +202,7 @@ class _Play(Generic[What]):
                 self._unsent[item.device].append(message)
                 self._unsent_devices.append(item.device)
 
-    def _meeting(self) -> Iterator[Group]:
+    def _needed_or_crossing(self) -> Iterator[Group]:
         """Send what a waiting device needs, and the messages of two that cross."""
         for device in sorted(set(self._unsent_devices)):
             if not self._unsent[device]:

@@ -14,7 +14,7 @@ alternating with whole backwards, and divided among layers by their W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
 from statistics import median, quantiles
@@ -323,7 +323,9 @@ def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
 
 
 @contextmanager
-def restored_model(captured: Captured, device: torch.device) -> Iterator[None]:
+def restored_model(
+    captured: Captured, device: torch.device, moved: Iterable[Tensor] = ()
+) -> Iterator[None]:
     """Restore whatever changes when the model runs.
 
     Weights, buffers and gradients, also where `to(device)` moved them, or a module has
@@ -332,8 +334,9 @@ def restored_model(captured: Captured, device: torch.device) -> Iterator[None]:
     Args:
         captured: the model.
         device: the device that it runs on, whose random state is restored.
+        moved: buffers of stages that are on that device, and no longer the model's own.
     """
-    state = [*captured.state.tensors.values(), *captured.model.buffers()]
+    state = [*captured.state.tensors.values(), *captured.model.buffers(), *moved]
     tensors = {id(tensor): tensor for tensor in state}.values()
     trained = [(t, t.data, t.grad) for t in tensors if t.requires_grad]
     others = [(t, t.data, t.detach().clone()) for t in tensors if not t.requires_grad]

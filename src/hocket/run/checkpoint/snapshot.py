@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hocket.run.checkpoint.collect import Tensors
 from hocket.run.checkpoint.format.manifest import Section
+from hocket.run.cluster.device_waits import record_event
 
 
 class HostCopies:
@@ -30,9 +31,7 @@ class HostCopies:
                 device = tensor.device if tensor.is_cuda else device
         if device is not None:
             # Not all streams: others may wait for messages.
-            copied = torch.Event(device)
-            copied.record()
-            copied.synchronize()
+            record_event(device).synchronize()
         return {
             section: {name: self._kept[section, name] for name in named}
             for section, named in tensors.items()

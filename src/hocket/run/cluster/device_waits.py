@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 import torch
-import torch.distributed as dist
 
 from hocket.errors import WaitError
 
@@ -150,30 +149,8 @@ class DeviceWaits:
         return None
 
 
-def record_event(device: torch.device) -> Reached:
+def record_event(device: torch.device) -> torch.Event:
     """Record an event in the current stream of a device."""
     event = torch.Event(device)
     event.record()
     return event
-
-
-def uses_nccl(group: dist.ProcessGroup | None = None) -> bool:
-    """Return whether a group, or the job's, carries GPUs' tensors by NCCL."""
-    return "nccl" in str(dist.get_backend_config(group))
-
-
-def leave_group(group: dist.ProcessGroup | None, *, failed: bool) -> None:
-    """Destroy a process group, or abort it after an error.
-
-    NCCL finalises a communicator together with its peers, so destroying a group of a
-    peer that is gone may hang. An abort is local.
-
-    Args:
-        group: the group; None for all of the job's.
-        failed: whether an operation may be left unfinished.
-    """
-    if failed and uses_nccl(group):
-        # torch has no public function that aborts a group and forgets it.
-        dist.distributed_c10d._abort_process_group(group)
-    else:
-        dist.destroy_process_group(group)

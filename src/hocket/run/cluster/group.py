@@ -19,7 +19,6 @@ from hocket.run.cluster.device_waits import (
     LONG_TIMEOUT,
     DeviceWaits,
     record_event,
-    uses_nccl,
 )
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
 
@@ -118,6 +117,28 @@ def _gloo_error_text(error: RuntimeError) -> str:
     """Return the essence of gloo's message, without file names and advice."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first).split(". This is typically")[0]
+
+
+def uses_nccl(group: dist.ProcessGroup | None = None) -> bool:
+    """Return whether a group, or the job's, carries GPUs' tensors by NCCL."""
+    return "nccl" in str(dist.get_backend_config(group))
+
+
+def leave_group(group: dist.ProcessGroup | None, *, failed: bool) -> None:
+    """Destroy a process group, or abort it after an error.
+
+    NCCL finalises a communicator together with its peers, so destroying a group of a
+    peer that is gone may hang. An abort is local.
+
+    Args:
+        group: the group; None for all of the job's.
+        failed: whether an operation may be left unfinished.
+    """
+    if failed and uses_nccl(group):
+        # torch has no public function that aborts a group and forgets it.
+        dist.distributed_c10d._abort_process_group(group)
+    else:
+        dist.destroy_process_group(group)
 
 
 def new_group(

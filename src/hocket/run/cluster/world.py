@@ -27,8 +27,9 @@ import torch.distributed as dist
 from hocket import cuda, env
 from hocket.errors import RunError, WaitError
 from hocket.run.cluster.clock import clock_offset_s
-from hocket.run.cluster.device_waits import LONG_TIMEOUT, leave_group
+from hocket.run.cluster.device_waits import LONG_TIMEOUT
 from hocket.run.cluster.freed_memory import keep_freed_memory
+from hocket.run.cluster.group import leave_group
 from hocket.run.cluster.host import (
     address_towards,
     identity,

@@ -23,7 +23,7 @@ from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
 from hocket.run.comm.staged.transport import StagedTransport
 from hocket.run.comm.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
-from hocket.run.device.copies import Copies, StreamCopies
+from hocket.run.device.copies import copies_of
 from hocket.run.diagnostics.flight_recorder import FlightRecorder, OnWait
 
 TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
@@ -104,7 +104,7 @@ def make_transport(
             "another host, or this system has no memory to share; use "
             'transport="auto" or "torch"'
         )
-    copies = copies_of(world)
+    copies = copies_of(world.device)
     # Threads send staged messages; one thread alone may note its waits.
     on_wait = recorder.wait if copies is None else _in_this_thread(recorder.wait)
     near = SharedMemoryTransport(
@@ -176,11 +176,6 @@ def pair_wires(
     if pairs is None:
         pairs = combinations(range(world.world_size), 2)
     return NcclWires(pairs, world.rank, world.device, world.timeout_s)
-
-
-def copies_of(world: World) -> Copies | None:
-    """Return how messages are copied to the host and back, where they are staged."""
-    return None if world.device.type == "cpu" else StreamCopies(world.device)
 
 
 def _in_this_thread(on_wait: OnWait) -> OnWait:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -47,6 +47,11 @@ class Microbatch:
     leaves: tuple[Any, ...]
     targets: Any
     num_samples: int
+
+    def on(self, device: torch.device) -> Microbatch:
+        """Return the same microbatch on a device; see `on_device`."""
+        leaves, targets = on_device((self.leaves, self.targets), device)
+        return replace(self, leaves=leaves, targets=targets)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 The engine knows only the interface in `device.py`. Adapters: `cpu.py` (more lanes are
 threads), `emulated.py` (ops sleep), `cuda.py` (lanes are streams). `sanitize.py` finds
-races of two lanes; `lane_scheduler.py` lets tests choose the order of a CPU's lanes.
+races of two lanes; `lane_scheduler.py` lets tests choose the order of a CPU's lanes;
+`copies.py` copies between a device and the host.
 Imports `run.cluster` and what is before it. Begin with `device.py`.
 """

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hocket.run.cluster.device_waits import record_event
+
 
 class CopyEvent(Protocol):
     """An event in a stream of the device, as torch.Event."""
@@ -67,6 +69,9 @@ class StreamCopies:
 
     def record_event(self) -> CopyEvent:
         """See `Copies.record_event`."""
-        event = torch.Event(self.device)
-        event.record()
-        return event
+        return record_event(self.device)
+
+
+def copies_of(device: torch.device) -> Copies | None:
+    """Return the copies between a device and the host; None on a CPU."""
+    return None if device.type == "cpu" else StreamCopies(device)

@@ -19,7 +19,7 @@ from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
-from hocket.run.device.copies import StreamCopies
+from hocket.run.device.copies import copies_of
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.compiled.function import uncompiled
 from hocket.run.stage.compiled.splitter import make_splitter
@@ -99,9 +99,7 @@ class StageRunner:
         self.net = net
         self.first_microbatch = first_microbatch
         self._autocast = precision.autocast(device)
-        self.losses = LossValues(
-            number, None if device.type == "cpu" else StreamCopies(device)
-        )
+        self.losses = LossValues(number, copies_of(device))
         self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
         self.batch_loss: LossFunction | None = None

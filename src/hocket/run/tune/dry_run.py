@@ -22,12 +22,9 @@ Gradients, batch-norm statistics, random state and attributes of modules are res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
-
-import torch
 
 from hocket.core.costs import Costs
 from hocket.core.op import STEP_ENDS
@@ -41,7 +38,7 @@ from hocket.model.stages.stage import StageModule
 from hocket.passes.steps_as_one import steps_as_one
 from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
-from hocket.run.data.batch import Microbatch, on_device
+from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.out_of_memory import MemoryWatch
@@ -91,7 +88,8 @@ def dry_run(
         schedule = schedule.with_num_steps(least)
     order = steps_as_one(_without_ends(schedule))
     own = [modules[stage].to(world.device) for stage in order.program.stages_on[device]]
-    with restored_model(captured, world.device), _restored_buffers(own):
+    buffers = [buffer for module in own for buffer in module.buffers()]
+    with restored_model(captured, world.device, buffers):
         for module in modules:
             module.train()
         runners = _runners(costs, order, modules, loss, world, device, precision)
@@ -108,7 +106,7 @@ def dry_run(
             lanes=context.lanes,
             wiring=wire_one_net(schedule.program, modules),
         )
-        batch = _batch(_placed(microbatch, world.device), order.program)
+        batch = _batch(microbatch.on(world.device), order.program)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
         _, *rounds = _played(player, runners, batch, order, costs, context, least)
     return fit(costs, rounds, _in_body(schedule))
@@ -140,24 +138,6 @@ def _played(
         rounds.append(played)
         spent_s += played.makespan_s
     return rounds
-
-
-@contextmanager
-def _restored_buffers(modules: Sequence[StageModule]) -> Iterator[None]:
-    """Restore what was moved to a device, and is no longer the model's own."""
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
-
-
-def _placed(microbatch: Microbatch, device: torch.device) -> Microbatch:
-    """Return the same microbatch on the device."""
-    leaves, targets = on_device((microbatch.leaves, microbatch.targets), device)
-    return replace(microbatch, leaves=leaves, targets=targets)
 
 
 def _batch(microbatch: Microbatch, program: Program) -> StepBatch:

@@ -32,7 +32,7 @@ from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import MeasuredTrials, Trial
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch, on_device
+from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import memory_bytes
 from hocket.run.stage.precision import Precision
@@ -196,7 +196,7 @@ def profile_layers(
         precision: the type that forwards and losses compute in.
         world: all workers.
     """
-    targets = on_device(microbatch.targets, world.device)
+    microbatch = microbatch.on(world.device)
     most_bytes = None if world.device.type == "cpu" else memory_bytes(world)
     world.barrier("profile")
     with precision.autocast(world.device):
@@ -205,8 +205,8 @@ def profile_layers(
             microbatch.leaves,
             device=world.device,
             make_splitter=ByLayers,
-            finish=None if loss is None else partial(_total, loss, targets),
-            targets=targets,
+            finish=None if loss is None else partial(_total, loss, microbatch.targets),
+            targets=microbatch.targets,
             most_bytes=most_bytes,
         )
     parts = world.gather_json(own.to_json(), "profile measured")

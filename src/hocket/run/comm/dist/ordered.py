@@ -77,7 +77,7 @@ class _Links:
         self.sent = Pool(device)
         self.received = Pool(device)
         self.num_buffers = num_buffers
-        self.order: deque[Sequence[Post]] = deque()
+        self.order: deque[Sequence[Post]] = deque()  # groups; an empty one is a mark
         self.num_unposted = 0  # messages to send that are not posted
         self._wires = wires
         self._on_wait = on_wait
@@ -94,7 +94,7 @@ class _Links:
         self.waits.wait(message.work, what)
 
     def post_sends(self) -> None:
-        """Post all that stands before the messages to send, and these."""
+        """Post the packed messages, and everything planned before them."""
         while self.num_unposted and self._may_post():
             self.post_next()
 
@@ -103,7 +103,7 @@ class _Links:
         assert self._may_post(), "sends stand behind the ops that make their values"
         group = self.order.popleft()
         if not group:
-            return  # the op at this mark was not played
+            return  # a mark before an R or U; see `Transport.plan`
         ends = [_as_end(post) for post in group]
         for post, end in zip(group, ends, strict=True):
             if not end.may_transfer:

@@ -19,13 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.run.cluster.device_waits import (
-    Posted,
-    Reached,
-    leave_group,
-    record_event,
-)
-from hocket.run.cluster.group import new_group
+from hocket.run.cluster.device_waits import Posted, Reached, record_event
+from hocket.run.cluster.group import leave_group, new_group
 
 
 class WireMessage(NamedTuple):
@@ -71,9 +66,9 @@ class NcclWires(PairWires):
     """NCCL's communicators. Every rank of the job must make these at the same time.
 
     Args:
-        pairs: the ranks of each pair that talks; the same on all ranks. All ranks make
+        pairs: the ranks of each pair that exchanges messages; the same on all ranks. All ranks make
             the groups of all pairs in one order: torch names a group by how many there
-            were before. A rank paired with itself sends to itself.
+            were before. A rank may be paired with itself, to try it.
         rank: this worker's rank.
         device: this worker's GPU.
         timeout_s: how long a rank may wait for others to make a group.

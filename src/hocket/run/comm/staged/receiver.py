@@ -30,9 +30,8 @@ class Staging:
         self._host = Pool(torch.device("cpu"), pins=copies.pins)
         self._device = Pool(copies.device)
         self._copied: deque[tuple[CopyEvent, Buffer]] = deque()
-        self._read_events: dict[
-            int, CopyEvent
-        ] = {}  # by id(buffer): readers have ended
+        # By id(buffer): the ops that read it have ended.
+        self._read_events: dict[int, CopyEvent] = {}
 
     def expect(self, schema: Schema, num_messages: int) -> None:
         """Announce how many messages of a schema come."""
