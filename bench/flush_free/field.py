@@ -26,6 +26,9 @@ from hocket.run.cluster.world import World
 from hocket.run.engine.plan import Plan
 
 COMPARED: Final = "pipedream-2bw"
+ONE_BLOCK: Final = ", one block"
+_NUM_DEVICES: Final = 2
+_GIVEN_STEPS: Final = 3
 _MORE_STEPS: Final = 8  # over which a predicted step is the mean
 
 
@@ -75,6 +78,9 @@ class Field:
     def enter(self, schedule: str) -> None:
         """Let a schedule take part, and the bound of its cut.
 
+        Args:
+            schedule: its name; see `order_of`.
+
         Raises:
             RuntimeError: the gradients of its first step are wrong.
         """
@@ -84,11 +90,12 @@ class Field:
             case.loss,
             optimizer=lambda parameters: watch.sgd(parameters.named()),
             example=self._batch,
-            schedule=schedule,
+            schedule=order_of(schedule, case.num_microbatches),
             num_microbatches=case.num_microbatches,
             profile_dir=self._folder,
             world=world,
         )
+        watch.begin()
         pipeline.step(self._batch)
         workers = world.gather_json(off_by(watch.end(), self._expected), schedule)
         off = refuse_others(schedule, workers, self._expected, TOLERANCE)
@@ -143,6 +150,25 @@ def _repeated(step: Callable[[], None]) -> Iterator[None]:
     for _ in range(NUM_STEPS):
         step()
         yield
+
+
+def order_of(schedule: str, num_microbatches: int) -> str | hocket.Schedule:
+    """The named schedule; an order of one block per step for a name that ends so.
+
+    Args:
+        schedule: its name, with `ONE_BLOCK` behind it or not.
+        num_microbatches: of a step.
+    """
+    name = schedule.removesuffix(ONE_BLOCK)
+    if name == schedule:
+        return schedule
+    return hocket.make_schedule(
+        name,
+        num_devices=_NUM_DEVICES,
+        num_microbatches=num_microbatches,
+        num_steps=_GIVEN_STEPS,
+        num_blocks=1,
+    )
 
 
 def predicted_step_s(plan: Plan) -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from bench.flush_free.field import order_of
 from bench.live_bytes import distinct_bytes, play_bytes
 from bench.models import Case
 from bench.pipeline_vs_torch.gradients import model_of
@@ -62,7 +63,7 @@ def measure(
         case.loss,
         optimizer=adamw,
         example=batch,
-        schedule=schedule,
+        schedule=order_of(schedule, num_microbatches),
         num_microbatches=num_microbatches,
         profile_dir=folder,
         world=world,

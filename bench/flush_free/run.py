@@ -18,7 +18,7 @@ import torch
 
 import hocket
 from bench.flush_free.bert import BERT
-from bench.flush_free.field import Field
+from bench.flush_free.field import ONE_BLOCK, Field
 from bench.flush_free.kinds import measure
 from bench.flush_free.stretch import in_turn
 from bench.measure import environment, write_result
@@ -30,7 +30,13 @@ MODELS: Final = {
     **{name: CASES[name] for name in ("large", "middle", "small")},
     BERT.name: BERT,
 }
-FLUSH_FREE: Final = ("pipedream-2bw", "wpipe", "wpipe-overlapped")
+FLUSH_FREE: Final = (
+    "pipedream-2bw",
+    "wpipe",
+    f"wpipe{ONE_BLOCK}",
+    "wpipe-overlapped",
+    f"wpipe-overlapped{ONE_BLOCK}",
+)
 
 # That bench/pipeline_vs_torch found the fastest of those that split backwards.
 ZERO_BUBBLE: Final = {"middle": "zb-auto"}
@@ -99,6 +105,7 @@ def memory(case: str, schedules: list[str], folder: str) -> list[dict[str, Any]]
         measure(world, own, schedule, num_microbatches, folder)
         for num_microbatches in sorted({own.num_microbatches, FEWEST}, reverse=True)
         for schedule in schedules
+        if num_microbatches > FEWEST or not schedule.endswith(ONE_BLOCK)
     ]
 
 

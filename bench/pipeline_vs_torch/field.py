@@ -123,6 +123,7 @@ class Field:
         tolerance: float = TOLERANCE,
     ) -> None:
         """Take a first step, whose gradients are looked at."""
+        watch.begin()
         step()
         off = off_by(watch.end(), self._expected)
         workers = self.world.gather_json(off, label)

@@ -50,11 +50,15 @@ class Watch:
         self._handles.append(optimizer.register_step_pre_hook(keep))
         return optimizer
 
+    def begin(self) -> None:
+        """Forget the steps until now: those of the check on stand-ins of parameters."""
+        self._kept = {}
+
     def end(self) -> dict[str, Tensor]:
         """Watch no longer.
 
         Returns:
-            The last gradients that were seen.
+            The last gradients that were seen since `begin`.
         """
         for handle in self._handles:
             handle.remove()
