@@ -70,7 +70,7 @@ def test_has_rows() -> None:
     assert num_rows(PerSample(["a", "b"])) == 2
     assert num_rows([torch.zeros(3)]) is None
     assert [x.shape[1] for x in take_rows(found, torch.tensor([2, 0, 2]))] == [6, 4, 6]
-    assert [len(part) for part in split_rows(found, 2)] == [2, 1]
+    assert [len(part) for part in split_rows(found, (2, 1))] == [2, 1]
 
 
 def test_a_batch_is_cut_between_entries() -> None:

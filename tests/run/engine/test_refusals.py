@@ -91,21 +91,42 @@ def test_the_emulator_refuses_checkpoints_where_weights_are_old(delay: int) -> N
         train()
 
 
-@pytest.mark.parametrize(("num", "reads"), [(4, ""), (2, " reads=batch")])
-def test_flows_that_are_only_planned_are_refused(num: int, reads: str) -> None:
-    """By the emulator and by the workers alike; they would compute something else."""
-    forwards = " ".join(f"0F{i}" for i in range(num))
+def test_a_model_cannot_read_outputs_of_other_samples() -> None:
+    """A flow that reads the whole batch is for losses, in the emulator and in runs."""
     order = hocket.Schedule.parse(
-        f"net t microbatches={num}\nnet s microbatches=2\n"
+        "net t microbatches=2\nnet s microbatches=2\n"
         "stage 0 net=t device=0 trainable=no\nstage 1 net=s device=0\n"
-        f"flow 0>1{reads}\nd0 {forwards} 1F0 1B0 1F1 1B1 1U\n"
+        "stage 2 net=s device=0\nflow 0>1 reads=batch\nflow 1>2\n"
+        "d0 0F0 0F1 1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1 1U 2U\n"
     )
     hocket.check(order)
-    models = {"t": nn.Linear(2, 2), "s": nn.Linear(2, 2)}
-    losses = {"s": lambda output, targets, other: F.mse_loss(output, other)}
+    models = {"t": nn.Linear(2, 2), "s": nn.Sequential(nn.Linear(2, 2), nn.Tanh())}
+    losses = {"s": F.mse_loss}
     optimizers = {"s": partial(torch.optim.SGD, lr=0.1)}
     batch = torch.zeros(8, 2), torch.zeros(8, 2)
-    with pytest.raises(ConfigError, match=r"flow 0 -> 1: net t .* but not run yet"):
+    refusal = pytest.raises(ModelError, match=r"flow 0 -> 1 reads the whole batch")
+    cut_at = {"s": ["1"]}
+    with refusal:
+        hocket.emulate(
+            order.program, models, losses, optimizers, [batch], cut_at=cut_at
+        )
+    with refusal:
+        ProgramRun(order, models, losses, optimizers, batch, cut_at=cut_at)
+
+
+def test_nets_with_copies_have_flows_from_nets_with_as_many() -> None:
+    """A copy has a part of the batch; no flow says which of another net's outputs."""
+    copies = "".join(f"stage {i} net=s{i} device={i - 1}\n" for i in (1, 2))
+    order = hocket.Schedule.parse(
+        "net t microbatches=2\nnet s1 microbatches=2\nnet s2 microbatches=2\n"
+        f"stage 0 net=t device=0 trainable=no\n{copies}"
+        "flow 0>1\nflow 0>2\ncopies 1 2\n"
+        "d0 0F0 0F1 1F0 1B0 1F1 1B1 1R 1U\nd1 2F0 2B0 2F1 2B1 2R 2U\n"
+    )
+    hocket.check(order)
+    models = {"t": nn.Linear(2, 2), "s1": nn.Linear(2, 2)}
+    losses = {"s1": lambda output, targets, other: F.mse_loss(output, other)}
+    optimizers = {"s1": partial(torch.optim.SGD, lr=0.1)}
+    batch = torch.zeros(8, 2), torch.zeros(8, 2)
+    with pytest.raises(ConfigError, match="copy both nets alike, or none"):
         hocket.emulate(order.program, models, losses, optimizers, [batch])
-    with pytest.raises(ConfigError, match=r"flow 0 -> 1: net t .* but not run yet"):
-        ProgramRun(order, models, losses, optimizers, batch)

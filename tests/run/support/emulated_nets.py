@@ -57,6 +57,7 @@ def two_nets(
     *,
     batch_loss: bool = False,
     num_replicas: int = 1,
+    reads_batch: bool = False,
 ) -> Program:
     """Make a program of a teacher (stages 0, 1) and a student (2, 3) on two devices."""
     return Program(
@@ -67,6 +68,7 @@ def two_nets(
         (teacher(0), teacher(1), Stage("student", 0), Stage("student", 1)),
         TEACHER_FIRST,
         num_replicas=num_replicas,
+        whole_batch_flows=frozenset([(1, 3)] if reads_batch else []),
     )
 
 

@@ -19,6 +19,7 @@ from hocket.core.schedule import Schedule
 from hocket.errors import SchemaError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.comm.transports import TransportName
+from hocket.run.data.batch_output import BatchOutput
 from hocket.run.engine.program_run import ProgramRun
 
 WIDTH = 4
@@ -81,11 +82,24 @@ def make_models(program: Program) -> tuple[dict[str, nn.Module], dict[str, list[
     return models, cuts
 
 
-def per_sample(output: Tensor, targets: Tensor, *others: Tensor) -> dict[str, Tensor]:
+def per_sample(
+    output: Tensor, targets: Tensor, *others: Tensor | BatchOutput
+) -> dict[str, Tensor]:
     """Return a mean over samples."""
     fit = F.mse_loss(output, targets)
-    near = sum((F.mse_loss(output, other) for other in others), torch.zeros(()))
+    near = sum((_apart(output, other) for other in others), torch.zeros(()))
     return {"loss": fit + 0.5 * near, "fit": fit}
+
+
+def _apart(output: Tensor, other: Tensor | BatchOutput) -> Tensor:
+    """Return how far outputs are from another net's.
+
+    Where it is of the whole batch, its own rows are compared with all others.
+    """
+    if isinstance(other, BatchOutput):
+        torch.testing.assert_close(other.own, other.all[other.rows])
+        return F.cross_entropy(output @ other.all.tanh().T, other.rows)
+    return F.mse_loss(output, other)
 
 
 def contrast(output: Tensor, targets: Tensor, *others: Tensor) -> Tensor:

@@ -63,11 +63,13 @@ def random_program(random: Random, num_devices: int, num_replicas: int) -> Progr
         if len({stage.device for stage in stages}) < num_devices:
             continue
         try:
+            counts = tuple(_drawn_counts(random, nets))
             return Program(
-                tuple(_drawn_counts(random, nets)),
+                counts,
                 tuple(stages),
                 tuple(sorted(_drawn_flows(random, nets))),
                 num_replicas=num_replicas,
+                whole_batch_flows=frozenset(_drawn_whole(random, nets, counts)),
             )
         except HocketError:
             continue
@@ -121,15 +123,30 @@ def _drawn_flows(random: Random, nets: _Nets) -> Iterator[tuple[int, int]]:
 
 
 def _drawn_counts(random: Random, nets: _Nets) -> Iterator[Net]:
-    """Return the nets; one behind a teacher may have its own microbatches."""
+    """Return the nets; one behind a teacher may have finer or coarser microbatches."""
     count = random.randint(1, 3)
     for i, kind in enumerate(nets.kinds):
         is_end = nets.relations[i : i + 1] in ([], ["none"])
         whole = kind == "trained" and is_end and random.random() < 0.4
         after_teacher = i > 0 and nets.kinds[i - 1] != "trained"
-        if whole and after_teacher and nets.relations[i - 1] == "loss":
-            count = random.randint(1, 3)
+        if after_teacher and nets.relations[i - 1] != "none":
+            if whole and nets.relations[i - 1] == "loss":
+                count = random.randint(1, 3)
+            elif random.random() < 0.5:
+                finer = [count * 2, count * 3]
+                count = random.choice([1, *finer] if count < 3 else [1])
         yield Net(f"n{i}", count, whole, whole and random.random() < 0.5)
+
+
+def _drawn_whole(
+    random: Random, nets: _Nets, counts: tuple[Net, ...]
+) -> Iterator[tuple[int, int]]:
+    """Return flows of which each microbatch reads the whole batch."""
+    for i, relation in enumerate(nets.relations):
+        may = relation == "loss" and nets.kinds[i] != "trained"
+        if may and not counts[i + 1].batch_loss and random.random() < 0.4:
+            end = nets.starts[i] + nets.sizes[i] - 1
+            yield end, nets.starts[i + 1] + nets.sizes[i + 1] - 1
 
 
 def one_step_order(random: Random, program: Program) -> Schedule | None:

@@ -9,7 +9,7 @@ so that "the samples of an argument" has one meaning; that meaning lives here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,11 +44,11 @@ def take_rows(leaf: Any, rows: Tensor) -> Any:
     return leaf[rows.to(leaf.device)]
 
 
-def split_rows(leaf: Any, num_parts: int) -> list[Any]:
-    """Split a leaf into parts that differ by at most one sample, larger ones first."""
+def split_rows(leaf: Any, sizes: Sequence[int]) -> list[Any]:
+    """Split a leaf into parts of so many samples."""
     if not isinstance(leaf, PerSample):
-        return list(leaf.tensor_split(num_parts))
-    rows = torch.arange(len(leaf)).tensor_split(num_parts)
+        return list(leaf.split(tuple(sizes)))
+    rows = torch.arange(len(leaf)).split(tuple(sizes))
     return [take_rows(leaf, part) for part in rows]
 
 

@@ -10,10 +10,10 @@ microbatches of other replicas are there by their size alone.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from hocket.model.trace.per_sample import (
     split_rows,
     tensors_in,
 )
-from hocket.run.data.reads import PartBatch, begin_of
+from hocket.run.data.reads import PartBatch, even_sizes
 
 _DIGEST_SAMPLES = 4096  # enough to distinguish tensors, cheap for large ones
 
@@ -42,11 +42,13 @@ class Microbatch:
         leaves: the model's arguments, flattened as `(args, kwargs)`.
         targets: the arguments of the loss beside the outputs.
         num_samples: the number of samples in this part.
+        first_row: where they begin among the rows of this replica.
     """
 
     leaves: tuple[Any, ...]
     targets: Any
     num_samples: int
+    first_row: int = 0
 
     def on(self, device: torch.device) -> Microbatch:
         """Return the same microbatch on a device; see `on_device`."""
@@ -86,7 +88,10 @@ def on_device(values: Any, device: torch.device) -> Any:
 
 
 def split_batch(
-    batch: Any, num_parts: int, example: Example | None = None
+    batch: Any,
+    num_parts: int,
+    example: Example | None = None,
+    sizes_of: Callable[[int], Sequence[int]] | None = None,
 ) -> tuple[Microbatch, ...]:
     """Cut a batch into `num_parts` microbatches, equal but for one sample.
 
@@ -94,6 +99,8 @@ def split_batch(
         batch: a pair `(inputs, targets)`, or a PartBatch.
         num_parts: the number of microbatches, over all replicas.
         example: the example that the model was captured with, if it is captured.
+        sizes_of: returns the sizes of the microbatches of so many samples, where they
+            are others (`hocket.run.data.nested_parts`).
 
     Raises:
         ShapeError: `num_parts` is below 1.
@@ -101,22 +108,25 @@ def split_batch(
             disagree about the number of samples.
         ModelError: the inputs differ from the example's in more than the samples.
     """
+    sizes_of = (
+        partial(even_sizes, num_parts=num_parts) if sizes_of is None else sizes_of
+    )
     if isinstance(batch, PartBatch):
-        return _split_part(batch, num_parts, example)
+        _check_enough(batch.num_samples, num_parts)
+        return _split_part(batch, sizes_of(batch.num_samples), example)
     inputs, targets = _pair(batch)
     arguments = _flat(inputs, example)
     num_samples = _num_samples([*arguments, *pytree.tree_leaves(targets)])
     _check_enough(num_samples, num_parts)
-    return _cut(arguments, targets, num_samples, num_parts)
+    return _cut(arguments, targets, sizes_of(num_samples))
 
 
 def _split_part(
-    batch: PartBatch, num_parts: int, example: Example | None
+    batch: PartBatch, sizes: Sequence[int], example: Example | None
 ) -> tuple[Microbatch, ...]:
     """Do what `split_batch` does, with empty parts for other replicas."""
-    _check_enough(batch.num_samples, num_parts)
-    begins = [begin_of(i, batch.num_samples, num_parts) for i in range(num_parts + 1)]
-    parts = [Microbatch((), None, end - begin) for begin, end in pairwise(begins)]
+    begins = list(accumulate(sizes, initial=0))
+    parts = [Microbatch((), None, size) for size in sizes]
     first, last = begins.index(batch.rows.start), begins.index(batch.rows.stop)
     if first == last:
         return tuple(parts)
@@ -128,7 +138,7 @@ def _split_part(
                 f"the data set gave {num_rows(leaf)} samples where {num_here} rows "
                 "were asked for: return one for each row, of inputs and of targets"
             )
-    parts[first:last] = _cut(arguments, batch.targets, num_here, last - first)
+    parts[first:last] = _cut(arguments, batch.targets, sizes[first:last])
     return tuple(parts)
 
 
@@ -152,13 +162,11 @@ def _check_enough(num_samples: int, num_parts: int) -> None:
 
 
 def _cut(
-    arguments: Sequence[Any], targets: Any, num_samples: int, num_parts: int
+    arguments: Sequence[Any], targets: Any, sizes: Sequence[int]
 ) -> tuple[Microbatch, ...]:
-    leaves = _split_leaves(arguments, num_samples, num_parts)
+    leaves = _split_leaves(arguments, sizes)
     target_leaves, target_spec = pytree.tree_flatten(targets)
-    target_parts = _split_leaves(target_leaves, num_samples, num_parts)
-    begins = [begin_of(i, num_samples, num_parts) for i in range(num_parts + 1)]
-    sizes = [end - begin for begin, end in pairwise(begins)]
+    target_parts = _split_leaves(target_leaves, sizes)
     return tuple(
         Microbatch(part, pytree.tree_unflatten(target, target_spec), size)
         for part, target, size in zip(leaves, target_parts, sizes, strict=True)
@@ -225,13 +233,11 @@ def _num_samples(leaves: Sequence[Any]) -> int:
     return sizes[0]
 
 
-def _split_leaves(
-    leaves: Sequence[Any], num_samples: int, num_parts: int
-) -> list[tuple[Any, ...]]:
+def _split_leaves(leaves: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
     columns = [
-        [leaf] * num_parts if num_rows(leaf) is None else split_rows(leaf, num_parts)
+        [leaf] * len(sizes) if num_rows(leaf) is None else split_rows(leaf, sizes)
         for leaf in leaves
     ]
     if not columns:
-        return [()] * num_parts
+        return [()] * len(sizes)
     return list(zip(*columns, strict=True))

@@ -83,6 +83,12 @@ def parts_of(
     return min(each * num_replicas, num_samples), each
 
 
+def even_sizes(num_samples: int, num_parts: int) -> tuple[int, ...]:
+    """Return sizes that differ by at most one sample, larger ones first."""
+    size, rest = divmod(num_samples, num_parts)
+    return (size + 1,) * rest + (size,) * (num_parts - rest)
+
+
 def begin_of(part: int, num_samples: int, num_parts: int) -> int:
     """Return the first row of a part; the first parts have one sample more.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeAlias
 
 import torch
@@ -75,6 +75,7 @@ def make_step_batches(
     num_microbatches: Mapping[str, int],
     example: Example | None,
     device: torch.device,
+    sizes_of: Callable[[int], Sequence[int]] | None = None,
 ) -> list[NetBatches]:
     """Cut the batches of one step into microbatches, and take this replica's.
 
@@ -87,6 +88,7 @@ def make_step_batches(
         example: the example that the model was captured with; None if any form will
             do.
         device: where the stages are.
+        sizes_of: as for `split_batch`.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.
@@ -97,7 +99,8 @@ def make_step_batches(
     # Digests come first: of tensors on a GPU, only shapes are looked at.
     salts = [digest(batch) for batch in batches]
     parts = [
-        split_batch(on_device(batch, device), num_parts, example) for batch in batches
+        split_batch(on_device(batch, device), num_parts, example, sizes_of)
+        for batch in batches
     ]
     num_samples = sum(part.num_samples for batch in parts for part in batch)
     step_batches: list[NetBatches] = []
@@ -107,7 +110,7 @@ def make_step_batches(
         for net, count in num_microbatches.items():
             begins = range(first, num_parts, each)
             everywhere = tuple(x for at in begins for x in parts[i][at : at + count])
-            mine = everywhere[layout.replica * count :][:count]
+            mine = _numbered(everywhere[layout.replica * count :][:count])
             sizes = tuple(part.num_samples for part in mine)
             step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
             ends_step = i == len(batches) - 1
@@ -115,6 +118,15 @@ def make_step_batches(
             first += count
         step_batches.append(by_net)
     return step_batches
+
+
+def _numbered(parts: Sequence[Microbatch]) -> tuple[Microbatch, ...]:
+    """Give each microbatch of a replica its first row."""
+    begins = accumulate((part.num_samples for part in parts), initial=0)
+    return tuple(
+        replace(part, first_row=begin)
+        for part, begin in zip(parts, begins, strict=False)
+    )
 
 
 def with_counts(

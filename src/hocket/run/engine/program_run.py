@@ -226,6 +226,7 @@ class ProgramRun(WorkerRun):
                 counts,
                 None,
                 self.world.device,
+                self._nets.sizes_of[net],
             )
             parts[net] = made
         self._step += 1

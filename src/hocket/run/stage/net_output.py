@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.batch_output import BatchOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,12 @@ class NetOutput:
     Args:
         spec: puts the leaves back into the model's structure.
         wants_grad: for each leaf, whether it can have a gradient.
+        is_whole: whether a reader gets it for the whole batch.
     """
 
     spec: pytree.TreeSpec
     wants_grad: tuple[bool, ...]
+    is_whole: bool = False
 
     @classmethod
     def of(cls, output: Any, net: str) -> NetOutput:
@@ -42,10 +46,43 @@ class NetOutput:
         return cls(spec, tuple(torch.is_floating_point(leaf) for leaf in leaves))
 
 
-def rebuilt(leaves: Iterable[Tensor], outputs: Sequence[NetOutput]) -> list[Any]:
-    """Put the leaves of several outputs into their models' structures."""
+def example_of(output: Any, num_samples: int, wanted: int) -> Any:
+    """Return an example of a net's output for another number of samples.
+
+    Args:
+        output: an example; tensors with samples along dimension 0 are repeated or cut.
+        num_samples: those of the example.
+        wanted: those of the result.
+    """
+
+    def resized(leaf: Tensor) -> Tensor:
+        if leaf.dim() == 0 or len(leaf) != num_samples or num_samples == wanted:
+            return leaf
+        return leaf[torch.arange(wanted, device=leaf.device) % num_samples]
+
+    return pytree.tree_map_only(Tensor, resized, output)
+
+
+def rebuilt(
+    leaves: Sequence[Tensor], outputs: Sequence[NetOutput], part: Microbatch
+) -> list[Any]:
+    """Put the leaves of several outputs into their models' structures.
+
+    Args:
+        leaves: of all outputs, one after the other.
+        outputs: their structures.
+        part: the microbatch that reads them.
+    """
     left = iter(leaves)
-    return [
+    found = [
         pytree.tree_unflatten([next(left) for _ in output.wants_grad], output.spec)
         for output in outputs
+    ]
+    if not any(output.is_whole for output in outputs):
+        return found
+    end = part.first_row + part.num_samples
+    rows = torch.arange(part.first_row, end, device=leaves[0].device)
+    return [
+        BatchOutput(value, rows) if output.is_whole else value
+        for value, output in zip(found, outputs, strict=True)
     ]

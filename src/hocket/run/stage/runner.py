@@ -336,7 +336,7 @@ class StageRunner:
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss is None:
             return self._saved_outputs(leaves, out)
-        others = rebuilt(inputs[self._num_own :], self._others)
+        others = rebuilt(inputs[self._num_own :], self._others, given.microbatch)
         named = self.loss_of(out, given.microbatch.targets, *others)
         if self._checks_loss:
             self._check_loss(out, given.microbatch, others)

@@ -7,18 +7,24 @@ whole batch, those of one replica, or of all replicas.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hocket.core.program import Net, Program
 from hocket.run.data.batch import Microbatch
+from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL, losses_of, sum_of
 from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
+from hocket.run.engine.programs.net_setup import connected_nets
 
 
 @dataclass(slots=True)
@@ -50,7 +56,7 @@ class Step:
         key = name, number
         if key not in self._outputs:
             net, part = self.nets[name], self.parts[name][number]
-            sources = [self.output(source, number) for source in net.plan.inputs]
+            sources = [self._read(name, [number], x) for x in net.plan.inputs]
             leaves = leaves_of(sources, part)
             self._outputs[key] = net.forward(leaves, self.seed, self.step, number)
         return self._outputs[key]
@@ -98,10 +104,8 @@ class Step:
     def _loss(self, name: str, rows: range) -> Tensor:
         """The loss of some microbatches together, weighted by samples or targets."""
         parts = [self.parts[name][number] for number in rows]
-        output, *others = (
-            joined([self.output(x, i) for i in self._same_rows(name, rows, x)])
-            for x in (name, *self.nets[name].plan.loss_inputs)
-        )
+        output = joined([self.output(name, number) for number in rows])
+        others = [self._read(name, rows, x) for x in self.nets[name].plan.loss_inputs]
         targets = joined([part.targets for part in parts])
         loss = self.losses[name]
         named = losses_of(loss, output, targets, *others)
@@ -114,27 +118,43 @@ class Step:
             sums[key] = sums.get(key, 0.0) + value.item() * weight
         return named[TOTAL] * weight
 
-    def _same_rows(self, name: str, rows: range, source: str) -> range:
-        """The microbatches of another net that hold the same part of the batch."""
-        own, other = (self.facts[x].num_microbatches for x in (name, source))
-        if own == other:
-            return rows
-        return range(rows.start // own * other, rows.stop // own * other)
+    def _read(self, name: str, rows: Sequence[int], source: str) -> Any:
+        """What some microbatches of a net, together, read of another net's output.
+
+        Microbatches of nets nest: one of them is made of those that begin in it, or is
+        a part of the last one that begins before it.
+        """
+        parts, others = self.parts[name], self.parts[source]
+        own_net, net = self.facts[name], self.facts[source]
+        is_whole = source in self.nets[name].plan.whole_loss_inputs
+        if own_net.num_microbatches == net.num_microbatches and not is_whole:
+            return joined([self.output(source, number) for number in rows])
+        begins, other_begins = _begins(parts), _begins(others)
+        begin, end = begins[rows[0]], begins[rows[-1] + 1]
+        if is_whole:
+            replica = rows[0] // own_net.num_microbatches
+            numbers = range(net.num_microbatches * replica, len(others))
+            numbers = numbers[: net.num_microbatches]
+        else:
+            first = bisect_right(other_begins, begin) - 1
+            numbers = range(first, bisect_left(other_begins, end))
+        value = joined([self.output(source, number) for number in numbers])
+        at = other_begins[numbers[0]]
+        if is_whole:
+            return BatchOutput(value, torch.arange(begin - at, end - at))
+        if (at, other_begins[numbers[-1] + 1]) == (begin, end):
+            return value
+        cut = slice(begin - at, end - at)
+        return pytree.tree_map_only(Tensor, lambda leaf: leaf[cut], value)
 
 
-def gradient_groups(program: Program, names: Sequence[str]) -> list[list[str]]:
-    """The nets between which gradients flow, in groups.
+def _begins(parts: Sequence[Microbatch]) -> list[int]:
+    """The first row of each microbatch of all replicas, and the end of the last."""
+    return list(accumulate((part.num_samples for part in parts), initial=0))
 
-    Args:
-        program: the whole.
-        names: all nets, in order.
-    """
-    group_of = {name: [name] for name in names}
-    for a, b in program.flows:
-        source, target = program.stages[a], program.stages[b]
-        first, second = group_of[source.net], group_of[target.net]
-        if source.trainable and target.trainable and first is not second:
-            first += second
-            group_of.update(dict.fromkeys(second, first))
-    groups = {id(group): group for group in group_of.values()}
-    return [sorted(group, key=list(names).index) for group in groups.values()]
+
+def gradient_groups(program: Program) -> list[list[str]]:
+    """The nets between which gradients flow, in groups."""
+    stages = program.stages
+    flows = [(a, b) for a, b in program.flows if stages[a].trainable]
+    return connected_nets(program, [x for x in flows if stages[x[1]].trainable])

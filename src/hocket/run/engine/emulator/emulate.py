@@ -48,7 +48,9 @@ from hocket.run.engine.programs.by_net import (
     nets_in_order,
 )
 from hocket.run.engine.programs.copies import without_copies
-from hocket.run.engine.programs.net_setup import stages_of
+from hocket.run.engine.programs.net_setup import stages_of, whole_batch_sources
+from hocket.run.engine.programs.part_sizes import part_sizes
+from hocket.run.stage.net_output import example_of
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
@@ -143,6 +145,7 @@ def emulate(
             name,
             stages_of(program, name),
             *net_inputs(program, name, has_loss=name in loss_of),
+            whole_batch_sources(program, name),
             tuple(cuts.get(name, ())),
             freezes.get(name, {}),
             merged.shares[name],
@@ -150,12 +153,13 @@ def emulate(
         )
         for name in nets_in_order(program, names)
     ]
-    check_flows(program)
+    check_flows(merged)
     check_losses(program, names, loss_of)
     model_of = arguments_by_net(models, names, "models")
     history: list[dict[str, Losses]] = []
     nets: dict[str, EmulatedNet] = {}
     updates: Updates | None = None
+    sizes = part_sizes(program)
     facts = {net.name: net for net in program.nets}
     with preserve_generators(CPU):
         for number, batch in enumerate(batches):
@@ -163,7 +167,9 @@ def emulate(
             pairs = {name: batch[name] if by_net else batch for name in names}
             parts = {
                 name: split_batch(
-                    pairs[name], facts[name].num_microbatches * program.num_replicas
+                    pairs[name],
+                    facts[name].num_microbatches * program.num_replicas,
+                    sizes_of=sizes[name],
                 )
                 for name in names
             }
@@ -173,7 +179,7 @@ def emulate(
             for net in nets.values():
                 net.begin(number)
             step = Step(nets, facts, loss_of, parts, program.num_replicas, seed, number)
-            for group in gradient_groups(program, list(nets)):
+            for group in gradient_groups(program):
                 step.run_group(group)
             updates.update(number)
             history.append(step.sums)
@@ -192,8 +198,12 @@ def _make_nets(
     for plan in plans:
         if plan.name not in models:
             raise ConfigError(f"net {plan.name} has no model: give models")
-        given = [outputs[source] for source in plan.inputs]
-        leaves = leaves_of(given, parts[plan.name][0])
+        (first, *_) = parts[plan.name]
+        given = [
+            example_of(outputs[source], parts[source][0].num_samples, first.num_samples)
+            for source in plan.inputs
+        ]
+        leaves = leaves_of(given, first)
         args, kwargs = call_arguments(pairs[plan.name][0])
         others = tuple(pytree.tree_leaves(given))
         spec = pytree.tree_structure(((*others, *args), kwargs))

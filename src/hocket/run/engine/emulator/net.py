@@ -34,6 +34,7 @@ class EmulatedStages:
         stages: its stages, by their numbers in the program.
         inputs: the nets whose outputs come before the model's own inputs.
         loss_inputs: the nets whose outputs the loss reads.
+        whole_loss_inputs: those of them of which it reads the whole batch.
         cut_at: the modules with which its stages but the first begin.
         freeze_at: by step, the first module that still trains.
         shares: the microbatches of each copy of the net in a replica; each copy of
@@ -45,6 +46,7 @@ class EmulatedStages:
     stages: tuple[int, ...]
     inputs: tuple[str, ...]
     loss_inputs: tuple[str, ...]
+    whole_loss_inputs: frozenset[str]
     cut_at: tuple[str, ...]
     freeze_at: Mapping[int, str]
     shares: tuple[int, ...]

@@ -107,7 +107,10 @@ class Player:
         # Ops of several lanes overlap: none may change what the newest op notes.
         notes = recorder if lanes is None else FlightRecorder()
         self._notes = notes
-        self.maker = InputMaker(plan.program, wiring, device, channels, notes)
+        has_lanes = lanes is not None
+        self.maker = InputMaker(
+            plan.program, wiring, device, channels, notes, has_lanes=has_lanes
+        )
         self.stages = {
             number: StageOps(
                 number, runner, plan.program, wiring, self.maker, evaluates=evaluates

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import torch
 from torch import Tensor
 
-from hocket.core.dataflow import Fact
+from hocket.core.dataflow import Fact, Rule, need_rules
+from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -151,6 +153,76 @@ class PartInput(Input):
         self.whole.release(batch, microbatch)
 
 
+class RegroupedInput(Input):
+    """Values of a net with other microbatches than the stage that reads them.
+
+        maker's     0   1 │ 2   3        maker's     0       │ 1
+        reader's      0   │   1          reader's    0 │  1  │ 2 │  3
+
+    Several are joined along dimension 0. What several of the reader's microbatches read
+    is kept until the last of them has taken it: each takes its rows, or all.
+
+    Args:
+        source: the values of the maker's microbatches.
+        rule: which of them a microbatch of the reader reads.
+        reader: the net of the stage that reads them.
+        takes_all: whether each of the readers takes all of them, and not its own rows.
+        joins_once: whether what one reader has joined is there for all of them. Not if
+            they are in several lanes, which do not wait for each other.
+    """
+
+    def __init__(
+        self,
+        source: Input,
+        rule: Rule,
+        reader: str,
+        *,
+        takes_all: bool,
+        joins_once: bool,
+    ) -> None:
+        self._source = source
+        self._rule = rule
+        self._reader = reader
+        self._takes_all = takes_all
+        self._joins_once = joins_once
+        self._lock = threading.Lock()  # the reader's forwards may be in two lanes
+        # By step and the reader's group; of each microbatch of the maker, or joined.
+        self._kept: dict[Key, list[Values]] = {}
+        self._num_taken: dict[Key, int] = {}
+
+    def take(self, batch: NetBatches, microbatch: int) -> Values:
+        """See `Input.take`."""
+        work, num_readers = batch[self._reader], self._rule.num_readers
+        group = microbatch // num_readers
+        key = work.step.number, group
+        num_read = self._rule.num_read
+        numbers = range(group * num_read, (group + 1) * num_read)
+        with self._lock:
+            if key not in self._kept:
+                parts = [self._source.take(batch, number) for number in numbers]
+                self._kept[key] = [_joined(parts)] if self._joins_once else parts
+            parts = self._kept[key]
+            values = parts[0] if self._joins_once else _joined(parts)
+            self._num_taken[key] = self._num_taken.get(key, 0) + 1
+            if self._num_taken[key] == num_readers:
+                del self._kept[key], self._num_taken[key]
+                for number in numbers:
+                    self._source.release(batch, number)
+        if self._takes_all or num_readers == 1:
+            return values
+        own, first = (work.microbatches[i] for i in (microbatch, group * num_readers))
+        rows = own.first_row - first.first_row, own.num_samples
+        return tuple(value.narrow(0, *rows) for value in values)
+
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """See `Input.release`; what was taken is a copy."""
+
+
+def _joined(parts: Sequence[Values]) -> Values:
+    """Join the values of several microbatches, into new tensors."""
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class _Way:
     """One of the ways that results go.
@@ -233,6 +305,7 @@ class InputMaker:
         device: this worker's.
         channels: its messages.
         recorder: notes that waits are over.
+        has_lanes: whether the device has several lanes.
     """
 
     def __init__(
@@ -242,7 +315,10 @@ class InputMaker:
         device: int,
         channels: PointToPoint,
         recorder: FlightRecorder,
+        *,
+        has_lanes: bool,
     ) -> None:
+        self._has_lanes = has_lanes
         self._program = program
         self._wiring = wiring
         self._device = device
@@ -254,6 +330,25 @@ class InputMaker:
     def output_of(self, source: int, stage: int) -> Input:
         """Return where a stage finds the outputs of another one."""
         return self._input(Fact.OUTPUT, source, stage)
+
+    def input_of(self, source: int, stage: int) -> Input:
+        """Return where a stage's forward finds the outputs of another one."""
+        program, found = self._program, self.output_of(source, stage)
+        takes_all = (source, stage) in program.whole_batch_flows
+        rule = next(
+            rule
+            for rule in need_rules(Kind.FORWARD, stage, program)
+            if rule.fact is Fact.OUTPUT and rule.stage == source
+        )
+        if not takes_all and rule.num_read == rule.num_readers == 1:
+            return found
+        return RegroupedInput(
+            found,
+            rule,
+            program.stages[stage].net,
+            takes_all=takes_all,
+            joins_once=not self._has_lanes,
+        )
 
     def gathered_of(self, source: int, stage: int) -> Input:
         """Return where a stage's loss finds gathered outputs."""

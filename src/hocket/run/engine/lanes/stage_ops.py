@@ -16,7 +16,13 @@ from hocket.model.stages.splitter import Remainder
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.device.device import Device, DeviceLane
 from hocket.run.engine.lanes.op_times import OpTimer
-from hocket.run.engine.lanes.ports import Input, InputMaker, NearInput, Values
+from hocket.run.engine.lanes.ports import (
+    Input,
+    InputMaker,
+    NearInput,
+    RegroupedInput,
+    Values,
+)
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather
 from hocket.run.stage.runner import StageRunner
@@ -79,7 +85,7 @@ class StageOps:
         self.loss: BatchLoss | None = None
         self.gather: Gather | None = None
         self._inputs = [
-            maker.output_of(source, number)
+            maker.input_of(source, number)
             for source in _in_order(program, number)
             if source not in program.loss_inputs(number)
         ]
@@ -267,7 +273,7 @@ def _in_order(program: Program, number: int) -> list[int]:
 
 def _far(inputs: Sequence[Input]) -> list[Input]:
     """Return the inputs whose memory must be released."""
-    return [one for one in inputs if not isinstance(one, NearInput)]
+    return [one for one in inputs if not isinstance(one, NearInput | RegroupedInput)]
 
 
 def _taking(inputs: Sequence[Input]) -> Callable[[NetBatches, int], Values]:

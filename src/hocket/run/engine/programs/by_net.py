@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from hocket.core.program import Program
 from hocket.errors import ConfigError, ModelError
 from hocket.options import CorrectionName
+from hocket.run.engine.programs.copies import Merged
 from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
@@ -130,6 +131,12 @@ def net_inputs(
             )
         if target == stages[-1] and has_loss:
             loss_inputs.append(other)
+        elif (source, target) in program.whole_batch_flows:
+            raise ModelError(
+                f"flow {source} -> {target} reads the whole batch of net {other}, and "
+                f"net {name} has no loss there: only a loss can read outputs of other "
+                "samples than its own"
+            )
         elif target == stages[0]:
             inputs.append(other)
         elif target == stages[-1]:
@@ -146,23 +153,27 @@ def net_inputs(
     return tuple(inputs), tuple(loss_inputs)
 
 
-def check_flows(program: Program) -> None:
-    """Refuse flows that are planned, checked and simulated, but not played yet.
+def check_flows(merged: Merged) -> None:
+    """Refuse flows between nets of which one has copies, and the other has not as many.
+
+    A copy has a part of the batch, and no flow says which part of another net's.
+
+    Args:
+        merged: the program without copies.
 
     Raises:
-        ConfigError: a microbatch reads several of another net, or a part of one.
+        ConfigError: there is such a flow.
     """
-    for flow in program.flows:
-        first, second = map(program.num_microbatches_of, flow)
-        is_whole = flow in program.whole_batch_flows
-        if is_whole or (first != second and flow[1] not in program.loss_stages):
-            source, target = (program.stages[stage].net for stage in flow)
-            reads = "reads the whole batch" if is_whole else f"cuts it into {second}"
+    program = merged.program
+    for a, b in program.flows:
+        source, target = (program.stages[stage].net for stage in (a, b))
+        if merged.shares[source] != merged.shares[target] and (
+            len(merged.shares[source]) > 1 or len(merged.shares[target]) > 1
+        ):
             raise ConfigError(
-                f"flow {flow[0]} -> {flow[1]}: net {source} cuts a batch into {first} "
-                f"microbatches, and net {target} {reads}. Such flows are planned and "
-                "simulated, but not run yet: give both nets equal numbers, or let the "
-                "flow end in a loss over the whole batch"
+                f"flow {a} -> {b} connects net {source}, whose copies have "
+                f"{merged.shares[source]} microbatches, with net {target}, whose "
+                f"copies have {merged.shares[target]}: copy both nets alike, or none"
             )
 
 

@@ -82,5 +82,10 @@ def without_copies(program: Program) -> Merged:
             if a in places and b in places
         ),
         copies=(),
+        whole_batch_flows=frozenset(
+            (places[a], places[b])
+            for a, b in program.whole_batch_flows
+            if a in places and b in places
+        ),
     )
     return Merged(found, shares)

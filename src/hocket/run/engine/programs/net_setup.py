@@ -48,10 +48,37 @@ def stages_of(program: Program, net: str) -> tuple[int, ...]:
     return tuple(i for i, stage in enumerate(program.stages) if stage.net == net)
 
 
+def whole_batch_sources(program: Program, net: str) -> frozenset[str]:
+    """Return the nets of whose outputs a net's loss reads the whole batch."""
+    flows = program.whole_batch_flows
+    stages = program.stages
+    return frozenset(stages[a].net for a, b in flows if stages[b].net == net)
+
+
 def nets_of_batch(program: Program, net: str) -> tuple[str, ...]:
     """Return the nets that share a batch with a net: copies of it, and itself."""
     first = stages_of(program, net)[0]
     return tuple(program.stages[copy].net for copy in sorted(program.copies_of[first]))
+
+
+def connected_nets(
+    program: Program, flows: Iterable[tuple[int, int]]
+) -> list[list[str]]:
+    """Return the nets in groups, between which there is none of some flows.
+
+    Args:
+        program: the whole; each group has its nets in the program's order.
+        flows: those of its flows that count.
+    """
+    group_of = {net.name: [net.name] for net in program.nets}
+    for a, b in flows:
+        first, second = (group_of[program.stages[stage].net] for stage in (a, b))
+        if first is not second:
+            first += second
+            group_of.update(dict.fromkeys(second, first))
+    groups = {id(group): group for group in group_of.values()}
+    names = [net.name for net in program.nets]
+    return [sorted(group, key=names.index) for group in groups.values()]
 
 
 def modules_of(program: Program, nets: Iterable[NetSetup]) -> tuple[StageModule, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.options import CorrectionName
 from hocket.run.data.batch import call_arguments, digest, split_batch
+from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.token_mean import TokenMean
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.lanes.wiring import wire
@@ -40,9 +42,11 @@ from hocket.run.engine.programs.net_setup import (
     modules_of,
     nets_of_batch,
     stages_of,
+    whole_batch_sources,
 )
+from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.same_everywhere import losses_of_random_outputs
-from hocket.run.stage.net_output import NetOutput
+from hocket.run.stage.net_output import NetOutput, example_of
 from hocket.run.weights.momentum import Momentum
 from hocket.run.weights.settings import (
     OptimizerFactory,
@@ -75,6 +79,7 @@ class ProgramNets:
         digests: what all workers must have alike.
         losses: each net's losses of random outputs, which they must have alike, too.
         outlines: the outline of each model, once for all copies.
+        sizes_of: the sizes of a batch's microbatches, by model.
         holders: the rank that holds each name of a state, by model.
 
     Raises:
@@ -108,7 +113,7 @@ class ProgramNets:
         optimizer_of = arguments_by_net(optimizers, names, "optimizers")
         scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
         cuts = cuts_by_net(cut_at, names)
-        check_flows(merged)
+        check_flows(merging)
         check_losses(merged, names, loss_of)
         for name in names:
             if isinstance(loss_of.get(name), TokenMean) and merging.shares[name][1:]:
@@ -133,7 +138,9 @@ class ProgramNets:
         self.settings = next(iter(settings.values()))
         self.outlines = {name: Outline.of(model_of[name]) for name in names}
         self._outputs: dict[str, NetOutput] = {}
-        self._examples: dict[str, Any] = {}
+        # Of each net whose outputs are read, and how many samples it is of.
+        self._examples: dict[str, tuple[Any, int]] = {}
+        self.sizes_of = part_sizes(merged)
         self.digests: dict[str, str] = {"settings": short_hash(self.settings.text)}
         self.losses: dict[str, dict[str, float]] = {}
         self.setups: list[NetSetup] = []
@@ -183,6 +190,10 @@ class ProgramNets:
         self.setups.clear()
         self._examples.clear()
 
+    def _example(self, net: str, num_samples: int) -> Any:
+        """Return an example of a net's output for so many samples."""
+        return example_of(*self._examples[net], num_samples)
+
     def _set_up(
         self,
         name: str,
@@ -196,10 +207,17 @@ class ProgramNets:
     ) -> NetSetup:
         program = self._program
         inputs, loss_inputs = net_inputs(program, name, has_loss=loss is not None)
-        leaves = [x for net in inputs for x in pytree.tree_leaves(self._examples[net])]
         counts = {net.name: net.num_microbatches for net in program.nets}
         num_parts = sum(counts[net] for net in nets_of_batch(program, name))
-        part = split_batch(example, num_parts * program.num_replicas)[0]
+        sizes_of = self.sizes_of[seed_name]
+        part, *_ = split_batch(
+            example, num_parts * program.num_replicas, sizes_of=sizes_of
+        )
+        leaves = [
+            x
+            for net in inputs
+            for x in pytree.tree_leaves(self._example(net, part.num_samples))
+        ]
         args, kwargs = call_arguments(example[0])
         spec = pytree.tree_structure(((*leaves, *args), kwargs))
         args, kwargs = pytree.tree_unflatten([*leaves, *part.leaves], spec)
@@ -215,15 +233,23 @@ class ProgramNets:
         if nets or program.net_of(last).batch_loss:
             with restored_model(captured, torch.device("cpu")), torch.no_grad():
                 model.train(trains or model.training)
-                self._examples[name] = model(*args, **kwargs)
-            self._outputs[name] = NetOutput.of(self._examples[name], name)
+                output = model(*args, **kwargs)
+            self._examples[name] = output, part.num_samples
+            self._outputs[name] = NetOutput.of(output, name)
         others: dict[int, tuple[NetOutput, ...]] = {}
         if inputs:
             others[numbers[0]] = tuple(self._outputs[net] for net in inputs)
         if loss_inputs:
-            others[last] = tuple(self._outputs[net] for net in loss_inputs)
+            whole = whole_batch_sources(program, name)
+            others[last] = tuple(
+                replace(self._outputs[net], is_whole=net in whole)
+                for net in loss_inputs
+            )
         if loss is not None and name == seed_name:
-            read = [self._examples[net] for net in loss_inputs]
+            read = [
+                _as_read(self._example(net, part.num_samples), form)
+                for net, form in zip(loss_inputs, others.get(last, ()), strict=True)
+            ]
             cpu = torch.device("cpu")
             found = losses_of_random_outputs(loss, captured, part.targets, read, cpu)
             self.losses[f"loss of net {name}"] = found
@@ -239,6 +265,14 @@ class ProgramNets:
             others=others,
             output=self._outputs.get(name),
         )
+
+
+def _as_read(output: Any, form: NetOutput) -> Any:
+    """Return what a loss gets of another net's output."""
+    if not form.is_whole:
+        return output
+    rows = torch.arange(len(pytree.tree_leaves(output)[0]))
+    return BatchOutput(output, rows)
 
 
 def _cut(
