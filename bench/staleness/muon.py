@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch import nn
 
-from hocket.recipes.training.lars import Closure, closure_loss
 from hocket.run.weights.settings import Parameters
+from hocket.teacher.lars import Closure, closure_loss
 
 _INSIDE: Final = "blocks."  # embeddings and heads have matrices too, but not there
 

@@ -19,12 +19,12 @@ from hocket.recipes.config.optimizer_settings import (
     LarsSettings,
     SgdSettings,
 )
-from hocket.recipes.training.lars import Lars
 from hocket.recipes.training.optimizer import (
     learning_rate_share,
     make_optimizer,
     make_scheduler,
 )
+from hocket.teacher.lars import Lars
 
 
 @given(

@@ -16,8 +16,8 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler as lr
 
 import hocket
-from hocket.recipes.training.lars import Lars
 from hocket.run.weights.settings import OptimizerFactory, Parameters, SchedulerFactory
+from hocket.teacher.lars import Lars
 from tests.run.support.comparison import difference
 from tests.run.support.optimizers import muon
 from tests.run.support.small_models import ZOO, batches, make_model

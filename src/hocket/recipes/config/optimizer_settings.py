@@ -78,7 +78,7 @@ class SgdSettings(OptimizerSettings):
 
 
 class LarsSettings(OptimizerSettings):
-    """Momentum SGD with a rate for each matrix (`hocket.recipes.training.lars`).
+    """Momentum SGD with a rate for each matrix (`hocket.teacher.lars`).
 
     Args:
         momentum: how much of the last update each step keeps.

@@ -18,7 +18,7 @@ from hocket.recipes.config.optimizer_settings import (
     OptimizerSettings,
     SgdSettings,
 )
-from hocket.recipes.training.lars import Lars
+from hocket.teacher.lars import Lars
 
 MATRIX_DIMS: Final = 2  # fewer dimensions: a bias, or a norm's
 

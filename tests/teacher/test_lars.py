@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hocket.recipes.training.lars import Lars
+from hocket.teacher.lars import Lars
 
 scales = st.floats(1e-3, 1e3)
 
