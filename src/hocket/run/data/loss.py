@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 
-LossFunction = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
+LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
