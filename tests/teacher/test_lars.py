@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ scales = st.floats(1e-3, 1e3)
 
 
 def stepped(
-    weight: Tensor, gradient: Tensor, num_steps: int = 1, **options: float
+    weight: Tensor, gradient: Tensor, num_steps: int = 1, **options: Any
 ) -> Tensor:
     """A parameter after some steps along one gradient."""
     parameter = nn.Parameter(weight.clone())
@@ -64,6 +65,25 @@ def test_vectors_and_zeros_step_as_under_sgd() -> None:
     assert torch.equal(stepped(bias, torch.ones(3)), torch.full((3,), 0.5))
     assert torch.equal(stepped(zero, torch.ones(2, 2)), torch.full((2, 2), -0.5))
     assert torch.equal(stepped(weight, torch.zeros(2, 2)), weight)
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_biases_and_norms_have_no_weight_decay_unless_asked_for(decays: bool) -> None:
+    """As BYOL and MoCo-v3 train them: two steps of plain momentum SGD."""
+    weight, gradient = torch.randn(2, 3).double()
+    options: dict[str, Any] = {
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+        "decays_vectors": decays,
+    }
+    expected = nn.Parameter(weight.clone())
+    sgd = torch.optim.SGD([expected], 0.5, 0.9, weight_decay=0.1 * decays)
+    for _ in range(2):
+        expected.grad = gradient
+        sgd.step()
+    torch.testing.assert_close(
+        stepped(weight, gradient, 2, **options), expected.detach()
+    )
 
 
 def test_its_state_goes_on() -> None:

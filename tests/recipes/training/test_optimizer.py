@@ -180,6 +180,7 @@ def test_more_values_reach_the_optimizers() -> None:
         "weight_decay": 0.2,
         "momentum": 0.3,
         "trust": 0.4,
+        "decays_vectors": True,
     }
     assert type(adafactor) is torch.optim.Adafactor
     assert adafactor.defaults["lr"] == 0.1

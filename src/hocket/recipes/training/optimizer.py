@@ -50,7 +50,9 @@ def _optimizer(
                 groups, **common, momentum=momentum, nesterov=nesterov, fused=True
             )
         case LarsSettings(momentum=momentum, trust=trust):
-            return Lars(groups, **common, momentum=momentum, trust=trust)
+            return Lars(
+                groups, **common, momentum=momentum, trust=trust, decays_vectors=True
+            )
         case AdafactorSettings(beta2_decay=beta2_decay, update_clip=update_clip):
             return torch.optim.Adafactor(
                 groups, **common, beta2_decay=beta2_decay, d=update_clip
