@@ -78,11 +78,25 @@ if TYPE_CHECKING:
     from hocket.run.weights.momentum import Momentum as Momentum
     from hocket.schedules import SCHEDULES as SCHEDULES
     from hocket.schedules import make_schedule as make_schedule
+    from hocket.teacher.evaluation import LinearProbe as LinearProbe
+    from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
+    from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
+    from hocket.teacher.lars import Lars as Lars
+    from hocket.teacher.losses.dino import Dino as Dino
+    from hocket.teacher.losses.dino import MovingCentre as MovingCentre
+    from hocket.teacher.losses.distilbert import DistilBERT as DistilBERT
+    from hocket.teacher.losses.distillation import Distillation as Distillation
+    from hocket.teacher.losses.two_views import Byol as Byol
+    from hocket.teacher.losses.two_views import MocoV3 as MocoV3
+    from hocket.teacher.view_loader import TwoViewLoader as TwoViewLoader
+    from hocket.teacher.view_loader import TwoViewSamples as TwoViewSamples
+    from hocket.teacher.views import TwoViews as TwoViews
 
 __version__ = "0.1.0"
 
 # Where each public name lives. A name is imported when it is first asked for.
 _HOMES = {
+    "Byol": "hocket.teacher.losses.two_views",
     "Candidate": "hocket.planner.candidate",
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",
@@ -92,6 +106,9 @@ _HOMES = {
     "DamagedError": "hocket.errors",
     "DataError": "hocket.errors",
     "DeadlockError": "hocket.errors",
+    "Dino": "hocket.teacher.losses.dino",
+    "DistilBERT": "hocket.teacher.losses.distilbert",
+    "Distillation": "hocket.teacher.losses.distillation",
     "EarlyStop": "hocket.run.early_stop",
     "EvaluationLoader": "hocket.run.data.sample_loader",
     "EvaluationResult": "hocket.run.engine.evaluate",
@@ -99,10 +116,14 @@ _HOMES = {
     "HocketError": "hocket.errors",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
+    "Lars": "hocket.teacher.lars",
+    "LinearProbe": "hocket.teacher.evaluation",
     "Link": "hocket.core.costs",
     "MissingPackageError": "hocket.errors",
+    "MocoV3": "hocket.teacher.losses.two_views",
     "ModelError": "hocket.errors",
     "Momentum": "hocket.run.weights.momentum",
+    "MovingCentre": "hocket.teacher.losses.dino",
     "Net": "hocket.core.program",
     "NoMemoryError": "hocket.errors",
     "NonFiniteError": "hocket.errors",
@@ -136,6 +157,9 @@ _HOMES = {
     "StepResult": "hocket.run.engine.sync.step_result",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
+    "TwoViewLoader": "hocket.teacher.view_loader",
+    "TwoViewSamples": "hocket.teacher.view_loader",
+    "TwoViews": "hocket.teacher.views",
     "WaitError": "hocket.errors",
     "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",
@@ -144,6 +168,8 @@ _HOMES = {
     "emulate": "hocket.run.engine.emulator.emulate",
     "fill_with": "hocket.passes.fill_with",
     "fit": "hocket.run.fit",
+    "fit_linear_probe": "hocket.teacher.evaluation",
+    "knn_accuracy": "hocket.teacher.evaluation",
     "launch": "hocket.run.cluster.launch",
     "make_schedule": "hocket.schedules",
     "plan": "hocket.run.tune.planning",
