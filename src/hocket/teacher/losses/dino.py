@@ -99,8 +99,9 @@ class Dino:
     Args:
         student_temperature: above the teacher's.
         teacher_temperature: the lower, the sharper.
-        centre: the moving centre, which `advance` moves; without one, c is the mean of
-            the batch's own outputs of the teacher, which needs no state.
+        centre: the moving centre, for which `advance` must be called once per batch;
+            by default c is the mean of the teacher's outputs of this batch, which needs
+            no state.
         teacher: the teacher's name.
 
     Raises:
