@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
     from hocket.teacher.lars import Lars as Lars
     from hocket.teacher.losses.dino import Dino as Dino
-    from hocket.teacher.losses.dino import MovingCentre as MovingCentre
     from hocket.teacher.losses.distilbert import DistilBERT as DistilBERT
     from hocket.teacher.losses.distillation import Distillation as Distillation
     from hocket.teacher.losses.two_views import Byol as Byol
@@ -123,7 +122,6 @@ _HOMES = {
     "MocoV3": "hocket.teacher.losses.two_views",
     "ModelError": "hocket.errors",
     "Momentum": "hocket.run.weights.momentum",
-    "MovingCentre": "hocket.teacher.losses.dino",
     "Net": "hocket.core.program",
     "NoMemoryError": "hocket.errors",
     "NonFiniteError": "hocket.errors",

@@ -14,7 +14,8 @@ and once per step: WEIGHT_GRAD s of all microbatches ──▶ R ──▶ REDUC
 which turns WEIGHTS s of version t into version t + 1. Version 0 is given. R is a
 collective: where stages are copies of one another, the U of each needs the R of all.
 Where a whole-batch loss is over all replicas, OUTPUT of all microbatches ──▶ G ──▶
-GATHERED, which L reads in the place of outputs.
+GATHERED, which L reads in the place of outputs; and so does F, where the loss of each
+microbatch is over the outputs of another net for the whole batch.
 
 The knowledge is kept as *rules*: what an op of some kind on some stage needs, whatever
 its microbatch and step. `needs` and `makes` fill in the numbers for one op; the
@@ -280,6 +281,8 @@ def _input(source: int, stage: int, program: Program) -> Rule:
     """
     num_from = program.num_microbatches_of(source)
     num_to = program.num_microbatches_of(stage)
+    if program.reads_gathered(source, stage):
+        return Rule(Fact.GATHERED, source)
     if (source, stage) in program.whole_batch_flows:
         return Rule(Fact.OUTPUT, source, num_read=num_from, num_readers=num_to)
     num_read, num_readers = max(1, num_from // num_to), max(1, num_to // num_from)

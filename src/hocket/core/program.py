@@ -82,7 +82,8 @@ class Program:
             gradients are summed (op R), as over replicas.
         whole_batch_flows: those flows, from stages that are not trainable, of which
             each microbatch of the target reads the outputs of the whole batch: the loss
-            of each sample is over the teacher's outputs of all samples. Of any other
+            of each sample is over the teacher's outputs of all samples, gathered over
+            replicas (op G). Of any other
             flow a microbatch reads its own samples: several microbatches of a net with
             finer ones, a part of one of a net with coarser ones.
 
@@ -250,12 +251,20 @@ class Program:
     @cached_property
     def gathered_stages(self) -> frozenset[int]:
         """The stages whose outputs are gathered over replicas."""
-        return frozenset(
+        read_by_losses = (
             read
             for stage in self.loss_stages
             if self.gathers(stage)
             for read in self.loss_inputs(stage)
         )
+        flows = self.whole_batch_flows if self.num_replicas > 1 else ()
+        return frozenset((*read_by_losses, *(source for source, _ in flows)))
+
+    def reads_gathered(self, source: int, target: int) -> bool:
+        """Return whether a stage or its loss reads gathered outputs of another one."""
+        if (source, target) in self.whole_batch_flows:
+            return self.num_replicas > 1
+        return self.gathers(target) and source in self.loss_inputs(target)
 
 
 def _grouped(

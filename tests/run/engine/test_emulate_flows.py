@@ -55,7 +55,7 @@ def test_a_loss_reads_its_samples_of_a_teachers_other_microbatches(
 ) -> None:
     """Batch norms see the teacher's own microbatches, which nest in the student's.
 
-    A loss that reads the whole batch reads that of its replica.
+    A loss that reads the whole batch reads that of all replicas.
     """
     data, teacher, student = batches(4, 22), chain_model(0).train(), chain_model(1)
     slow, alone = copy.deepcopy(teacher), copy.deepcopy(student)
@@ -94,9 +94,7 @@ def test_a_loss_reads_its_samples_of_a_teachers_other_microbatches(
             alone[1] = others[replica]
             others[replica].weight = norm.weight
             others[replica].bias = norm.bias
-            first, last = parts[2 * replica][0], parts[2 * replica + 1][1]
-            rows = torch.arange(begin - first, end - first)
-            whole = BatchOutput(every[first:last], rows)
+            whole = BatchOutput(every, torch.arange(begin, end))
             read = whole if reads_batch else every[begin:end]
             value = loss(alone(x[begin:end]), y[begin:end], read)
             value = value if reads_batch else value["loss"]

@@ -42,7 +42,7 @@ class Microbatch:
         leaves: the model's arguments, flattened as `(args, kwargs)`.
         targets: the arguments of the loss beside the outputs.
         num_samples: the number of samples in this part.
-        first_row: where they begin among the rows of this replica.
+        first_row: where they begin among the samples of their net, over all replicas.
     """
 
     leaves: tuple[Any, ...]

@@ -37,8 +37,8 @@ class BatchOutput:
     rows, and all samples of the output.
 
     Args:
-        output: for the whole batch of this replica: the net's structure, whose tensors
-            have samples along dimension 0.
+        output: for the whole batch, over all replicas: the net's structure, whose
+            tensors have samples along dimension 0.
         rows: the places of these samples among them, (samples,) of int64.
     """
 

@@ -109,8 +109,10 @@ def make_step_batches(
         first = 0
         for net, count in num_microbatches.items():
             begins = range(first, num_parts, each)
-            everywhere = tuple(x for at in begins for x in parts[i][at : at + count])
-            mine = _numbered(everywhere[layout.replica * count :][:count])
+            everywhere = _numbered(
+                [x for at in begins for x in parts[i][at : at + count]]
+            )
+            mine = everywhere[layout.replica * count :][:count]
             sizes = tuple(part.num_samples for part in mine)
             step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
             ends_step = i == len(batches) - 1
@@ -121,7 +123,7 @@ def make_step_batches(
 
 
 def _numbered(parts: Sequence[Microbatch]) -> tuple[Microbatch, ...]:
-    """Give each microbatch of a replica its first row."""
+    """Give each microbatch its first row."""
     begins = accumulate((part.num_samples for part in parts), initial=0)
     return tuple(
         replace(part, first_row=begin)

@@ -2,7 +2,7 @@
 
 Each is a frozen dataclass and a mean over samples or tokens: computed by microbatch,
 each weighted by its samples or tokens, it is the loss of the whole batch. Calling one
-changes nothing; only DINO's moving centre is a state, with a method to move it.
+changes nothing.
 May import `hocket.errors`. Begin with `distillation.py`, or with `two_views.py` for
 losses that compare two views of each image.
 """

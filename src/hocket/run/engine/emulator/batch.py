@@ -132,9 +132,7 @@ class Step:
         begins, other_begins = _begins(parts), _begins(others)
         begin, end = begins[rows[0]], begins[rows[-1] + 1]
         if is_whole:
-            replica = rows[0] // own_net.num_microbatches
-            numbers = range(net.num_microbatches * replica, len(others))
-            numbers = numbers[: net.num_microbatches]
+            numbers = range(len(others))
         else:
             first = bisect_right(other_begins, begin) - 1
             numbers = range(first, bisect_left(other_begins, end))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import torch
@@ -333,13 +333,16 @@ class InputMaker:
 
     def input_of(self, source: int, stage: int) -> Input:
         """Return where a stage's forward finds the outputs of another one."""
-        program, found = self._program, self.output_of(source, stage)
+        program = self._program
         takes_all = (source, stage) in program.whole_batch_flows
         rule = next(
             rule
             for rule in need_rules(Kind.FORWARD, stage, program)
-            if rule.fact is Fact.OUTPUT and rule.stage == source
+            if rule.stage == source and rule.fact in {Fact.OUTPUT, Fact.GATHERED}
         )
+        found = self._input(rule.fact, source, stage)
+        if rule.fact is Fact.GATHERED:
+            rule = replace(rule, num_readers=program.num_microbatches_of(stage))
         if not takes_all and rule.num_read == rule.num_readers == 1:
             return found
         return RegroupedInput(
@@ -379,17 +382,13 @@ class InputMaker:
     def gathered(self, stage: int) -> Output:
         """Return where a stage's gathered outputs go."""
         read = (*self._program.targets[stage], stage)
-        readers = [x for x in sorted({*read}) if self._reads_gathered(x, stage)]
+        readers = [x for x in sorted({*read}) if self._program.reads_gathered(stage, x)]
         return self._output(Fact.GATHERED, stage, readers, copies=False)
 
     def gradient(self, stage: int) -> Output:
         """Return where the gradients of a stage's inputs go."""
         sources = self._readers(Fact.INPUT_GRAD, stage)
         return self._output(Fact.INPUT_GRAD, stage, sources, copies=True)
-
-    def _reads_gathered(self, reader: int, stage: int) -> bool:
-        program = self._program
-        return program.gathers(reader) and stage in program.loss_inputs(reader)
 
     def _readers(self, fact: Fact, maker: int) -> Sequence[int]:
         program = self._program
@@ -399,7 +398,7 @@ class InputMaker:
         return [
             target
             for target in program.targets[maker]
-            if self._reads_gathered(target, maker) is gathered
+            if program.reads_gathered(maker, target) is gathered
         ]
 
     def _places(self, fact: Fact, maker: int, readers: Sequence[int]) -> Places | None:
