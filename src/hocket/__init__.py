@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from hocket.run.tune.config import PipelineConfig as PipelineConfig
     from hocket.run.tune.planning import plan as plan
+    from hocket.run.weights.momentum import CopyEvery as CopyEvery
     from hocket.run.weights.momentum import Momentum as Momentum
     from hocket.schedules import SCHEDULES as SCHEDULES
     from hocket.schedules import make_schedule as make_schedule
@@ -100,6 +101,7 @@ _HOMES = {
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",
     "ConfigError": "hocket.errors",
+    "CopyEvery": "hocket.run.weights.momentum",
     "Costs": "hocket.core.costs",
     "CostsError": "hocket.errors",
     "DamagedError": "hocket.errors",

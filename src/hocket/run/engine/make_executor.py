@@ -33,7 +33,7 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.saved_forward import StageGradients
-from hocket.run.weights.momentum import Follower, follow
+from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.make import attach_versions
@@ -176,7 +176,7 @@ def make_executor(
         on_error=on_error,
         lanes=context.lanes,
         wiring=wiring,
-        followers=_followers(program, by_net, runners),
+        followers=_followers(schedule, by_net, runners),
     )
     add_batch_losses(player, program, by_net, runners, layout, groups_of)
     return Executor(
@@ -308,19 +308,22 @@ def _shared(
 
 
 def _followers(
-    program: Program,
+    schedule: Schedule,
     nets: Mapping[str, NetSetup],
     runners: Mapping[int, StageRunner],
 ) -> dict[int, Follower]:
+    stages = schedule.program.stages
+    following = {n: runner for n, runner in runners.items() if stages[n].follows}
+    device = next(stages[stage].device for stage in runners)
     found = {}
-    for stage in runners:
-        others = program.stages[stage].follows
-        if others:
-            net = nets[program.stages[stage].net]
-            assert net.momentum is not None
-            held = {other: runners[other].parameters for other in others}
-            own = runners[stage].parameters
-            found[stage] = follow(
-                net.momentum, own, held, f"stage {stage} of {net.name}"
-            )
+    for stage, own in owned_parameters(following, schedule, device).items():
+        net = nets[stages[stage].net]
+        assert net.follows is not None
+        found[stage] = follow(
+            net.follows,
+            runners[stage].module,
+            own,
+            {other: runners[other].module for other in stages[stage].follows},
+            f"stage {stage} of net {net.name}",
+        )
     return found

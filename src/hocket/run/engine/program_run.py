@@ -41,7 +41,7 @@ from hocket.run.engine.same_everywhere import (
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_context import open_context
 from hocket.run.engine.worker_run import WorkerRun
-from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import OptimizerFactory, SchedulerFactory
 
 
@@ -57,7 +57,7 @@ class ProgramRun(WorkerRun):
         models: the model of each net.
         losses: the loss of each net that ends in one.
         optimizers: the optimizer of each trained net, as for `Pipeline`; a `Momentum`
-            for each net that follows another one.
+            or a `CopyEvery` for each net that follows another one.
         example: a batch as training will give them: a pair `(inputs, targets)` for all
             nets, or a mapping of pairs by net.
         cut_at: the modules with which the stages of a net but the first begin.
@@ -89,7 +89,7 @@ class ProgramRun(WorkerRun):
         schedule: Schedule,
         models: ByNet[nn.Module],
         losses: ByNet[Callable[..., Any]],
-        optimizers: ByNet[OptimizerFactory | Momentum],
+        optimizers: ByNet[OptimizerFactory | FollowerUpdate],
         example: Any,
         *,
         cut_at: Sequence[str] | Mapping[str, Sequence[str]] = (),

@@ -40,6 +40,7 @@ from hocket.run.engine.emulator.update import Updates
 from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
+    check_buffers,
     check_flows,
     check_losses,
     configs_by_net,
@@ -52,7 +53,7 @@ from hocket.run.engine.programs.net_setup import stages_of, whole_batch_sources
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.stage.net_output import example_of
 from hocket.run.stage.seed import preserve_generators
-from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
     OptimizerFactory,
     SchedulerFactory,
@@ -65,7 +66,7 @@ def emulate(
     program: Program,
     models: ByNet[nn.Module],
     losses: ByNet[Callable[..., Any]],
-    optimizers: ByNet[OptimizerFactory | Momentum],
+    optimizers: ByNet[OptimizerFactory | FollowerUpdate],
     batches: Iterable[Any],
     freeze_at: Mapping[int, str] | Mapping[str, Mapping[int, str]] | None = None,
     *,
@@ -98,7 +99,8 @@ def emulate(
         models: on the CPU; they are trained in place.
         losses: the loss of each net that ends in one.
         optimizers: the optimizer of each trained net, as for `Pipeline`: called once
-            per stage; a `Momentum` for each net that follows another one.
+            per stage; a `Momentum` or a `CopyEvery` for each net that follows another
+            one.
         batches: one per step: a pair `(inputs, targets)` for all nets, or a mapping of
             pairs by net. Each is cut into the net's microbatches of all replicas.
         freeze_at: by step, the first module that still trains: from that step on,
@@ -125,7 +127,7 @@ def emulate(
             net can go; or a forward that reads old weights begins a checkpoint.
         DataError: as for `Pipeline.step`.
     """
-    merged = without_copies(program)
+    whole, merged = program, without_copies(program)
     program = merged.program
     names = tuple(net.name for net in program.nets)
     loss_of = arguments_by_net(losses, names, "losses")
@@ -153,6 +155,7 @@ def emulate(
         )
         for name in nets_in_order(program, names)
     ]
+    check_buffers(whole, optimizer_of)
     check_flows(merged)
     check_losses(program, names, loss_of)
     model_of = arguments_by_net(models, names, "models")

@@ -17,6 +17,7 @@ from hocket.errors import ModelError, ShapeError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.parameter_paths import Home
+from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
 from hocket.run.engine.emulator.stage import Segment, Weight
 from hocket.run.stage.recompute import changing_buffers
@@ -65,7 +66,7 @@ class EmulatedNet:
 
     Args:
         plan: where it stands in the program.
-        held: the parameters that each stage uses, by name.
+        modules: each stage, with the newest weights.
         owners: the stage that updates each parameter.
         weights: the parameters that move, by name.
         segments: the whole net, in order.
@@ -76,7 +77,7 @@ class EmulatedNet:
     """
 
     plan: EmulatedStages
-    held: Sequence[Mapping[str, nn.Parameter]]
+    modules: Sequence[StageModule]
     owners: Mapping[str, int]
     weights: Mapping[str, Weight]
     segments: Sequence[Segment]
@@ -113,6 +114,18 @@ class EmulatedNet:
         self.frozen = [w for n, w in self.weights.items() if n not in training]
         for weight in self.frozen:
             weight.freeze()
+
+    def in_set(self, chosen: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Replace buffers of the first set by those of another one.
+
+        Args:
+            chosen: the other set's number, above 0.
+            tensors: buffers of any net, by name.
+        """
+        homes, sets = self.buffers
+        others = zip(homes, sets[chosen - 1], strict=True)
+        found = {id(home[key]): x for (home, key), x in others}
+        return {name: found.get(id(x), x) for name, x in tensors.items()}
 
     @contextmanager
     def _buffers_of(self, chosen: int) -> Iterator[None]:
@@ -176,7 +189,7 @@ def make_net(
     homes = tuple(h for x in segments for h in changing_buffers(x.module))
     sets = [_copies(homes) for _ in range(plan.num_replicas * len(plan.shares) - 1)]
     return EmulatedNet(
-        plan, held, owners, weights, segments, frozen_layers, (homes, sets)
+        plan, stages, owners, weights, segments, frozen_layers, (homes, sets)
     )
 
 

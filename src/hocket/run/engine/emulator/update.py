@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
 from hocket.core.program import Program
 from hocket.run.engine.emulator.net import EmulatedNet
 from hocket.run.engine.programs.by_net import check_optimizer
-from hocket.run.weights.momentum import Follower, Momentum, follow
+from hocket.run.weights.follower import Follower, Pairs, follow
+from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.run.weights.updater import Updater
 
@@ -35,7 +36,7 @@ class Updates:
         self,
         program: Program,
         nets: Mapping[str, EmulatedNet],
-        optimizers: Mapping[str, OptimizerFactory | Momentum],
+        optimizers: Mapping[str, OptimizerFactory | FollowerUpdate],
         settings: Mapping[str, TrainingConfig],
         clip_norm: float | None,
     ) -> None:
@@ -48,9 +49,9 @@ class Updates:
             if name in settings:
                 self._updaters += _updaters(program, net, settings[name])
         for name, net in nets.items():
-            momentum = optimizers.get(name)
-            if isinstance(momentum, Momentum):
-                self._followers.append(_follower(program, nets, net, momentum))
+            update = optimizers.get(name)
+            if isinstance(update, FollowerUpdate):
+                self._followers += _followers(program, nets, net, update)
 
     def update(self, step: int) -> None:
         """Update everything, once its gradients are there."""
@@ -91,32 +92,45 @@ def _updaters(
 ) -> list[tuple[int, Updater]]:
     """Of each trained stage, with its delay."""
     found = []
-    for i, (number, held) in enumerate(zip(net.plan.stages, net.held, strict=True)):
+    for i, number in enumerate(net.plan.stages):
         stage = program.stages[number]
         if stage.trainable:
-            own = {name: p for name, p in held.items() if net.owners[name] == i}
-            found.append((stage.delay, Updater(own, settings, delay=stage.delay)))
+            updater = Updater(_owned(net, i), settings, delay=stage.delay)
+            found.append((stage.delay, updater))
     return found
 
 
-def _follower(
+def _owned(net: EmulatedNet, place: int) -> dict[str, nn.Parameter]:
+    """The parameters that one stage of a net moves."""
+    held = net.modules[place].named_parameters()
+    return {name: p for name, p in held if net.owners[name] == place}
+
+
+def _followers(
     program: Program,
     nets: Mapping[str, EmulatedNet],
     net: EmulatedNet,
-    momentum: Momentum,
-) -> Follower:
-    held = {
-        number: parameters
+    update: FollowerUpdate,
+) -> Iterator[Follower]:
+    """Of each stage that follows others; of its buffers, one for each replica."""
+    modules = {
+        number: module
         for other in nets.values()
-        for number, parameters in zip(other.plan.stages, other.held, strict=True)
+        for number, module in zip(other.plan.stages, other.modules, strict=True)
     }
-    own: dict[str, Tensor] = {}
-    followed: dict[str, Tensor] = {}
-    for number in net.plan.stages:
+    for i, (number, module) in enumerate(
+        zip(net.plan.stages, net.modules, strict=True)
+    ):
         others = program.stages[number].follows
-        if others:
-            where = f"stage {number} of net {net.plan.name}"
-            stage = follow(momentum, held[number], {x: held[x] for x in others}, where)
-            own |= stage.own
-            followed |= stage.followed
-    return Follower(momentum, own, followed)
+        if not others:
+            continue
+        where = f"stage {number} of net {net.plan.name}"
+        held = {other: modules[other] for other in others}
+        follower = follow(update, module, _owned(net, i), held, where)
+        yield follower
+        for replica in range(1, program.num_replicas):
+            pairs = follower.buffers
+            for other in nets.values():
+                own = other.in_set(replica, pairs.own)
+                pairs = Pairs(own, other.in_set(replica, pairs.followed))
+            yield Follower(update, Pairs(), pairs)

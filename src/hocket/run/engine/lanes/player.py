@@ -37,7 +37,7 @@ from hocket.run.engine.lanes.step_end import Countdown, StepEnd
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.momentum import Follower
+from hocket.run.weights.follower import Follower
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
@@ -63,8 +63,8 @@ class Player:
         prefix: begins what the flight recorder notes.
         lanes: the device's lanes, where it has several.
         wiring: which values go along each flow; all along every flow when not given.
-        followers: the stages whose weights are momentum averages of others' (as in
-            MoCo and BYOL).
+        followers: the stages whose weights follow those of others (as in MoCo and
+            BYOL).
 
     Attributes:
         maker: makes the inputs and outputs of stages.
@@ -91,6 +91,11 @@ class Player:
         followers: Mapping[int, Follower] | None = None,
     ) -> None:
         self._followers = {} if followers is None else followers
+        # The followers that read the buffers of a stage, by its number.
+        self._buffer_readers = {
+            stage: [x for x in self._followers.values() if stage in x.buffer_stages]
+            for stage in runners
+        }
         self._runners = runners
         self._channels = channels
         self._recorder = recorder
@@ -299,11 +304,14 @@ class Player:
             self._ties.before_forward(stage, work.step.number)
             self._notes.resume()
         ops.forward(batch, index, timer, splits=(stage, index) in self._split)
-        if not ops.makes_loss and stage not in self._followers:
+        readers = self._buffer_readers[stage]
+        if not (ops.makes_loss or readers or stage in self._followers):
             return
         if self._num_forwards.is_last(stage, work):
             if ops.makes_loss:
                 self._sync.after_losses(stage, work)
+            for follower in readers:
+                follower.after_forwards_of(stage, work.step.number)
             versions = self._runners[stage].versions
             if stage in self._followers and versions is not None:
                 with ops.lock:

@@ -20,7 +20,7 @@ from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.momentum import Follower
+from hocket.run.weights.follower import Follower
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
@@ -47,7 +47,7 @@ class StepEnd:
     Args:
         runners: this device's stages.
         updaters: their updaters; none in evaluation.
-        followers: the stages whose weights are momentum averages of others'.
+        followers: the stages whose weights follow those of others.
         sync: called as a step's losses and gradients complete.
         ties: the weights that stages of different delays share.
         recorder: notes that waits are over.
@@ -165,7 +165,7 @@ class StepEnd:
         updates = self._sync.before_update(stage, work, self.finish)
         self._recorder.resume()
         for follower in self._followers.values():
-            follower.before_update_of(stage, work.step.number)
+            follower.before_update_of(stage, work.step.number, skips=not updates)
         self._change(ops, timer, updater.update if updates else updater.forget)
         self._ties.after_update(stage)
         for act in self._due(stage, work.step.number + 1):

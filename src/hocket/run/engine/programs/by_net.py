@@ -13,7 +13,7 @@ from hocket.errors import ConfigError, ModelError
 from hocket.options import CorrectionName
 from hocket.run.engine.programs.copies import Merged
 from hocket.run.engine.programs.net_setup import stages_of
-from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
     OptimizerFactory,
     SchedulerFactory,
@@ -73,7 +73,7 @@ def cuts_by_net(
 
 
 def configs_by_net(
-    optimizers: Mapping[str, OptimizerFactory | Momentum],
+    optimizers: Mapping[str, OptimizerFactory | FollowerUpdate],
     schedulers: Mapping[str, SchedulerFactory],
     *,
     clip_norm: float | None,
@@ -83,7 +83,7 @@ def configs_by_net(
     """Return how each trained net is trained; nets differ in optimizers and schedulers.
 
     Args:
-        optimizers: the optimizer or momentum of each net that has one.
+        optimizers: the update of each net that has one.
         schedulers: the schedulers of the nets that have one.
         clip_norm: as for `TrainingConfig`.
         correction: as for `TrainingConfig`.
@@ -98,7 +98,7 @@ def configs_by_net(
             num_discounted_updates=num_discounted_updates,
         )
         for name, optimizer in optimizers.items()
-        if not isinstance(optimizer, Momentum)
+        if not isinstance(optimizer, FollowerUpdate)
     }
 
 
@@ -197,24 +197,56 @@ def check_losses(
             )
 
 
-def check_optimizer(
-    program: Program, name: str, optimizer: OptimizerFactory | Momentum | None
+def check_buffers(
+    program: Program, optimizers: Mapping[str, OptimizerFactory | FollowerUpdate]
 ) -> None:
-    """Check that a net has an optimizer, a momentum or neither, as it needs.
+    """Refuse buffers that follow others where the order of ops would change them.
+
+    Args:
+        program: with its copies.
+        optimizers: the update of each net that has one.
+
+    Raises:
+        ConfigError: a net with a delay, or one that follows copies, does not keep its
+            own buffers.
+    """
+    copies = {stage for group in program.copies for stage in group}
+    for number, stage in enumerate(program.stages):
+        update = optimizers.get(stage.net)
+        if not isinstance(update, FollowerUpdate) or update.buffers == "own":
+            continue
+        where = f"net {stage.net} has buffers={update.buffers!r}"
+        if stage.delay:
+            raise ConfigError(
+                f"{where} and stage {number} of it has delay {stage.delay}: old "
+                "versions of buffers are not kept. Give its stages delay 0, or take "
+                'buffers="own"'
+            )
+        if copied := sorted(copies.intersection(stage.follows)):
+            raise ConfigError(
+                f"{where}, but stage {copied[0]}, which it follows, has copies with "
+                'buffers of their own: take replicas (num_replicas), or buffers="own"'
+            )
+
+
+def check_optimizer(
+    program: Program, name: str, optimizer: OptimizerFactory | FollowerUpdate | None
+) -> None:
+    """Check that a net has an optimizer, a follower's update or neither, as it needs.
 
     Raises:
         ConfigError: it has another.
     """
     stages = [stage for stage in program.stages if stage.net == name]
-    is_momentum = isinstance(optimizer, Momentum)
+    follows = isinstance(optimizer, FollowerUpdate)
     if any(stage.trainable for stage in stages):
-        if optimizer is None or is_momentum:
+        if optimizer is None or follows:
             raise ConfigError(f"net {name} is trained: give optimizers[{name!r}]")
     elif any(stage.follows for stage in stages):
-        if not is_momentum:
+        if not follows:
             raise ConfigError(
                 f"net {name} follows other stages: give optimizers[{name!r}] = "
-                "hocket.Momentum(m)"
+                "hocket.Momentum(m) or hocket.CopyEvery(n)"
             )
     elif optimizer is not None:
         raise ConfigError(

@@ -9,7 +9,7 @@ from hocket.core.program import Program
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.net_output import NetOutput
-from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import TrainingConfig
 
 
@@ -23,7 +23,7 @@ class NetSetup:
         parameter_names: the uncut model's names, in its order.
         loss: the loss of its outputs; None where other nets read them.
         settings: how it is trained; None for other nets.
-        momentum: how it follows other nets; None where it does not.
+        follows: how it follows another net; None where it does not.
         training: whether it runs in training mode.
         seed_name: its name in seeds of random numbers.
         others: the forms of other nets' outputs that a stage reads, by the stage's
@@ -36,7 +36,7 @@ class NetSetup:
     parameter_names: Sequence[str]
     loss: LossFunction | None
     settings: TrainingConfig | None
-    momentum: Momentum | None = None
+    follows: FollowerUpdate | None = None
     training: bool = True
     seed_name: str = "model"
     others: Mapping[int, tuple[NetOutput, ...]] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
+    check_buffers,
     check_flows,
     check_losses,
     check_optimizer,
@@ -47,7 +48,7 @@ from hocket.run.engine.programs.net_setup import (
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.same_everywhere import losses_of_random_outputs
 from hocket.run.stage.net_output import NetOutput, example_of
-from hocket.run.weights.momentum import Momentum
+from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
     OptimizerFactory,
     SchedulerFactory,
@@ -63,8 +64,8 @@ class ProgramNets:
         program: the whole.
         models: the model of each net; of copies, that of the first.
         losses: the loss of each net that ends in one.
-        optimizers: the optimizer of each trained net; a `Momentum` for each net that
-            follows another one.
+        optimizers: the optimizer of each trained net; a `Momentum` or a `CopyEvery`
+            for each net that follows another one.
         example: a batch.
         cut_at: the modules with which the stages of a net but the first begin.
         schedulers: as for `Pipeline`.
@@ -95,7 +96,7 @@ class ProgramNets:
         program: Program,
         models: ByNet[nn.Module],
         losses: ByNet[Callable[..., Any]],
-        optimizers: ByNet[OptimizerFactory | Momentum],
+        optimizers: ByNet[OptimizerFactory | FollowerUpdate],
         example: Any,
         *,
         cut_at: Sequence[str] | Mapping[str, Sequence[str]],
@@ -111,6 +112,7 @@ class ProgramNets:
         model_of = arguments_by_net(models, names, "models")
         loss_of = arguments_by_net(losses, names, "losses")
         optimizer_of = arguments_by_net(optimizers, names, "optimizers")
+        check_buffers(program, optimizer_of)
         scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
         cuts = cuts_by_net(cut_at, names)
         check_flows(merging)
@@ -147,7 +149,7 @@ class ProgramNets:
         for name in nets_in_order(program, [net.name for net in program.nets]):
             first = nets_of_batch(program, name)[0]
             model = model_of[first]
-            momentum = optimizer_of.get(first)
+            update = optimizer_of.get(first)
             self.setups.append(
                 self._set_up(
                     name,
@@ -156,7 +158,7 @@ class ProgramNets:
                     tuple(cuts.get(first, ())),
                     loss_of.get(first),
                     settings.get(first),
-                    momentum if isinstance(momentum, Momentum) else None,
+                    update if isinstance(update, FollowerUpdate) else None,
                     first,
                 )
             )
@@ -175,7 +177,11 @@ class ProgramNets:
         }
 
     def _add_digests(
-        self, captured: Captured, name: str, settings: TrainingConfig | None
+        self,
+        captured: Captured,
+        name: str,
+        settings: TrainingConfig | None,
+        follows: FollowerUpdate | None,
     ) -> None:
         tensors = dict(captured.state.tensors)
         self.digests[f"model of net {name}"] = captured.digest
@@ -184,6 +190,8 @@ class ProgramNets:
             trained = {key: x for key, x in tensors.items() if x.requires_grad}
             text = update_text(settings, trained)
             self.digests[f"updates of net {name}"] = short_hash(text)
+        if follows is not None:
+            self.digests[f"updates of net {name}"] = short_hash(follows.text)
 
     def forget_modules(self) -> None:
         """Free the stages of other workers."""
@@ -202,7 +210,7 @@ class ProgramNets:
         cut_at: Sequence[str],
         loss: Callable[..., Any] | None,
         settings: TrainingConfig | None,
-        momentum: Momentum | None,
+        follows: FollowerUpdate | None,
         seed_name: str,
     ) -> NetSetup:
         program = self._program
@@ -223,7 +231,7 @@ class ProgramNets:
         args, kwargs = pytree.tree_unflatten([*leaves, *part.leaves], spec)
         captured = capture(model, args, kwargs, cut=cut_at)
         if name == seed_name:
-            self._add_digests(captured, name, settings)
+            self._add_digests(captured, name, settings, follows)
         numbers = stages_of(program, name)
         modules = _cut(program, name, captured, cut_at)
         _check_readers(name, modules, len(leaves))
@@ -259,7 +267,7 @@ class ProgramNets:
             [parameter for parameter, _ in model.named_parameters()],
             loss,
             settings,
-            momentum,
+            follows,
             training=trains or model.training,
             seed_name=seed_name,
             others=others,

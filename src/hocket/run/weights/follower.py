@@ -1,0 +1,207 @@
+"""Moves weights and buffers behind those that they follow, at op U of their stage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.errors import ModelError
+from hocket.model.stages.stage import StageModule
+from hocket.run.weights.momentum import FollowerUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Tensors and those that they follow, by name.
+
+    Args:
+        own: the tensors that move.
+        followed: the followed tensors.
+        stage_of: the stage of each followed tensor.
+    """
+
+    own: dict[str, Tensor] = field(default_factory=dict)
+    followed: dict[str, Tensor] = field(default_factory=dict)
+    stage_of: dict[str, int] = field(default_factory=dict)
+
+    def copies_of(self, stage: int) -> dict[str, Tensor]:
+        """Return copies of the followed tensors of one stage."""
+        return {
+            name: self.followed[name].detach().clone()
+            for name, other in self.stage_of.items()
+            if other == stage
+        }
+
+
+class Follower:
+    """Weights and buffers that follow others.
+
+    Step t's move reads the followed weights after their update of step t, and the
+    followed buffers after their forwards of step t. Where their next update, or their
+    next forward, comes first, it keeps a copy for that move:
+
+        followed    U of 0 ── U of 1 ───────────┐
+                              └ keeps a copy    │
+        follower                     U of 0 ── U of 1
+
+    Args:
+        update: how they move.
+        weights: the parameters; without stages where no next update comes first.
+        buffers: the buffers that move; none if a net keeps its own.
+    """
+
+    def __init__(
+        self, update: FollowerUpdate, weights: Pairs, buffers: Pairs | None = None
+    ) -> None:
+        self.weights = weights
+        self.buffers = Pairs() if buffers is None else buffers
+        self._update = update
+        self._lock = threading.Lock()  # the updates may be in two lanes
+        self._next: int | None = None  # the step whose move comes next
+        self._kept: dict[int, dict[str, Tensor]] = {}  # by step
+        self._skipped: set[int] = set()  # the steps without an update
+
+    @property
+    def buffer_stages(self) -> frozenset[int]:
+        """The stages whose forwards change followed buffers."""
+        return frozenset(self.buffers.stage_of.values())
+
+    def update(self, step: int) -> None:
+        """Move all, once the weights that they follow are updated.
+
+        Nothing moves where the update of those was skipped; but a copy is made.
+
+        Raises:
+            ConfigError: the momentum is below 0 or above 1.
+        """
+        with self._lock:
+            kept = self._kept.pop(step, {})
+            self._next = step + 1
+            momentum = self._update.at(step)
+            is_skipped = step in self._skipped
+            self._skipped.discard(step)
+            if momentum == 1.0 or (is_skipped and momentum):
+                return
+            _move(momentum, self.weights, kept)
+            averages = self._update.buffers == "averaged"
+            _move(momentum if averages else 0.0, self.buffers, kept)
+
+    def before_update_of(self, stage: int, step: int, *, skips: bool = False) -> None:
+        """Keep the weights of a followed stage where a move has not read them yet.
+
+        Args:
+            stage: the stage that is about to be updated.
+            step: its step.
+            skips: whether its update is skipped.
+        """
+        with self._lock:
+            if skips and stage in self.weights.stage_of.values():
+                self._skipped.add(step)
+            if self._next is None:
+                self._next = step
+            if self._next >= step:
+                return
+            kept = self._kept.setdefault(step - 1, {})
+            kept.update(self.weights.copies_of(stage))
+
+    def after_forwards_of(self, stage: int, step: int) -> None:
+        """Keep the buffers of a followed stage, before forwards of the next step.
+
+        Args:
+            stage: the stage whose last forward of the step has run.
+            step: the step.
+        """
+        with self._lock:
+            self._kept.setdefault(step, {}).update(self.buffers.copies_of(stage))
+
+
+@torch.no_grad()
+def _move(momentum: float, pairs: Pairs, kept: Mapping[str, Tensor]) -> None:
+    """Move tensors in place; those that are not floating-point are copied.
+
+    Args:
+        momentum: from 0, for a copy.
+        pairs: the tensors.
+        kept: what stands in the place of followed tensors that have changed since.
+    """
+    averaged: dict[str, Tensor] = {}
+    copied: dict[str, Tensor] = {}
+    for name, x in pairs.own.items():
+        moves = momentum and (x.is_floating_point() or x.is_complex())
+        (averaged if moves else copied)[name] = x
+    followed = {**pairs.followed, **kept}
+    if averaged:
+        own = list(averaged.values())
+        factor: Any = momentum
+        if own[0].device.type == "cpu":  # torch would round a number to bfloat16
+            factor = torch.tensor(momentum, dtype=torch.float64)
+        torch._foreach_mul_(own, factor)
+        others = [followed[name] for name in averaged]
+        torch._foreach_add_(own, others, alpha=1.0 - momentum)
+    if copied:
+        torch._foreach_copy_(list(copied.values()), [followed[name] for name in copied])
+
+
+def follow(
+    update: FollowerUpdate,
+    own: StageModule,
+    weights: Mapping[str, Tensor],
+    others: Mapping[int, StageModule],
+    where: str,
+) -> Follower:
+    """Let the weights of one stage follow those of others.
+
+    Args:
+        update: how they move.
+        own: the stage.
+        weights: those of its parameters that it moves; of a weight that stages of one
+            device share, one stage moves it.
+        others: the stages that it follows, by number.
+        where: names the stage in errors.
+
+    Raises:
+        ModelError: the stages that it follows lack one of its tensors, or have one of
+            another shape.
+    """
+    moved = _pairs(
+        "parameter",
+        dict(weights),
+        {number: dict(other.named_parameters()) for number, other in others.items()},
+        where,
+    )
+    if update.buffers == "own":
+        return Follower(update, moved)
+    buffers = dict(own.named_buffers())
+    moving = {name: x for name, x in buffers.items() if name in own.changed_buffers}
+    held = {number: dict(other.named_buffers()) for number, other in others.items()}
+    return Follower(update, moved, _pairs("buffer", moving, held, where))
+
+
+def _pairs(
+    what: str,
+    own: dict[str, Tensor],
+    held: Mapping[int, Mapping[str, Tensor]],
+    where: str,
+) -> Pairs:
+    followed = {name: x for named in held.values() for name, x in named.items()}
+    stage_of = {name: number for number, named in held.items() for name in named}
+    for name, x in own.items():
+        if name not in followed or followed[name].shape != x.shape:
+            other = f"of {tuple(followed[name].shape)}" if name in followed else "none"
+            listed = ", ".join([*followed][:5])
+            raise ModelError(
+                f"{where} has the {what} {name} of {tuple(x.shape)}, and the stages "
+                f"that it follows ({', '.join(map(str, held))}) have {other}; they "
+                f"have {listed}, ...: make both nets alike, and cut them at the same "
+                "modules"
+            )
+    return Pairs(
+        own,
+        {name: followed[name] for name in own},
+        {name: stage_of[name] for name in own},
+    )
