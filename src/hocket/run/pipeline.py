@@ -197,6 +197,37 @@ class Pipeline(WorkerRun):
                 batch differs from the example in more than the samples.
         """
         check_metrics(metrics)
+        with self._evaluated(loader, use_ema=use_ema) as batches:
+            return self._evaluator.evaluate(batches, metrics)
+
+    def outputs(self, loader: Iterable[Any], *, use_ema: bool = False) -> Any:
+        """Return the model's outputs in evaluation mode, such as features for probes.
+
+        Every worker must call this, and gets all of them.
+
+        Args:
+            loader: yields the same batches `(inputs, targets)` on every worker; of any
+                size. Targets are not looked at.
+            use_ema: whether to use the averaged weights in place of the trained ones.
+
+        Returns:
+            What the model returns, its tensors joined along dimension 0 over all
+            samples, in the loader's order; on the CPU, the same on every worker.
+
+        Raises:
+            DataError: the loader is empty.
+            ModelError: outputs cannot be joined along dimension 0, or hold more than
+                tensors, numbers, text and None; or a batch differs from the example in
+                more than the samples.
+        """
+        with self._evaluated(loader, use_ema=use_ema) as batches:
+            return self._evaluator.outputs(batches)
+
+    @contextlib.contextmanager
+    def _evaluated(
+        self, loader: Iterable[Any], *, use_ema: bool
+    ) -> Iterator[Iterable[Any]]:
+        """Finish all steps, and yield the batches to evaluate."""
         is_sized = self._check_loader(loader)
         self._drain()
         with (
@@ -205,9 +236,7 @@ class Pipeline(WorkerRun):
             preserve_generators(self.world.device),
         ):
             batches = self._worker_loader(loader)
-            if not is_sized:
-                batches = self._counted(batches)
-            return self._evaluator.evaluate(batches, metrics)
+            yield batches if is_sized else self._counted(batches)
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.

@@ -1,4 +1,4 @@
-"""Join the outputs or targets of microbatches, for a loss over the whole batch."""
+"""Join the outputs or targets of microbatches."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def joined(parts: Sequence[Any]) -> Any:
     is_open = any(isinstance(x, Tensor) and x.dim() == 0 for c in columns for x in c)
     if is_open or any(other != spec for _, other in flat):
         raise ModelError(
-            "a loss over the whole batch needs outputs and targets of one structure, "
-            "whose tensors have samples along dimension 0, to join those of "
-            f"{len(parts)} microbatches; got {spec} with other parts or scalars"
+            f"outputs or targets of {len(parts)} microbatches can only be joined if "
+            "they have one structure, whose tensors have samples along dimension 0; "
+            f"got {spec} with other parts or scalars"
         )
     return pytree.tree_unflatten(list(map(_joined_leaves, columns)), spec)
 

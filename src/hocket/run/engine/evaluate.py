@@ -37,7 +37,9 @@ from hocket.run.data.step_batch import StepBatch
 from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.gather import CollectedOutputs, first_replica_buffers
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -133,6 +135,7 @@ class Evaluator:
         self._players: dict[int, Player] = {}
         self._sums = _Sums()
         self._metrics: Metrics | None = None
+        self._outputs: CollectedOutputs | None = None  # where they are asked for
         self._whole: list[tuple[Any, Any]] = []  # outputs and targets of a whole batch
         self._number = 0
         self._digest = 0
@@ -148,15 +151,43 @@ class Evaluator:
             SchemaError: the replicas did not evaluate on the same batches.
         """
         self._sums, self._metrics = _Sums(), metrics
+        self._run(loader)
+        return self._total()
+
+    def outputs(self, loader: Iterable[Any]) -> Any:
+        """The model's outputs for all samples, in order, on every worker's CPU.
+
+        Raises:
+            DataError: the loader is empty.
+            ModelError: a batch differs from the example in more than the samples; or
+                outputs cannot be joined along dimension 0, or sent.
+            SchemaError: the replicas did not evaluate on the same batches.
+        """
+        self._outputs = collected = CollectedOutputs(self._world.device)
+        try:
+            self._run(loader)
+        finally:
+            self._outputs = None
+        parts = self._gathered({"forms": collected.forms()})
+        return collected.gather(self._world.rank, [part["forms"] for part in parts])
+
+    def _run(self, loader: Iterable[Any]) -> None:
+        """Play all batches of a loader."""
         self._digest = 0
-        for runner in self._executor.runners.values():
+        runners, layout = self._executor.runners.values(), self._layout
+        for runner in runners:
             runner.train(mode=False)
-        with torch.no_grad():
+        first = layout.replicas_of(layout.device)[0]
+        with (
+            torch.no_grad(),
+            first_replica_buffers(runners, self._executor.replicas, first),
+        ):
             for batch in recorded_batches(
                 loader, self._recorder, self._number, "eval batch"
             ):
                 self._play(batch)
-        return self._total()
+                if self._outputs is not None:
+                    self._outputs.end_batch()
 
     def _play(self, batch: Any) -> None:
         mine, num_samples = self._share(batch)
@@ -220,6 +251,9 @@ class Evaluator:
         return plan_to_play(schedule)
 
     def _on_output(self, stage: int, microbatch: Microbatch, output: object) -> None:
+        if self._outputs is not None:
+            self._outputs.add(output)
+            return
         count, sums = microbatch.num_samples, self._sums
         sums.num_samples += count
         if self._is_whole:
@@ -245,23 +279,15 @@ class Evaluator:
         metrics: dict[str, float] = {}
         num_samples, weight = 0, 0.0
         own = self._sums
-        parts = self._world.gather_json(
+        parts = self._gathered(
             {
                 "losses": {name: x.item() for name, x in own.losses.items()},
                 "metrics": {name: x.item() for name, x in own.metrics.items()},
                 "count": own.num_samples,
                 "weight": own.weight,
-                "digest": self._digest,
-            },
-            "end of the evaluation",
+            }
         )
-        for rank, part in enumerate(parts):
-            if part["digest"] != self._digest:
-                raise SchemaError(
-                    f"ranks {self._world.rank} and {rank} evaluated on different "
-                    "batches: every worker must iterate over the same ones in the same "
-                    "order"
-                )
+        for part in parts:
             num_samples += int(part["count"])
             weight += part["weight"]
             for mine, theirs in (
@@ -275,6 +301,20 @@ class Evaluator:
         losses = {name: value / (weight or 1.0) for name, value in losses.items()}
         metrics = {name: value / num_samples for name, value in metrics.items()}
         return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)
+
+    def _gathered(self, own: dict[str, Json]) -> list[Any]:
+        """Return every worker's part, by rank, if all have seen the same batches."""
+        parts = self._world.gather_json(
+            {**own, "digest": self._digest}, "end of the evaluation"
+        )
+        for rank, part in enumerate(parts):
+            if part["digest"] != self._digest:
+                raise SchemaError(
+                    f"ranks {self._world.rank} and {rank} evaluated on different "
+                    "batches: every worker must iterate over the same ones in the same "
+                    "order"
+                )
+        return parts
 
 
 def _one_by_one(program: Program, num_microbatches: int) -> Schedule:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.errors import ConfigError
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.engine.lanes.op_times import OpTimes
@@ -40,6 +41,7 @@ class Executor:
         sync: losses, norms and gates.
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
+        replicas: this worker and its replicas; None where there is one replica.
 
     Attributes:
         trained: detects changes of `requires_grad` after construction.
@@ -56,6 +58,7 @@ class Executor:
     sync: StepSync
     ties: WorkerTies
     wiring: Wiring
+    replicas: WorkerGroup | None
     trained: TrainableCheck = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,15 +1,23 @@
-"""Bring together what the workers hold: the model's state."""
+"""Bring together what the workers hold: the model's state, and its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
+from hocket.errors import DataError, ModelError
 from hocket.model.stages.outline import Outline
+from hocket.run.cluster.group import WorkerGroup
+from hocket.run.data.join import joined
+from hocket.run.diagnostics.job_folder import Json
+from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.runner import StageRunner
 
 
@@ -46,8 +54,7 @@ def gather_state(
         else:
             form = outline.tensor(name)
             value = torch.empty(form.shape, dtype=form.dtype, device=device)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.broadcast(value, holders[name])
+        _broadcast(value, holders[name])
         state[name] = copies[first] = value.cpu()
     return state
 
@@ -66,3 +73,134 @@ def holders_of(
         for name in names:
             holders.setdefault(name, program.stages[stage].device)
     return holders
+
+
+@contextmanager
+def first_replica_buffers(
+    runners: Iterable[StageRunner], replicas: WorkerGroup | None, source: int
+) -> Iterator[None]:
+    """Let forwards read the first replica's buffers for a while: those that are saved.
+
+    Each replica has buffers of its own, such as the statistics of batch norms.
+
+    Args:
+        runners: this worker's stages.
+        replicas: this worker and its replicas; None where there is one replica.
+        source: the rank of the first of them.
+    """
+    homes = [x for runner in runners for x in changing_buffers(runner.module)]
+    own = [home[key] for home, key in homes]
+    shared = {id(x): x for x in own}
+    if replicas is not None:
+        shared = {number: x.detach().clone() for number, x in shared.items()}
+        for x in shared.values():
+            replicas.broadcast(x, source, "buffers of the first replica")
+    for (home, key), x in zip(homes, own, strict=True):
+        home[key] = shared[id(x)]
+    try:
+        yield
+    finally:
+        for (home, key), x in zip(homes, own, strict=True):
+            home[key] = x
+
+
+class CollectedOutputs:
+    """Outputs of the model for the batches of a loader, on the workers that make them.
+
+    Args:
+        device: where workers send and receive them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._parts: list[Any] = []  # of the batch under way, by microbatch
+        self._batches: list[Any] = []  # on the CPU; None where there was no part of one
+
+    def add(self, output: Any) -> None:
+        """Take the output of the next microbatch."""
+        self._parts.append(output)
+
+    def end_batch(self) -> None:
+        """Move the outputs of a batch to the CPU.
+
+        Raises:
+            ModelError: they cannot be joined along dimension 0.
+        """
+        whole = joined(self._parts) if self._parts else None
+        self._parts.clear()
+        self._batches.append(pytree.tree_map_only(Tensor, Tensor.cpu, whole))
+
+    def forms(self) -> Json:
+        """Return the form of each batch's output: what other workers receive.
+
+        Raises:
+            ModelError: an output holds what cannot be sent.
+        """
+        return [None if x is None else _form_of(x) for x in self._batches]
+
+    def gather(self, rank: int, forms: Sequence[Json]) -> Any:
+        """Return the outputs of all batches, joined; every worker must call this.
+
+        Args:
+            rank: this worker's.
+            forms: those of every worker, by rank. Of one batch, workers have rows in
+                the order of their ranks.
+
+        Raises:
+            DataError: there are none.
+            ModelError: outputs of batches differ in more than the samples.
+        """
+        found = []
+        for batch, everywhere in enumerate(zip(*forms, strict=True)):
+            for source, form in enumerate(everywhere):
+                if form is not None:
+                    own = self._batches[batch] if source == rank else None
+                    found.append(self._received(source, form, own))
+        if not found:
+            raise DataError("the loader has no samples, so there are no outputs")
+        return joined(found)
+
+    def _received(self, source: int, form: Any, own: Any) -> Any:
+        """Return one worker's output, sent from there."""
+        leaves = pytree.tree_leaves(own) if own is not None else None
+        found: list[Any] = []
+        for i, (dtype, value) in enumerate(form["leaves"]):
+            if not dtype:
+                found.append(value)
+                continue
+            sent = torch.empty(value, dtype=getattr(torch, dtype))
+            if leaves is not None:
+                sent = leaves[i].detach().contiguous()
+            # As bytes: not every backend sends every type.
+            data = sent.reshape(-1).view(torch.uint8).to(self._device)
+            _broadcast(data, source)
+            found.append(data.cpu().view(sent.dtype).view(sent.shape))
+        return pytree.tree_unflatten(found, pytree.treespec_loads(form["spec"]))
+
+
+def _form_of(output: Any) -> Json:
+    leaves, spec = pytree.tree_flatten(output)
+    forms: list[Json] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            forms.append([str(leaf.dtype).removeprefix("torch."), list(leaf.shape)])
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            forms.append(["", leaf])
+        else:
+            raise ModelError(
+                f"the model's output holds a {type(leaf).__name__}: to collect outputs "
+                "on all workers, return tensors, numbers, text and None"
+            )
+    try:
+        return {"spec": pytree.treespec_dumps(spec), "leaves": forms}
+    except (NotImplementedError, TypeError) as error:
+        raise ModelError(
+            f"the structure of the model's output cannot be sent ({error}): return "
+            "tuples, lists and dicts, or register the class with "
+            "torch.utils._pytree.register_pytree_node(serialized_type_name=)"
+        ) from error
+
+
+def _broadcast(value: Tensor, source: int) -> None:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast(value, source)

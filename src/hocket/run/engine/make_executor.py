@@ -191,6 +191,7 @@ def make_executor(
         sync,
         worker_ties,
         wiring,
+        replicas,
     )
 
 

@@ -1,0 +1,135 @@
+"""Workers that collect a pipeline's outputs in evaluation mode."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import closing
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import ModelError
+from hocket.run.cluster.world import join_world
+
+SIZES: Final = (12, 7, 1, 5)  # of batches; fewer than all microbatches, and uneven
+CUT: Final = ["head"]
+NUM_FEATURES: Final = 3
+
+
+class Features(nn.Module):
+    """A model whose outputs are of several types, in a structure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Linear(4, NUM_FEATURES)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        """Return features, and which of them is the largest."""
+        y = self.head(self.body(x))
+        return {"features": y, "more": (y.argmax(1), y > 0)}
+
+
+class Shared(Features):
+    """A model with an output that is not of samples."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        """Return features, and a number for all samples."""
+        y = self.head(self.body(x))
+        return {"features": y, "mean": y.mean()}
+
+
+def loss(output: dict[str, Any], targets: Tensor) -> Tensor:
+    """Compare the features with targets."""
+    return (output["features"] - targets).square().mean()
+
+
+def make_batches(sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Draw batches of these sizes."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(size, 4, generator=generator),
+            torch.randn(size, NUM_FEATURES, generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+def collect(num_replicas: int) -> dict[str, Any]:
+    """Collect outputs before and after a step of training.
+
+    Returns:
+        How far they are from the plain model's; and by how much the step changed them.
+    """
+    torch.set_num_threads(1)
+    model = Features()
+    (example,) = make_batches((16,))
+    batches = make_batches(SIZES)
+    before = copy.deepcopy(model)
+    with (
+        closing(join_world()) as world,
+        hocket.Pipeline(
+            model,
+            loss,
+            optimizer=lambda p: torch.optim.SGD(p, 0.5),
+            example=example,
+            schedule="1f1b",
+            cut=CUT if world.world_size > num_replicas else None,
+            num_microbatches=4,
+            num_replicas=num_replicas,
+            world=world,
+        ) as pipeline,
+    ):
+        first = pipeline.outputs(batches)
+        generator = iter(batches)  # without a length
+        again = pipeline.outputs(generator)
+        pipeline.step(example)
+        second = pipeline.outputs(batches)
+        evaluated = pipeline.evaluate(batches).loss
+        after = copy.deepcopy(before)
+        after.load_state_dict(pipeline.state_dict())
+    whole = torch.cat([x for x, _ in batches])
+    targets = torch.cat([y for _, y in batches])
+    return {
+        "before": distance(first, before.eval()(whole)),
+        "again": distance(again, before.eval()(whole)),
+        "after": distance(second, after.eval()(whole)),
+        "moved": distance(first, second),
+        "loss": abs(evaluated - loss(second, targets).item()),
+        "keys": list(first),
+        "types": [str(x.dtype) for x in (first["features"], *first["more"])],
+    }
+
+
+def distance(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Return the largest difference; infinite where integers or booleans differ."""
+    is_equal = all(
+        torch.equal(a, b) for a, b in zip(found["more"], expected["more"], strict=True)
+    )
+    far = (found["features"] - expected["features"]).abs().max().item()
+    return far if is_equal else float("inf")
+
+
+def refuse() -> str:
+    """Collect an output that has no samples; return the error."""
+    torch.set_num_threads(1)
+    (example,) = make_batches((8,))
+    with closing(join_world()) as world:
+        pipeline = hocket.Pipeline(
+            Shared(),
+            loss,
+            optimizer=lambda p: torch.optim.SGD(p, 0.5),
+            example=example,
+            schedule="1f1b",
+            num_microbatches=2,
+            world=world,
+        )
+        try:
+            pipeline.outputs([example])
+        except ModelError as error:
+            return str(error)
+    return ""
