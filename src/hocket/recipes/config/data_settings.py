@@ -48,7 +48,7 @@ class FileSettings(Settings):
 
 
 class CifarSettings(FileSettings):
-    """CIFAR's colour images (`hocket.recipes.data.cifar`).
+    """CIFAR's colour images (`hocket.recipes.data.images.cifar`).
 
     Args:
         shift_pixels: how far a training image is moved at most, in both directions.
@@ -79,7 +79,7 @@ class Cifar100Settings(CifarSettings):
 
 
 class ImageFolderSettings(FileSettings):
-    """Images in folders, one per class (`hocket.recipes.data.image_folder`).
+    """Images in folders, one per class (`hocket.recipes.data.images.image_folder`).
 
     Args:
         side: pixels; every image is scaled and cut to a square of this side.
@@ -94,7 +94,7 @@ class ImageFolderSettings(FileSettings):
 
 
 class FlowersSettings(FileSettings):
-    """Oxford's 102 kinds of flowers, in their own form (`hocket.recipes.data.flowers`).
+    """Oxford's 102 kinds of flowers (`hocket.recipes.data.images.flowers`).
 
     Args:
         side: pixels; every image is scaled and cut to a square of this side.

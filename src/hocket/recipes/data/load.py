@@ -18,11 +18,11 @@ from hocket.recipes.config.data_settings import (
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.data.cifar import load_cifar10, load_cifar100
 from hocket.recipes.data.digits import load_digits
-from hocket.recipes.data.flowers import load_flowers
 from hocket.recipes.data.glue import GlueTask, load_glue
-from hocket.recipes.data.image_folder import load_image_folder
+from hocket.recipes.data.images.cifar import load_cifar10, load_cifar100
+from hocket.recipes.data.images.flowers import load_flowers
+from hocket.recipes.data.images.image_folder import load_image_folder
 from hocket.recipes.data.text import load_text
 from hocket.recipes.data.user_data import load_user_data
 from hocket.run.data.samples import Samples, first_samples

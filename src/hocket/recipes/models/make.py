@@ -27,10 +27,10 @@ from hocket.recipes.config.model_settings import (
 )
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.user_functions import load_function
-from hocket.recipes.data.cifar import Cifar
 from hocket.recipes.data.digits import NUM_CHANNELS, NUM_CLASSES
 from hocket.recipes.data.glue import GlueSamples, GlueTask
-from hocket.recipes.data.image_folder import ImageFolder
+from hocket.recipes.data.images.cifar import Cifar
+from hocket.recipes.data.images.image_folder import ImageFolder
 from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext

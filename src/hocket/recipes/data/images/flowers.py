@@ -23,7 +23,7 @@ import torch
 
 from hocket.core.timelines.arrays import Ints
 from hocket.errors import DataError
-from hocket.recipes.data.image_folder import ImageFolder, check_pillow
+from hocket.recipes.data.images.image_folder import ImageFolder, check_pillow
 from hocket.recipes.data.origin import DataOrigin
 
 NUM_CLASSES: Final = 102

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hocket.errors import DataError
-from hocket.recipes.data.image_folder import ImageFolder, load_image_folder
+from hocket.recipes.data.images.image_folder import ImageFolder, load_image_folder
 from hocket.run.data.samples import EpochRandom
 
 Image = pytest.importorskip("PIL.Image")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.recipes.data.cifar_files import (
+from hocket.recipes.data.images.cifar_files import (
     CIFAR10,
     CIFAR100,
     CIFAR100_COARSE,
@@ -34,7 +34,7 @@ from hocket.recipes.data.cifar_files import (
     read_images,
     read_labels,
 )
-from hocket.recipes.data.image_tensors import vary_images
+from hocket.recipes.data.images.image_tensors import vary_images
 from hocket.run.data.samples import EpochRandom
 
 

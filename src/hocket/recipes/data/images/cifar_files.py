@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import DataError
-from hocket.recipes.data.image_tensors import Colours
+from hocket.recipes.data.images.image_tensors import Colours
 from hocket.recipes.data.origin import DataOrigin
 from hocket.restricted_pickle import PickledArray, PickleError, read_arrays
 

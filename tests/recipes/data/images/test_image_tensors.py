@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.recipes.data.image_tensors import vary_images
+from hocket.recipes.data.images.image_tensors import vary_images
 
 
 @given(seed=st.integers(0, 1000), shift=st.integers(0, 3), flip=st.booleans())

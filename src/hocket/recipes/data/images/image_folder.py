@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
-from hocket.recipes.data.image_tensors import Colours
+from hocket.recipes.data.images.image_tensors import Colours
 from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
 

@@ -10,7 +10,7 @@ import torch
 from scipy.io import savemat
 
 from hocket.errors import DataError
-from hocket.recipes.data.flowers import load_flowers
+from hocket.recipes.data.images.flowers import load_flowers
 from hocket.run.data.samples import EpochRandom
 from tests.recipes.support.flowers_folder import flowers, write_labels
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hocket.errors import DataError
-from hocket.recipes.data.cifar import Cifar, load_cifar10, load_cifar100
+from hocket.recipes.data.images.cifar import Cifar, load_cifar10, load_cifar100
 from hocket.run.data.samples import EpochRandom
 from tests.recipes.support import cifar_folder as folders
 from tests.recipes.support.pickles_that_run import Runs
