@@ -202,6 +202,13 @@ def test_missing_kinds_are_listed(free_dir: Path) -> None:
     assert "optimizer.kind: missing; there are 'adamw', 'sgd', 'lars', " in message
 
 
+def test_images_without_labels_need_a_loss() -> None:
+    """The usual one would read a label of -1."""
+    settings = ("data.kind=stl10", "data.path=x", "data.unlabeled=true")
+    message = faults("cifar10-resnet", *settings)
+    assert "data.unlabeled: these images have no label" in message
+
+
 def test_a_value_in_place_of_a_section(free_dir: Path) -> None:
     """`training = 3` is told what a section looks like."""
     message = faults(write(free_dir, "training = 3\n" + SMALL), "training.seed=1")

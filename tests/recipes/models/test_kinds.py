@@ -15,6 +15,7 @@ from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
+from tests.recipes.support import stl10_folder
 
 NUM_SAMPLES: Final = 8
 WORDS: Final = ("a cat sat", "dogs run far", "the sun rose", "it is late")
@@ -73,6 +74,12 @@ CASES: Final = {
         ("data.kind=image-folder", "data.side=16"),
         image_folder,
         (NUM_SAMPLES, 2),
+    ),
+    "resnet on stl10": (
+        "cifar10-resnet",
+        ("data.kind=stl10", "data.side=16"),
+        stl10_folder.write,
+        (NUM_SAMPLES, 10),
     ),
     "bert on sst2": ("mrpc-bert", (*BERT, "data.task=sst2"), sst2, (NUM_SAMPLES, 2)),
     "bert on mnli": ("mrpc-bert", (*BERT, "data.task=mnli"), mnli, (NUM_SAMPLES, 3)),

@@ -16,6 +16,7 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     GlueSettings,
     ImageFolderSettings,
+    Stl10Settings,
     TextSettings,
     side_of,
 )
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each fault, with the numbers of both sections."""
     yield from _strangers(recipe)
+    if recipe.task.loss is None:
+        yield from _without_loss(recipe)
     yield from _too_small(recipe)
     yield from _misfits(recipe.pipeline)
 
 
 def _strangers(recipe: Recipe) -> Iterator[str]:
-    """Check that the model takes these data, and that there is a loss for them."""
+    """Check that the model takes these data."""
     match recipe.model, recipe.data:
         case VitSettings(patch_size=patch), data if side := side_of(data):
             if side % patch:
@@ -59,16 +62,29 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
         case ResnetSettings(), data if side_of(data):
             pass
         case ResnextSettings(), (
-            CifarSettings() | ImageFolderSettings() | FlowersSettings()
+            CifarSettings()
+            | Stl10Settings()
+            | ImageFolderSettings()
+            | FlowersSettings()
         ):
             pass
         case model, data:
             yield f"a model of kind {model.kind!r} does not read {data.kind!r}"
-    if isinstance(recipe.data, DataFunctionSettings) and recipe.task.loss is None:
-        yield (
-            "task.loss: missing: data of kind 'function' bring no loss along; name "
-            "yours, as 'module:function'"
-        )
+
+
+def _without_loss(recipe: Recipe) -> Iterator[str]:
+    """Check that there is a loss for the data, where the recipe names none."""
+    match recipe.data:
+        case DataFunctionSettings():
+            yield (
+                "task.loss: missing: data of kind 'function' bring no loss along; name "
+                "yours, as 'module:function'"
+            )
+        case Stl10Settings(unlabeled=True):
+            yield (
+                "data.unlabeled: these images have no label, and the usual loss needs "
+                "one; name yours in task.loss, as 'module:function'"
+            )
 
 
 def _too_small(recipe: Recipe) -> Iterator[str]:

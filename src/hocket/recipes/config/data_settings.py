@@ -78,6 +78,24 @@ class Cifar100Settings(CifarSettings):
     coarse: bool = False
 
 
+class Stl10Settings(FileSettings):
+    """STL-10's colour images of ten classes (`hocket.recipes.data.images.stl10`).
+
+    Args:
+        unlabeled: train on the images without a label; evaluation is on those for test
+            either way.
+        shift_pixels: how far a training image is moved at most, in both directions.
+        flip: whether every second training image is mirrored.
+        side: pixels that images are scaled to then, for models of other ones.
+    """
+
+    kind: Literal["stl10"]
+    unlabeled: bool = False
+    shift_pixels: NaturalNumber = 12
+    flip: bool = True
+    side: Count = 96
+
+
 class ImageFolderSettings(FileSettings):
     """Images in folders, one per class (`hocket.recipes.data.images.image_folder`).
 
@@ -154,6 +172,7 @@ DataSettings = (
     DigitsSettings
     | Cifar10Settings
     | Cifar100Settings
+    | Stl10Settings
     | ImageFolderSettings
     | FlowersSettings
     | TextSettings
@@ -167,7 +186,12 @@ def side_of(data: DataSettings) -> int | None:
     match data:
         case DigitsSettings():
             return 8
-        case CifarSettings() | ImageFolderSettings() | FlowersSettings():
+        case (
+            CifarSettings()
+            | Stl10Settings()
+            | ImageFolderSettings()
+            | FlowersSettings()
+        ):
             return data.side
         case _:
             return None

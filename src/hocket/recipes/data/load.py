@@ -15,6 +15,7 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     GlueSettings,
     ImageFolderSettings,
+    Stl10Settings,
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
@@ -23,6 +24,7 @@ from hocket.recipes.data.glue import GlueTask, load_glue
 from hocket.recipes.data.images.cifar import load_cifar10, load_cifar100
 from hocket.recipes.data.images.flowers import load_flowers
 from hocket.recipes.data.images.image_folder import load_image_folder
+from hocket.recipes.data.images.stl10 import load_stl10
 from hocket.recipes.data.text import load_text
 from hocket.recipes.data.user_data import load_user_data
 from hocket.run.data.samples import Samples, first_samples
@@ -57,6 +59,7 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
 def _load_images(
     settings: Cifar10Settings
     | Cifar100Settings
+    | Stl10Settings
     | ImageFolderSettings
     | FlowersSettings,
 ) -> tuple[Samples, Samples]:
@@ -67,6 +70,10 @@ def _load_images(
         case Cifar100Settings(shift_pixels=shift, flip=flip, coarse=coarse):
             return load_cifar100(
                 path, shift_pixels=shift, flip=flip, side=side, coarse=coarse
+            )
+        case Stl10Settings(shift_pixels=shift, flip=flip, unlabeled=unlabeled):
+            return load_stl10(
+                path, shift_pixels=shift, flip=flip, side=side, unlabeled=unlabeled
             )
         case ImageFolderSettings(training=training, validation=validation):
             return load_image_folder(

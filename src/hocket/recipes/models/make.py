@@ -31,6 +31,7 @@ from hocket.recipes.data.digits import NUM_CHANNELS, NUM_CLASSES
 from hocket.recipes.data.glue import GlueSamples, GlueTask
 from hocket.recipes.data.images.cifar import Cifar
 from hocket.recipes.data.images.image_folder import ImageFolder
+from hocket.recipes.data.images.stl10 import Stl10
 from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext
@@ -90,7 +91,9 @@ def _images(recipe: Recipe, samples: Samples) -> _Images:
         case DigitsSettings():
             return _Images(NUM_CHANNELS, side, NUM_CLASSES)
         case _:
-            assert isinstance(samples, Cifar | ImageFolder), "the recipe is valid"
+            assert isinstance(samples, Cifar | Stl10 | ImageFolder), (
+                "the recipe is valid"
+            )
             return _Images(3, side, samples.num_classes)
 
 
