@@ -31,7 +31,7 @@ def test_outputs_are_the_plain_models(
     ):
         assert answer["keys"] == ["features", "more"]
         assert answer["types"] == ["torch.float32", "torch.int64", "torch.bool"]
-        for what in ("before", "again", "after"):
+        for what in ("before", "again", "by rows", "after"):
             assert answer[what] < TOLERANCE, what
         assert answer["moved"] > 1e-2
         assert answer["loss"] < TOLERANCE

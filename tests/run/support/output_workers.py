@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.run.cluster.world import join_world
+from hocket.run.data.sample_loader import EvaluationLoader
+from tests.run.support.concatenated_batches import ConcatenatedBatches
 
 SIZES: Final = (12, 7, 1, 5)  # of batches; fewer than all microbatches, and uneven
 CUT: Final = ["head"]
@@ -85,8 +87,9 @@ def collect(num_replicas: int) -> dict[str, Any]:
         ) as pipeline,
     ):
         first = pipeline.outputs(batches)
-        generator = iter(batches)  # without a length
-        again = pipeline.outputs(generator)
+        again = pipeline.outputs(iter(batches))  # without a length
+        loader = EvaluationLoader(ConcatenatedBatches(batches), 10)
+        by_rows = pipeline.outputs(loader)  # each worker reads what it needs
         pipeline.step(example)
         second = pipeline.outputs(batches)
         evaluated = pipeline.evaluate(batches).loss
@@ -97,6 +100,7 @@ def collect(num_replicas: int) -> dict[str, Any]:
     return {
         "before": distance(first, before.eval()(whole)),
         "again": distance(again, before.eval()(whole)),
+        "by rows": distance(by_rows, before.eval()(whole)),
         "after": distance(second, after.eval()(whole)),
         "moved": distance(first, second),
         "loss": abs(evaluated - loss(second, targets).item()),
