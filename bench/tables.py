@@ -26,6 +26,7 @@ from bench.pipeline_vs_torch.table import best, compiled, versus
 from bench.split.table import halves
 from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
+from bench.teacher.table import contestants
 from bench.wpipe import picture as wpipe_beside_2bw
 from bench.wpipe.table import beside_2bw, in_blocks
 from bench.zoo.table import predictions, speed_and_memory
@@ -150,6 +151,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("split", "table"): halves,
     ("staleness", "table"): qualities,
     ("staleness", "costs"): beside_synchronous,
+    ("teacher", "table"): contestants,
     ("wpipe", "table"): beside_2bw,
     ("wpipe", "blocks"): in_blocks,
     ("compiled", "table"): beside_eager,

@@ -146,6 +146,38 @@ def _block(
     )
 
 
+def convolution_layer(
+    name: str, before: int, after: int, side: int, end: int
+) -> CountedLayer:
+    """Count a block of two 3 x 3 convolutions, as in ResNet-18 and 34.
+
+    Args:
+        name: of the block.
+        before: channels that come in.
+        after: channels that go out.
+        side: pixels of what comes in.
+        end: pixels of what goes out.
+    """
+    convolutions = [
+        _Convolution(end, before, after, kernel=3),
+        _Convolution(end, after, after, kernel=3),
+    ]
+    out = convolutions[1].num_out
+    other, kept = 13 * out, 4 * out
+    if before != after:
+        convolutions.append(_Convolution(end, before, after))
+        other, kept = other + 3 * out, kept + out
+    return CountedLayer(
+        name,
+        tuple(x.product for x in convolutions),
+        other_floats=other,
+        kept_floats=kept,
+        received_floats=before * side**2,
+        num_weights=sum(2 * x.channels for x in convolutions),
+        num_states=_STATES,
+    )
+
+
 def _head(num_classes: int, side: int) -> CountedLayer:
     width = _EXPANSION * _WIDTHS[-1]
     return CountedLayer(

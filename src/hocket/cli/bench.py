@@ -15,7 +15,9 @@ _COLUMNS: Final = 100  # of a legend
 
 
 def bench_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="ooo-pipeline or wpipe.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="ooo-pipeline, wpipe or tspipe.")
+    ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON.")
     ] = False,
@@ -28,6 +30,10 @@ def bench_command(
 
     wpipe: BERT and ResNeXt by depth on 8 and 64 V100s, simulated, by WPipe, 2BW, 1F1B
     and data parallelism; and BERT fine-tuned on MRPC by two CPU workers, measured.
+
+    tspipe: ViTs, ResNets and BERTs with their teachers on 8 and 16 V100s, simulated, by
+    model parallelism, GPipe, TSPipe, filled orders and data parallelism; and two
+    transformers on two CPU workers, measured.
 
     The scripts in bench/ of hocket's repository simulate and measure them again.
     """

@@ -176,6 +176,32 @@ def compare(
     return Comparison(best, *_data_parallel(job, cluster))
 
 
+def predict_pipeline(
+    job: TeacherJob,
+    cluster: Cluster,
+    schedule: str,
+    num_devices: int,
+    num_microbatches: int,
+) -> TeacherPipeline | None:
+    """Predict one pipeline, cut as `compare` cuts it.
+
+    Args:
+        job: both nets.
+        cluster: the devices.
+        schedule: the name of the student's schedule.
+        num_devices: the devices of one replica.
+        num_microbatches: the student's; a replica's samples that they do not divide are
+            rounded up in each.
+
+    Returns:
+        The pipeline; None if the schedule refuses these numbers or does not fit.
+    """
+    samples = job.batch_size * num_devices // cluster.num_devices
+    each = -(-samples // num_microbatches)
+    size = _size(job, cluster, num_devices, num_microbatches, each)
+    return _pipeline(job, cluster, size, schedule)
+
+
 @dataclass(frozen=True, slots=True)
 class _Size:
     """The numbers of a pipeline, and its cuts.

@@ -69,7 +69,7 @@ def rebuilt(
     """Put the leaves of several outputs into their models' structures.
 
     Args:
-        leaves: of all outputs, one after the other.
+        leaves: the leaves of all outputs, one output after the other.
         outputs: their structures.
         part: the microbatch that reads them.
     """

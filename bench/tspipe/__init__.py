@@ -1,0 +1,1 @@
+"""TSPipe's published experiments, on the simulator."""
