@@ -73,7 +73,7 @@ def joint_balance(
             least_s = middle_s
         else:
             most_s, best = middle_s, found
-    return JointCut(best, _teacher_cut(_sums(student_s, best), teacher_s))
+    return JointCut(best, cut_teacher(_sums(student_s, best), teacher_s))
 
 
 def _student_cut(
@@ -104,12 +104,20 @@ def _student_cut(
     return tuple(reversed(boundaries[1:-1]))
 
 
-def _teacher_cut(
+def cut_teacher(
     student_s: Sequence[float], teacher_s: Sequence[float]
 ) -> tuple[int, ...]:
-    """Return the teacher's cut for given stages of the student.
+    """Return the teacher's cut for devices that have other work.
 
     It has the fastest slowest device, and of these cuts the least sum of squares.
+
+    Args:
+        student_s: seconds of the other work of each device in a step.
+        teacher_s: the same of each layer of the teacher.
+
+    Returns:
+        The layers at which the stages on devices 1, 2, ... begin; of two equal ones,
+        the first device has none of the layers.
     """
     until = np.array([0.0, *accumulate(teacher_s)])
     places = np.arange(until.size)
