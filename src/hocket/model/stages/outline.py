@@ -6,6 +6,7 @@ other workers' weights in memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,30 @@ class Outline:
             type(model).__name__,
             config if hasattr(config, "to_json_string") else None,
         )
+
+    def joined(self, others: Mapping[str, Outline]) -> Outline:
+        """Return this outline with those of other models, under names of their own.
+
+        Args:
+            others: by the name that comes before theirs, and a dot.
+        """
+        tensors, names = dict(self.state.tensors), dict(self.state.names)
+        first_name, persistent = dict(self.state.first_name), set(self.state.persistent)
+        every = [*self.names]
+        for name, other in others.items():
+            state = other.state
+            tensors |= {f"{name}.{key}": x for key, x in state.tensors.items()}
+            names |= {
+                f"{name}.{key}": tuple(f"{name}.{x}" for x in same)
+                for key, same in state.names.items()
+            }
+            first_name |= {
+                f"{name}.{key}": f"{name}.{x}" for key, x in state.first_name.items()
+            }
+            persistent |= {f"{name}.{x}" for x in state.persistent}
+            every += (f"{name}.{x}" for x in other.names)
+        state = State(tensors, names, first_name, frozenset(persistent))
+        return replace(self, state=state, names=tuple(every))
 
     @property
     def parameter_bytes(self) -> int:

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
@@ -106,14 +106,6 @@ def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
     )
 
 
-def state_of_stage(module: nn.Module, *, parameters: bool) -> dict[str, Tensor]:
-    """Return a stage's parameters, or persistent buffers, under their first names."""
-    if parameters:
-        return dict(module.named_parameters())
-    kept = module.state_dict(keep_vars=True)
-    return {name: x for name, x in module.named_buffers() if name in kept}
-
-
 def _held(plan: Plan, device: int) -> frozenset[str]:
     """Return the names that a device writes: those whose first stage is there."""
     owners: dict[str, int] = {}
@@ -129,7 +121,7 @@ def _named(
     return {
         name: x.detach()
         for runner in executor.runners.values()
-        for name, x in state_of_stage(runner.module, parameters=parameters).items()
+        for name, x in runner.saved_state(parameters=parameters).items()
         if name in held
     }
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.check_states import check_kind, check_updates
-from hocket.run.checkpoint.collect import state_of_stage
 from hocket.run.checkpoint.corrections import (
     ResumedCorrection,
     kept_places,
@@ -27,10 +26,10 @@ from hocket.run.checkpoint.match import check_setup, match_names
 from hocket.run.checkpoint.random_state import check_random_state, set_random_state
 from hocket.run.checkpoint.regroup import RegroupedUpdates, SavedUpdates
 from hocket.run.checkpoint.stale_weights import (
+    moved_in,
     num_wanted,
     old_places,
     put_old,
-    trained_in,
 )
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -179,8 +178,8 @@ def _put_weights(
 
 def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
     for runner in executor.runners.values():
-        yield from state_of_stage(runner.module, parameters=True).items()
-        yield from state_of_stage(runner.module, parameters=False).items()
+        yield from runner.saved_state(parameters=True).items()
+        yield from runner.saved_state(parameters=False).items()
 
 
 def _updates(
@@ -256,9 +255,8 @@ def _delay_places(
     executor: Executor,
 ) -> dict[Key, TensorLocation]:
     """Return the locations of old weights, and of the corrections' tensors."""
-    modules = [runner.module for runner in executor.runners.values()]
-    trained = {name for module in modules for name in trained_in(module)}
-    own = {name: num for name, num in num_old.items() if name in trained}
+    moved = {name for runner in executor.runners.values() for name in moved_in(runner)}
+    own = {name: num for name, num in num_old.items() if name in moved}
     old = old_places(opened, names, own)
     found = {(Section.OLD, name): place for name, place in old.items()}
     for each in resumed.values():

@@ -36,9 +36,10 @@ def old_weights(
     found: dict[str, Tensor] = {}
     for runner in runners:
         old = [] if runner.versions is None else runner.versions.old()
-        for name in old[0] if old else ():
+        for own in old[0] if old else ():
+            name = f"{runner.saved_prefix}{own}"
             if name in held:
-                found.update(by_age(name, [weights[name] for weights in old]))
+                found.update(by_age(name, [weights[own] for weights in old]))
     return found
 
 
@@ -47,19 +48,31 @@ def num_wanted(plan: Plan, outline: Outline, step: int) -> dict[str, int]:
 
     A shared weight has one delay in all of its stages.
     """
-    tensors = outline.state.tensors.items()
-    trained = {name for name, x in tensors if x.requires_grad}
+    state = outline.state
+    parameters = set(filter(state.is_parameter, state.tensors))
+    trained = {name for name in parameters if state.tensors[name].requires_grad}
     stages = plan.schedule.program.stages
     wanted: dict[str, int] = {}
     for stage, names in zip(stages, plan.state_names, strict=True):
-        for name in trained.intersection(names) if stage.delay else ():
+        moved = trained if stage.trainable else parameters  # all of one that follows
+        for name in moved.intersection(names) if stage.delay else ():
             wanted[name] = max(min(stage.delay, step), wanted.get(name, 0))
     return wanted
 
 
-def trained_in(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of which a stage may keep old versions."""
-    return {n: p for n, p in module.named_parameters() if p.requires_grad}
+def moved_in(runner: StageRunner) -> dict[str, nn.Parameter]:
+    """Return the parameters of which a stage may keep old versions, by saved name.
+
+    Those are the trained ones; all of a stage that follows others.
+    """
+    prefix = runner.saved_prefix
+    if prefix is None:
+        return {}
+    return {
+        f"{prefix}{name}": p
+        for name, p in runner.parameters.items()
+        if p.requires_grad or not runner.trainable
+    }
 
 
 def old_places(
@@ -99,14 +112,16 @@ def put_old(
     """
     if runner.versions is None:
         return
-    trained = {n: p for n, p in trained_in(runner.module).items() if n in wanted}
-    num = max((wanted[name] for name in trained), default=0)
+    moved = {n: p for n, p in moved_in(runner).items() if n in wanted}
+    num = max((wanted[name] for name in moved), default=0)
     old: list[dict[str, Tensor]] = [{} for _ in range(num)]
-    for name, parameter in trained.items():
+    for name, parameter in moved.items():
         stored = stored_names(tensors, names[name], num)
         values = [tensors[x] for x in stored] or [parameter.detach()] * num
         for weights, value in zip(old, values, strict=True):
-            weights[name] = like(parameter, value)
+            weights[name.removeprefix(runner.saved_prefix or "")] = like(
+                parameter, value
+            )
     runner.versions.set_old(old)
 
 

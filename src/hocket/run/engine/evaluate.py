@@ -1,14 +1,16 @@
 """Evaluation: the same stages in the same places, forward only.
 
-A loss over the whole batch is computed from the outputs of all microbatches. With
-replicas, the first one evaluates them all, and the others nothing.
+Nets whose outputs the loss reads are evaluated, too. A loss that reads a whole batch is
+computed once all microbatches' outputs are there. With replicas, the first one then
+evaluates them all, and the others nothing.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from hocket.run.data.batch import (
     on_device,
     split_batch,
 )
+from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.join import joined
 from hocket.run.data.loader import recorded_batches
 from hocket.run.data.loss import TOTAL
@@ -44,6 +47,7 @@ from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan
+from hocket.run.stage.runner import StageRunner
 from hocket.schedules import make_schedule
 
 
@@ -113,10 +117,11 @@ class Evaluator:
         self._world = world
         self._layout = layout
         self._recorder = recorder
-        net = schedule.program.nets[0]
+        net = schedule.program.nets[-1]
         self._net = net.name
         self._is_whole = net.batch_loss
-        self._num_replicas = 1 if self._is_whole else layout.num_replicas
+        self._reads_whole = net.batch_loss or bool(schedule.program.whole_batch_flows)
+        self._num_replicas = 1 if self._reads_whole else layout.num_replicas
         self._num_microbatches = (
             net.num_microbatches * layout.num_replicas // self._num_replicas
         )
@@ -136,7 +141,8 @@ class Evaluator:
         self._sums = _Sums()
         self._metrics: Metrics | None = None
         self._outputs: CollectedOutputs | None = None  # where they are asked for
-        self._whole: list[tuple[Any, Any]] = []  # outputs and targets of a whole batch
+        # A whole batch: microbatches, the model's outputs, and those of other nets.
+        self._whole: list[tuple[Microbatch, Any, Sequence[Any]]] = []
         self._number = 0
         self._digest = 0
 
@@ -196,15 +202,14 @@ class Evaluator:
         if mine:
             sizes = tuple(part.num_samples for part in mine)
             step = StepHeader(self._number, salt, num_samples, sizes)
-            batch = {self._net: StepBatch(step, mine)}
+            nets = (net.name for net in self._program.nets)
+            batch = dict.fromkeys(nets, StepBatch(step, mine))
             player = self._player(len(mine))
             player.begin(batch)
             player.play(Portion.STEP, self._number, {self._number: batch})
         if self._whole:
-            outputs, targets = zip(*self._whole, strict=True)
+            self._add_losses_of_batch()
             self._whole.clear()
-            part = Microbatch((), joined(targets), num_samples)
-            self._add_losses(joined(outputs), part)
         self._number += 1
 
     def _share(self, batch: Any) -> tuple[tuple[Microbatch, ...], int]:
@@ -250,26 +255,57 @@ class Evaluator:
         )
         return plan_to_play(schedule)
 
-    def _on_output(self, stage: int, microbatch: Microbatch, output: object) -> None:
+    def _on_output(
+        self, microbatch: Microbatch, output: Any, others: Sequence[Any]
+    ) -> None:
         if self._outputs is not None:
             self._outputs.add(output)
             return
         count, sums = microbatch.num_samples, self._sums
         sums.num_samples += count
-        if self._is_whole:
-            self._whole.append((output, microbatch.targets))
+        if self._reads_whole:
+            self._whole.append((microbatch, output, others))
         else:
-            self._add_losses(output, microbatch)
+            self._add_losses(microbatch, output, others)
         if self._metrics is not None:
             means = named_means(self._metrics(output, microbatch.targets))
             sums.add(means, sums.metrics, count)
 
-    def _add_losses(self, output: Any, part: Microbatch) -> None:
-        last = self._executor.runners[self._program.num_stages - 1]
-        named = last.loss_of(output, part.targets)
+    def _add_losses_of_batch(self) -> None:
+        """Add the losses of a batch, once all outputs of it are there."""
+        parts, outputs, others = zip(*self._whole, strict=True)
+        forms = self._last.read_by_loss
+        read = [
+            joined(column) if self._is_whole or form.is_whole else None
+            for form, column in zip(forms, zip(*others, strict=True), strict=True)
+        ]
+        if self._is_whole:
+            num_samples = sum(part.num_samples for part in parts)
+            part = Microbatch((), joined([x.targets for x in parts]), num_samples)
+            self._add_losses(part, joined(outputs), read)
+            return
+        begins = accumulate((part.num_samples for part in parts), initial=0)
+        for part, output, own, begin in zip(
+            parts, outputs, others, begins, strict=False
+        ):
+            end, device = begin + part.num_samples, self._world.device
+            rows = torch.arange(begin, end, device=device)
+            given = [
+                BatchOutput(whole, rows) if form.is_whole else alone
+                for form, whole, alone in zip(forms, read, own, strict=True)
+            ]
+            self._add_losses(part, output, given)
+
+    @property
+    def _last(self) -> StageRunner:
+        return self._executor.runners[self._program.num_stages - 1]
+
+    def _add_losses(self, part: Microbatch, output: Any, others: Sequence[Any]) -> None:
+        last = self._last
+        named = last.loss_of(output, part.targets, *others)
         weight = count_of(last.loss, part)
         if not weight:
-            named = zero_losses(named, output)
+            named = zero_losses(named, (output, *others))
         self._sums.weight += weight
         self._sums.add(named, self._sums.losses, weight)
 
@@ -321,14 +357,13 @@ def _one_by_one(program: Program, num_microbatches: int) -> Schedule:
     """Return an order of forwards: each device plays one microbatch after the other.
 
     Args:
-        program: a program of one net, with any flows.
-        num_microbatches: to evaluate.
+        program: any program; its flows are kept.
+        num_microbatches: the number of each net.
     """
     stages = tuple(
         Stage(stage.net, stage.device, trainable=False) for stage in program.stages
     )
-    (net,) = program.nets
-    nets = (Net(net.name, num_microbatches),)
+    nets = tuple(Net(net.name, num_microbatches) for net in program.nets)
     lanes = (
         Lane(
             device,

@@ -40,7 +40,8 @@ def gather_state(
     """
     held: dict[str, Tensor] = {}
     for runner in runners:
-        held.update(runner.module.state_dict())
+        held |= runner.saved_state(parameters=True)
+        held |= runner.saved_state(parameters=False)
     copies: dict[str, Tensor] = {}
     state = {}
     for name in outline.names:

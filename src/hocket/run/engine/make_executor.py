@@ -106,8 +106,9 @@ def make_executor(
     replicas = context.with_replicas()
     groups_of = ReductionGroups(schedule, context, replicas)
     shared = _shared(nets, schedule)
+    is_stale = any(x.trainable and x.delay for x in program.stages)
     stale_ties = (
-        find_stale_ties(_trained(shared, modules), schedule) if schedule.body else []
+        find_stale_ties(_trained(shared, modules), schedule) if is_stale else []
     )
     if schedule.body:
         refuse_shared(stale_ties, schedule)
@@ -116,12 +117,12 @@ def make_executor(
                 refuse_hooks(stage, dict(module.named_parameters()))
     ties = find_ties(shared, schedule)
     groups = tie_groups(ties, layout, context.timeout_s, context.recorder.wait)
-    equal_start(runners, layout, replicas, ties, groups)
     trained = {
         stage: runner
         for stage, runner in runners.items()
         if by_net[program.stages[stage].net].settings is not None
     }
+    equal_start(runners, trained, layout, replicas, ties, groups)
     owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
     updaters: dict[int, Updater] = {}
     for stage, own in owned.items():
@@ -250,8 +251,10 @@ def _make_runner(
         training=net.training,
         gradients=gradients,
         others=() if stage in program.loss_stages else net.others.get(stage, ()),
+        saved_prefix=net.saved_prefix,
     )
     runner.batch_loss = loss if is_whole else None
+    runner.read_by_loss = net.others.get(stage, ()) if loss else ()
     return runner
 
 
@@ -284,28 +287,58 @@ def _trained(
 def _shared(
     nets: Sequence[NetSetup], schedule: Schedule
 ) -> Mapping[str, Sequence[int]]:
-    """Return the stages that hold each weight that stages share.
+    """Return the stages that hold each weight that stages of the trained net share.
 
     Raises:
-        ModelError: there are several nets, and holders on several devices or of several
-            delays.
+        ModelError: several nets are trained, or their stages have delays, and holders
+            are on several devices or of several delays; or stages that follow others
+            with a delay share a weight on one device.
     """
     program = schedule.program
-    found = {net.name: shared_parameters(net.modules) for net in nets}
-    if len(nets) == 1:
-        return next(iter(found.values()))
+    found = {
+        net.name: {
+            name: [stages_of(program, net.name)[place] for place in places]
+            for name, places in shared_parameters(net.modules).items()
+        }
+        for net in nets
+    }
+    trained = [net.name for net in nets if net.settings is not None]
+    is_fresh = not any(x.trainable and x.delay for x in program.stages)
+    if len(nets) == 1 or (len(trained) == 1 and is_fresh):
+        for net in {*found}.difference(trained):
+            _refuse_following(net, found[net], program)
+        return found[trained[0]]
     for net, shared in found.items():
-        numbers = stages_of(program, net)
-        for name, places in shared.items():
-            stages = [program.stages[numbers[place]] for place in places]
+        for name, numbers in shared.items():
+            stages = [program.stages[number] for number in numbers]
             moves = any(stage.moves for stage in stages)
             if moves and len({(x.device, x.delay) for x in stages}) > 1:
                 raise ModelError(
-                    f"stages {', '.join(str(numbers[x]) for x in places)} of net {net} "
-                    f"share {name}, on several devices or with several delays: in a "
-                    "program of several nets put them on one device, or untie it"
+                    f"stages {', '.join(map(str, numbers))} of net {net} share {name}, "
+                    "on several devices or with several delays: in a program of "
+                    "several trained nets, or with old weights, put them on one "
+                    "device, or untie it"
                 )
     return {}
+
+
+def _refuse_following(
+    net: str, shared: Mapping[str, Sequence[int]], program: Program
+) -> None:
+    """Refuse weights of a teacher of which one device would keep two old versions.
+
+    Raises:
+        ModelError: stages that follow others with a delay share a weight on a device.
+    """
+    for name, numbers in shared.items():
+        stages = [program.stages[number] for number in numbers]
+        devices = {stage.device for stage in stages}
+        if stages[0].follows and stages[0].delay and len(devices) < len(stages):
+            raise ModelError(
+                f"stages {', '.join(map(str, numbers))} of net {net} follow others "
+                f"with a delay of {stages[0].delay} and share {name} on one device: "
+                "take delay=0, put them on several devices, or untie it"
+            )
 
 
 def _followers(

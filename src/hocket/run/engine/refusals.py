@@ -26,7 +26,7 @@ def refuse_without_effect(settings: TrainingConfig, schedule: Schedule) -> None:
     """
     if settings.correction == "none":
         return
-    if any(stage.delay for stage in schedule.program.stages):
+    if any(x.trainable and x.delay for x in schedule.program.stages):
         return
     raise ConfigError(
         f"correction {settings.correction!r} has no effect: no stage of this order "

@@ -33,8 +33,10 @@ def worker_loader(
     if not isinstance(loader, PartLoader):
         return loader
     runners = executor.runners.values()
-    net = plan.schedule.program.nets[0]
-    num_replicas = 1 if net.batch_loss else layout.num_replicas  # or it reads all rows
+    program = plan.schedule.program
+    net = program.nets[-1]
+    reads_all = net.batch_loss or program.whole_batch_flows
+    num_replicas = 1 if reads_all else layout.num_replicas
     reads = ReadSpec(
         inputs=any(runner.module.batch_inputs for runner in runners),
         targets=any(runner.loss or runner.batch_loss for runner in runners),

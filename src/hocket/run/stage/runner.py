@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import compress
 from typing import Any, Final
 
@@ -63,6 +64,8 @@ class StageRunner:
             when not given.
         others: the outputs of other nets that the loss reads behind the targets; or,
             in a stage without a loss, those before the batch's own tensors.
+        saved_prefix: what comes before the model's names in the names of its state;
+            None if the state is not saved.
 
     Attributes:
         losses: the losses of the forwards since they were last read, on a net's last
@@ -70,6 +73,7 @@ class StageRunner:
         live: the state that forwards saved for their backwards, by step and microbatch.
         versions: the versions of the weights, if forwards read old ones.
         batch_loss: the loss over the whole batch, on a net's last stage.
+        read_by_loss: the outputs of other nets that either loss reads.
     """
 
     def __init__(
@@ -90,8 +94,11 @@ class StageRunner:
         training: bool = True,
         gradients: StageGradients | None = None,
         others: Sequence[NetOutput] = (),
+        saved_prefix: str | None = "",
     ) -> None:
         self.number = number
+        self.saved_prefix = saved_prefix
+        self.trainable = trainable
         self.module = module
         self.loss = loss
         self.device = device
@@ -103,6 +110,7 @@ class StageRunner:
         self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
         self.batch_loss: LossFunction | None = None
+        self.read_by_loss: Sequence[NetOutput] = ()
         gradients = StageGradients.of(module) if gradients is None else gradients
         self._takes_grad = gradients.takes
         self._gives_grad = gradients.gives
@@ -112,7 +120,6 @@ class StageRunner:
         # Of the inputs, those of this net come first; without others, all are.
         self._num_own = len(module.inputs) if others else len(self._takes_grad)
         self._ends_net = loss is None and module.index == module.num_stages - 1
-        self._trainable = trainable
         self.training = training
         self._replayer = (
             Replayer(module, device) if recomputes and self._has_backward else None
@@ -133,6 +140,21 @@ class StageRunner:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The stage's parameters, by the uncut model's names."""
         return dict(self.module.named_parameters())
+
+    def saved_state(self, *, parameters: bool) -> dict[str, Tensor]:
+        """Return the parameters, or persistent buffers, by the names of the state.
+
+        Returns:
+            The tensors by first name, with the prefix; none if they are not saved.
+        """
+        prefix = self.saved_prefix
+        if prefix is None:
+            return {}
+        if parameters:
+            return {f"{prefix}{name}": x for name, x in self.parameters.items()}
+        kept = self.module.state_dict(keep_vars=True)
+        named = self.module.named_buffers()
+        return {f"{prefix}{name}": x for name, x in named if name in kept}
 
     def train(self, mode: bool) -> None:
         """Set train or eval mode; no effect if unchanged."""
@@ -238,6 +260,17 @@ class StageRunner:
         """Run the forward alone; the last stage returns the model's own output."""
         return self._call(received, microbatch)
 
+    def others_of(
+        self, microbatch: Microbatch, received: Sequence[Tensor]
+    ) -> list[Any]:
+        """Return the outputs of other nets for a microbatch, which the loss reads.
+
+        They are copies: what was received is released before the loss is computed.
+        """
+        forms = [replace(form, is_whole=False) for form in self.read_by_loss]
+        read = received[len(self.module.inputs) :] if forms else ()
+        return rebuilt([x.clone() for x in read], forms, microbatch)
+
     def loss_of(self, output: Any, targets: Any, *others: Any) -> dict[str, Tensor]:
         """Return the named losses of the model's output.
 
@@ -294,14 +327,14 @@ class StageRunner:
 
     def _around_forward(self, step: int, index: int) -> AbstractContextManager[object]:
         """Put the step's weights in place, and seed the layers that draw."""
-        if self._trainable and not self.module.random_layers:
+        if self.trainable and not self.module.random_layers:
             return _NOTHING if self.versions is None else self.versions.put(step)
         return self._forward_context(step, index)
 
     @contextmanager
     def _forward_context(self, step: int, index: int) -> Iterator[None]:
         with ExitStack() as stack:
-            if not self._trainable:
+            if not self.trainable:
                 stack.enter_context(torch.no_grad())
             if self.versions is not None:
                 stack.enter_context(self.versions.put(step))

@@ -139,12 +139,22 @@ def tie_reducers(
 
 def equal_start(
     runners: Mapping[int, StageRunner],
+    sharing: Mapping[int, StageRunner],
     layout: Layout,
     group: WorkerGroup | None,
     ties: Sequence[Tie],
     groups: Mapping[tuple[int, ...], WorkerGroup],
 ) -> None:
-    """Broadcast the first replica's weights, and each shared weight's first copy."""
+    """Broadcast the first replica's weights, and each shared weight's first copy.
+
+    Args:
+        runners: this worker's.
+        sharing: those of the net whose stages share weights.
+        layout: the ranks by device and replica.
+        group: the workers of this device in all replicas.
+        ties: the shared weights.
+        groups: this worker's groups of the devices that share weights.
+    """
     if group is not None:
         source = layout.replicas_of(layout.device)[0]
         for runner in runners.values():
@@ -155,7 +165,7 @@ def equal_start(
             continue
         source = layout.ranks[tie.devices[0]]
         held = [
-            r.parameters[tie.name] for r in runners.values() if tie.name in r.parameters
+            r.parameters[tie.name] for r in sharing.values() if tie.name in r.parameters
         ]
         what = f"the shared weight {tie.name}"
         groups[tie.devices].broadcast(held[0].data, source, what)

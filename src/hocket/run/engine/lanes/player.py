@@ -11,10 +11,10 @@ What comes from where, and goes where, follows from `hocket.core.dataflow` by wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 OnError: TypeAlias = Callable[[Op, int, Exception], None]
-OnOutput: TypeAlias = Callable[[int, Microbatch, object], None]
+OnOutput: TypeAlias = Callable[[Microbatch, Any, Sequence[Any]], None]
 
 
 class Player:
@@ -57,7 +57,8 @@ class Player:
         recorder: notes each op, for the report of a failure.
         sync: called as losses and gradients complete; None where nothing is updated.
         ties: the weights that stages of different delays share.
-        on_output: evaluation: called with each microbatch and the model's output.
+        on_output: evaluation: called with each microbatch, the model's output, and
+            those of other nets that the loss reads.
         on_error: called when an op has failed, with its step; may raise a better error.
         evaluates: forwards keep nothing.
         prefix: begins what the flight recorder notes.
@@ -292,9 +293,9 @@ class Player:
     def _evaluate(
         self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
-        output = ops.evaluate(batch, index, timer)
-        if output is not None and self._on_output is not None:
-            self._on_output(ops.number, batch[ops.net].microbatches[index], output)
+        found = ops.evaluate(batch, index, timer)
+        if found is not None and self._on_output is not None:
+            self._on_output(batch[ops.net].microbatches[index], *found)
 
     def _forward(
         self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.model.stages.splitter import Remainder
@@ -182,21 +183,29 @@ class StageOps:
             for one in self._received_from:  # no backward will do so
                 one.release(batch, index)
 
-    def evaluate(self, batch: NetBatches, index: int, timer: OpTimer) -> object:
+    def evaluate(
+        self, batch: NetBatches, index: int, timer: OpTimer
+    ) -> tuple[object, Sequence[Any]] | None:
         """Play F without a backward.
 
         Returns:
-            The model's output, from its last stage; None from others.
+            From a stage whose output no stage reads: the model's output, and those of
+            other nets that the loss reads; None from others.
         """
         received = self._take_inputs(batch, index)
+        microbatch = batch[self.net].microbatches[index]
         timer.start()
-        values = self._runner.evaluate(batch[self.net].microbatches[index], received)
+        values = self._runner.evaluate(microbatch, received)
         timer.end()
-        if not self._is_last:
-            self._outputs.put(batch, timer.lane, index, values)
+        others: Sequence[Any] = ()
+        if self._is_last:
+            others = self._runner.others_of(microbatch, received)
+        else:
+            sent = tuple(pytree.tree_leaves(values))
+            self._outputs.put(batch, timer.lane, index, sent)
         for one in self._received_from:
             one.release(batch, index)
-        return values if self._is_last else None
+        return (values, others) if self._is_last else None
 
     def backward(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play B."""

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
+from hocket.model.capture.captured import Captured
+from hocket.model.profile.measure import restored_model
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.net_output import NetOutput
@@ -29,6 +35,7 @@ class NetSetup:
         others: the forms of other nets' outputs that a stage reads, by the stage's
             number in the program.
         output: its own form, where other nets or a loss over the whole batch read it.
+        saved_prefix: as for `StageRunner`.
     """
 
     name: str
@@ -41,6 +48,7 @@ class NetSetup:
     seed_name: str = "model"
     others: Mapping[int, tuple[NetOutput, ...]] = field(default_factory=dict)
     output: NetOutput | None = None
+    saved_prefix: str | None = ""
 
 
 def stages_of(program: Program, net: str) -> tuple[int, ...]:
@@ -93,8 +101,22 @@ def modules_of(program: Program, nets: Iterable[NetSetup]) -> tuple[StageModule,
     return tuple(found[number] for number in range(program.num_stages))
 
 
+def example_output(captured: Captured, *, training: bool) -> Any:
+    """Return a model's output for the example that it was captured with; on the CPU.
+
+    Args:
+        captured: the model.
+        training: whether it runs in training mode.
+    """
+    example = captured.example
+    args, kwargs = pytree.tree_unflatten(list(example.leaves), example.spec)
+    with restored_model(captured, torch.device("cpu")), torch.no_grad():
+        captured.model.train(training)
+        return captured.model(*args, **kwargs)
+
+
 class ParameterNames:
-    """Names parameters of all nets: the uncut models' own where there is one model.
+    """Names parameters of all nets: the uncut model's own where one model is trained.
 
     Args:
         program: says which stages are copies: they share their names.
@@ -104,7 +126,8 @@ class ParameterNames:
     def __init__(self, program: Program, nets: Sequence[NetSetup]) -> None:
         self._program = program
         firsts = {net.name: nets_of_batch(program, net.name)[0] for net in nets}
-        self._is_one = len({*firsts.values()}) == 1
+        trained = {firsts[net.name] for net in nets if net.settings is not None}
+        self._is_one = len(trained) == 1
         self._firsts = firsts
 
     def of(self, stage: int, name: str) -> str:

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from hocket.core.program import Program
 from hocket.errors import ConfigError, ModelError, ShapeError
 from hocket.model.capture.capture import Captured, capture
-from hocket.model.profile.measure import restored_model
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
@@ -40,6 +39,7 @@ from hocket.run.engine.programs.by_net import (
 from hocket.run.engine.programs.copies import without_copies
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
+    example_output,
     modules_of,
     nets_of_batch,
     stages_of,
@@ -239,9 +239,7 @@ class ProgramNets:
         last, flows = numbers[-1], program.flows
         nets = {program.stages[b].net for a, b in flows if a == last}
         if nets or program.net_of(last).batch_loss:
-            with restored_model(captured, torch.device("cpu")), torch.no_grad():
-                model.train(trains or model.training)
-                output = model(*args, **kwargs)
+            output = example_output(captured, training=trains or model.training)
             self._examples[name] = output, part.num_samples
             self._outputs[name] = NetOutput.of(output, name)
         others: dict[int, tuple[NetOutput, ...]] = {}
