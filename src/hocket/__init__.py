@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hocket.planner.search.result import SearchResult as SearchResult
     from hocket.run.cluster.launch import launch as launch
     from hocket.run.cluster.world import World as World
+    from hocket.run.data.loss import PerMicrobatch as PerMicrobatch
     from hocket.run.data.loss import WholeBatch as WholeBatch
     from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
@@ -70,11 +71,9 @@ if TYPE_CHECKING:
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fit import fit as fit
     from hocket.run.pipeline import Pipeline as Pipeline
-    from hocket.run.stage.loss_checks.batch_loss_check import (
-        PerMicrobatch as PerMicrobatch,
-    )
     from hocket.run.tune.config import PipelineConfig as PipelineConfig
     from hocket.run.tune.planning import plan as plan
+    from hocket.run.tune.teachers.teacher import Teacher as Teacher
     from hocket.run.weights.momentum import CopyEvery as CopyEvery
     from hocket.run.weights.momentum import Momentum as Momentum
     from hocket.schedules import SCHEDULES as SCHEDULES
@@ -130,7 +129,7 @@ _HOMES = {
     "Op": "hocket.core.op",
     "Outcome": "hocket.planner.candidate",
     "ParseError": "hocket.errors",
-    "PerMicrobatch": "hocket.run.stage.loss_checks.batch_loss_check",
+    "PerMicrobatch": "hocket.run.data.loss",
     "PerSample": "hocket.model.trace.per_sample",
     "Pipeline": "hocket.run.pipeline",
     "PipelineConfig": "hocket.run.tune.config",
@@ -155,6 +154,7 @@ _HOMES = {
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
     "StepResult": "hocket.run.engine.sync.step_result",
+    "Teacher": "hocket.run.tune.teachers.teacher",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
     "TwoViewLoader": "hocket.teacher.view_loader",

@@ -2,7 +2,8 @@
 
     PipelineConfig ─▶ order ─▶ transport ─▶ Plan ─▶ Executor
                         │ schedule="auto": chosen here
-                        └ "zb-auto": measured and made here
+                        │ "zb-auto": measured and made here
+                        └ with teachers: filled with their forwards here
 
 Only the outline of the uncut model is kept: if the user keeps no reference to it, the
 weights of other workers' stages are freed.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 
 import torch.distributed as dist
@@ -33,17 +35,18 @@ from hocket.run.device.out_of_memory import (
 )
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.worker_context import WorkerContext, open_context
+from hocket.run.stage.teacher_outputs import with_teachers
 from hocket.run.tune.build import CutModel, ProfiledModel, build_plan
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
 from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
+from hocket.run.tune.teachers.joint import joint_order
+from hocket.run.tune.teachers.refusals import refuse_chosen_orders
 from hocket.run.tune.timed_order import is_timed, timed_order
 
 
@@ -96,6 +99,10 @@ def _assembled(
     timeout_s: float,
 ) -> tuple[Plan, Executor]:
     store = _own_store(world)
+    if config.teachers:
+        refuse_chosen_orders(config)
+        loss = with_teachers(config.loss, tuple(config.teachers))
+        config = replace(config, loss=loss)
     asked, profiled = config.schedule, None
     if asked == "auto":
         config, profiled = choose_order(config, world, layout)
@@ -116,21 +123,16 @@ def _assembled(
         timeout_s=timeout_s,
         clips=config.clip_norm is not None,
     )
-    plan, play_plan, modules, channels, output = build_plan(
-        config, order, context, known
-    )
+    plan, play_plan, nets, channels, wiring = build_plan(config, order, context, known)
     if world.rank == 0:
         warn_of_repeating_bubble(asked, plan)
-    names = [name for name, _ in config.model.named_parameters()]
-    (net,) = plan.schedule.program.nets
-    training = config.training
     executor = make_executor(
         play_plan,
-        [NetSetup(net.name, modules, names, config.loss, training, output=output)],
-        training,
+        nets,
+        config.training,
         context,
         channels,
-        wiring=wire_one_net(plan.schedule.program, modules, output),
+        wiring=wiring,
         seed=config.seed,
         recomputes=[i for i, x in enumerate(plan.costs.stages) if x.recomputes],
         on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,
@@ -149,7 +151,7 @@ def _make_order(
     profiled: ProfiledModel | None,
 ) -> tuple[Schedule, ProfiledModel | CutModel | None]:
     """Return the order, and what is known of the model by then."""
-    if not is_timed(config):
+    if not is_timed(config) and not config.teachers:
         order = make_order(
             config.schedule,
             layout,
@@ -170,6 +172,8 @@ def _make_order(
     )
     with closing(transport):
         context = WorkerContext(world, layout, recorder, transport, store, timeout_s)
+        if config.teachers:
+            return joint_order(config, context)
         return timed_order(config, context, profiled)
 
 

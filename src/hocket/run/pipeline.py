@@ -14,6 +14,7 @@ from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.layout import make_layout
+from hocket.run.data.batch import digest, on_device
 from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.metrics import Metrics, check_metrics
@@ -22,6 +23,7 @@ from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.gather import gather_state, holders_of
+from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_loader import worker_loader
@@ -58,6 +60,8 @@ class Pipeline(WorkerRun):
     Warns:
         RepeatingBubbleWarning: "v-min" or "v-half" waits in every microbatch, with the
             measured times; warned on the main worker.
+        LowMomentumWarning: a teacher with a delay follows the student fast; says how
+            much the delay changes; warned on the main worker.
         InexactLossWarning: in the first step, microbatches' losses are not that of the
             whole batch; says by how much; warned on the main worker.
     """
@@ -72,9 +76,15 @@ class Pipeline(WorkerRun):
             self.plan, executor = assemble(
                 config, world, layout, recorder, self._stack, timeout_s
             )
-            plan, self._outline = self.plan, Outline.of(config.model)
-            nets = plan.schedule.program.nets
-            self._counts = {net.name: net.num_microbatches for net in nets}
+            plan = self.plan
+            self._sizes_of = part_sizes(plan.schedule.program)
+            self._outline = Outline.of(config.model).joined(
+                {
+                    name: Outline.of(teacher.net)
+                    for name, teacher in config.teachers.items()
+                    if teacher.moves
+                }
+            )
             self._executor = executor
             self._driver = Driver(executor, recorder, self._playing)
             self._checkpoints = CheckpointManager(
@@ -182,6 +192,8 @@ class Pipeline(WorkerRun):
     ) -> EvaluationResult:
         """Run a loader through the model in evaluation mode, forward only.
 
+        Teachers run, too, with their newest weights: the loss is that of training.
+
         Args:
             loader: yields the same batches on every worker; of any size.
             metrics: `metrics(output, targets)` returns named means over a microbatch's
@@ -254,6 +266,9 @@ class Pipeline(WorkerRun):
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Weights and buffers by the uncut model's names; every worker must call this.
+
+        Those of a teacher that moves have its name and a dot before theirs; a frozen
+        teacher has none here.
 
         Args:
             ema: whether to return the averaged weights in place of the trained ones.
@@ -348,16 +363,26 @@ class Pipeline(WorkerRun):
 
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
-        step_batches = make_step_batches(
-            batches,
-            self._step,
-            self._layout,
-            self._counts,
-            self.plan.example,
-            self.world.device,
-        )
+        device, salts = self.world.device, [digest(batch) for batch in batches]
+        here = [on_device(batch, device) for batch in batches]
+        by_net = [
+            make_step_batches(
+                here,
+                self._step,
+                self._layout,
+                {net.name: net.num_microbatches},
+                self.plan.example,
+                device,
+                self._sizes_of[net.name],
+                salts,
+            )
+            for net in self.plan.schedule.program.nets
+        ]
         self._step += 1
-        return step_batches
+        return [
+            {net: x for made in parts for net, x in made.items()}
+            for parts in zip(*by_net, strict=True)
+        ]
 
     def _drain(self) -> None:
         """Finish all steps in flight, before weights are read."""

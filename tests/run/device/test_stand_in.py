@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.run.support.comparison import case, check_run
+from tests.run.support.comparison import TOLERANCE, case, check_run
 from tests.run.support.forked import answers_of
+from tests.run.support.teacher_models import case_of
 
 # A fork inherits autograd's threads, which know no device registered later.
 SPAWN = multiprocessing.get_context("spawn")
@@ -80,6 +81,23 @@ def test_ops_and_copies_run_when_they_are_waited_for(tmp_path: Path) -> None:
 def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> None:
     """No tensor is left behind on the host; two workers send staged messages."""
     check_runs(FEW[num_workers], num_workers, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+def test_teachers_teach_there_as_on_a_cpu(tmp_path: Path) -> None:
+    """A frozen one, and one that follows with a delay."""
+    cases = [case_of("frozen", "1f1b"), case_of("momentum", "zb-h1", delay=1)]
+    for found in answers_of(
+        f"{WORKERS}:teachers_twice",
+        cases,
+        str(tmp_path),
+        num_workers=2,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=140.0,
+    ):
+        assert max(found) <= TOLERANCE
 
 
 @pytest.mark.long

@@ -11,13 +11,15 @@ import torch
 
 import hocket
 from hocket.run.cluster.world import World, join_world
-from tests.run.support.captured_once import captured_once
+from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.comparison import difference
 from tests.run.support.exactness import train_one
 from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.small_models import batches, make_model, specimen_of
 from tests.run.support.stand_in_device import StandInTensor, register
 from tests.run.support.stand_in_stream import STREAM
+from tests.run.support.teacher_models import largest_difference, make_batches
+from tests.run.support.teacher_workers import make_pipeline
 
 
 def early_and_late(num: int) -> list[list[float]]:
@@ -67,6 +69,23 @@ def train_twice(
         assert losses[1] == pytest.approx(losses[0], rel=1e-10), (schedule, losses)
         expected, actual = states
         found[schedule] = max(difference(actual[k], x) for k, x in expected.items())
+    return found
+
+
+def teachers_twice(cases: list[dict[str, Any]], folder: str) -> list[float]:
+    """Train with teachers on the CPU and on the device; the largest differences."""
+    here = _world()
+    worlds = replace(here, device=torch.device("cpu")), here
+    found = []
+    for case in cases:
+        states = []
+        for world in worlds:
+            with make_pipeline(case, world, Path(folder), Shelf()) as pipeline:
+                losses = [result.loss for result in pipeline.train(make_batches())]
+                losses.append(pipeline.evaluate(make_batches()[-2:]).loss)
+                state = {k: x.cpu() for k, x in pipeline.state_dict().items()}
+                states.append({**state, "losses": torch.tensor(losses)})
+        found.append(largest_difference(states[1], states[0]))
     return found
 
 

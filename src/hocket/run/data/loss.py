@@ -30,9 +30,28 @@ class WholeBatch:
 
     loss: LossFunction
 
-    def __call__(self, output: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
+    def __call__(
+        self, output: Any, targets: Any, *others: Any
+    ) -> Tensor | Mapping[str, Tensor]:
         """Compute the loss."""
-        return self.loss(output, targets)
+        return self.loss(output, targets, *others)
+
+
+@dataclass(frozen=True, slots=True)
+class PerMicrobatch:
+    """Declares that a loss which compares samples is meant within microbatches.
+
+    Args:
+        loss: the loss function, as for `Pipeline`.
+    """
+
+    loss: LossFunction
+
+    def __call__(
+        self, output: Any, targets: Any, *others: Any
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Compute the loss."""
+        return self.loss(output, targets, *others)
 
 
 TOTAL = "loss"  # the name of what is trained

@@ -76,6 +76,7 @@ def make_step_batches(
     example: Example | None,
     device: torch.device,
     sizes_of: Callable[[int], Sequence[int]] | None = None,
+    salts: Sequence[int] | None = None,
 ) -> list[NetBatches]:
     """Cut the batches of one step into microbatches, and take this replica's.
 
@@ -89,6 +90,7 @@ def make_step_batches(
             do.
         device: where the stages are.
         sizes_of: as for `split_batch`.
+        salts: the batches' digests, if they are known.
 
     Raises:
         DataError: a batch has fewer samples than microbatches.
@@ -96,8 +98,8 @@ def make_step_batches(
     """
     each = sum(num_microbatches.values())
     num_parts = each * layout.num_replicas
-    # Digests come first: of tensors on a GPU, only shapes are looked at.
-    salts = [digest(batch) for batch in batches]
+    if salts is None:  # before copies: of tensors on a GPU, only shapes are looked at
+        salts = [digest(batch) for batch in batches]
     parts = [
         split_batch(on_device(batch, device), num_parts, example, sizes_of)
         for batch in batches

@@ -17,14 +17,16 @@ class Plan:
     """What will run, and how long it should take.
 
     Args:
-        boundaries: the layers at which stages 1, 2, ... begin.
-        stage_names: the first layer of each stage.
-        state_names: the names that each stage has of the uncut model's `state_dict()`.
+        boundaries: the layers at which stages 1, 2, ... of the model begin.
+        stage_names: the first layer of each stage of the schedule; of a teacher's
+            stages, which come first, behind the teacher's name.
+        state_names: the names that each stage has of the pipeline's `state_dict()`;
+            none for a frozen teacher's.
         example: what the model was captured with; batches must have its form.
         schedule_name: asked for or chosen, or the path of the order's file; empty
             where the order itself was given.
         schedule: one step; or several, where they overlap, with a body to repeat.
-        profile: each layer's costs, as measured.
+        profile: the costs of each layer of the model, as measured.
         costs: each stage's and message's.
         predicted: the simulated timeline of the schedule.
     """

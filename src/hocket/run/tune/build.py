@@ -7,22 +7,24 @@ before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Costs
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.errors import ModelError
+from hocket.errors import HocketError, ModelError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.costs import stage_costs
-from hocket.model.profile.measure import restored_model
 from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.model.stages.cut import boundaries_from_names, cut, num_frozen_stages
 from hocket.model.stages.stage import StageModule
@@ -30,11 +32,15 @@ from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch, call_arguments, digest
+from hocket.run.data.batch import call_arguments, digest
+from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.loss import LossFunction
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.wiring import Wiring, wire, wire_one_net
 from hocket.run.engine.plan import Plan, short_hash
+from hocket.run.engine.programs.net_setup import NetSetup, example_output
 from hocket.run.engine.same_everywhere import (
     losses_of_random_outputs,
     refuse_differences,
@@ -48,6 +54,7 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages, usual_cluster
 from hocket.run.tune.profile_workers import profile_layers
+from hocket.run.tune.teachers.stages import CutTeacher
 from hocket.run.tune.update_costs import measure_updates
 from hocket.run.weights.update_text import update_text
 
@@ -75,16 +82,22 @@ class CutModel:
         modules: all stages.
         costs: the stages' costs as sums of single layers, and of messages; no stage
             recomputes.
+        teachers: the teachers, whose stages come before the model's in `modules` and
+            `costs`.
     """
 
     known: ProfiledModel
     boundaries: tuple[int, ...]
     modules: tuple[StageModule, ...]
     costs: Costs
+    teachers: tuple[CutTeacher, ...] = ()
 
 
 def profile_model(
-    config: PipelineConfig, world: World, num_stages: int = 0
+    config: PipelineConfig,
+    world: World,
+    num_stages: int = 0,
+    teacher_outputs: Sequence[Any] = (),
 ) -> ProfiledModel:
     """Capture the model and profile it. Every worker must call this.
 
@@ -92,6 +105,8 @@ def profile_model(
         config: the pipeline's.
         world: all workers.
         num_stages: into how many stages it is to be cut; if 0, one per worker.
+        teacher_outputs: the teachers' outputs of the first microbatch, which the loss
+            reads.
 
     Raises:
         ModelError: the model cannot be captured.
@@ -115,10 +130,48 @@ def profile_model(
     if world.world_size > 1:
         targets = microbatch.targets
         losses = losses_of_random_outputs(
-            config.loss, captured, targets, (), world.device
+            config.loss, captured, targets, teacher_outputs, world.device
         )
         refuse_different_losses(world, {"loss function": losses})
-    return ProfiledModel(captured, _profile(captured, microbatch, config, world))
+    measure = partial(
+        profile_layers,
+        captured,
+        microbatch,
+        partial(_loss_with, config.loss, tuple(teacher_outputs)),
+        config.compute_precision,
+        world,
+    )
+    return ProfiledModel(captured, load_or_measure(captured, config, world, measure))
+
+
+def _loss_with(
+    loss: LossFunction, teacher_outputs: Sequence[Any], output: Any, targets: Any
+) -> Any:
+    """Compute the loss of an output, with what it reads of teachers.
+
+    Raises:
+        ModelError: it fails with the outputs of teachers; gives all shapes.
+    """
+    try:
+        return loss(output, targets, *teacher_outputs)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not teacher_outputs:
+            raise
+        shapes = ", ".join(map(_shapes, teacher_outputs))
+        raise ModelError(
+            f"the loss failed with {type(error).__name__}: {error}. The student's "
+            f"output has shape {_shapes(output)}, and the teachers' outputs have "
+            f"{shapes}: let the nets return outputs that the loss can compare, or "
+            "convert them in the loss"
+        ) from error
+
+
+def _shapes(output: Any) -> str:
+    output = output.own if isinstance(output, BatchOutput) else output
+    shapes = pytree.tree_map_only(Tensor, lambda x: tuple(x.shape), output)
+    return str(shapes)
 
 
 def _update_text(config: PipelineConfig, captured: Captured) -> str:
@@ -132,6 +185,7 @@ def cut_and_measure(
     program: Program,
     context: WorkerContext,
     known: ProfiledModel | None,
+    boundaries: Sequence[int] | None = None,
 ) -> CutModel:
     """Cut the model and measure what its profile lacks. Every worker must call this.
 
@@ -140,6 +194,8 @@ def cut_and_measure(
         program: the number of stages, and their devices.
         context: this worker's context.
         known: the profiled model, if it was profiled already.
+        boundaries: the layers at which stages 1, 2, ... begin; balanced, or as the
+            configuration says, when not given.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -150,7 +206,10 @@ def cut_and_measure(
         known = profile_model(config, world, program.num_stages)
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
-    boundaries = _boundaries(known, program, config.cut, world, context.layout)
+    if boundaries is None:
+        boundaries = balanced_boundaries(
+            known, program, config.cut, world, context.layout
+        )
     modules = cut(known.captured, boundaries, program.flows)
     messages = measure_messages(world, context.transport)
     costs = stage_costs(
@@ -162,7 +221,7 @@ def cut_and_measure(
         updates=measure_updates(modules, program, config, context),
     )
     costs = replace(costs, accumulates=config.accumulate > 1)
-    return CutModel(known, boundaries, modules, costs)
+    return CutModel(known, tuple(boundaries), modules, costs)
 
 
 def build_plan(
@@ -170,7 +229,7 @@ def build_plan(
     order: Schedule,
     context: WorkerContext,
     known: ProfiledModel | CutModel | None,
-) -> tuple[Plan, PlayPlan, tuple[StageModule, ...], PointToPoint, NetOutput | None]:
+) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, Wiring]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
@@ -182,8 +241,8 @@ def build_plan(
         known: what was measured already to choose or make the order.
 
     Returns:
-        The plan, its schedule planned op by op, all stages, this worker's messages, and
-        the form of the model's output if a loss over the whole batch reads it.
+        The plan, its schedule planned op by op, all nets with their stages, this
+        worker's messages, and which values go along each flow.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -197,7 +256,8 @@ def build_plan(
         found = cut_and_measure(config, order.program, context, known)
     microbatches = config.microbatches()
     captured, modules = found.known.captured, found.modules
-    order = freeze_stages(order, num_frozen_stages(modules))
+    if not found.teachers:  # with some, it is frozen before they are added
+        order = freeze_stages(order, num_frozen_stages(modules))
     costs = _recomputing(found.costs, order, config, world)
     if config.compile:
         work = CompileConfig(
@@ -206,8 +266,8 @@ def build_plan(
         compile_stages(work, order, microbatches, context)
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
-    output = _output(captured, order) if config.whole_batch else None
-    if output is None:
+    nets, wiring = _nets(config, order.program, found)
+    if not found.teachers and not config.whole_batch:
         costs = dry_run(
             costs,
             captured,
@@ -219,10 +279,18 @@ def build_plan(
             channels,
             config.compute_precision,
         )
+    begins = (0, *found.boundaries)
+    own = modules[len(modules) - len(begins) :]
     plan = Plan(
         found.boundaries,
-        tuple(captured.layers[i].name for i in (0, *found.boundaries)),
-        tuple(tuple(module.state_dict()) for module in modules),
+        (
+            *(name for teacher in found.teachers for name in teacher.stage_names),
+            *(captured.layers[begin].name for begin in begins),
+        ),
+        (
+            *(names for teacher in found.teachers for names in teacher.state_names),
+            *(tuple(module.state_dict()) for module in own),
+        ),
         captured.example,
         "" if isinstance(config.schedule, Schedule) else str(config.schedule),
         order,
@@ -231,16 +299,36 @@ def build_plan(
         simulate(order, costs),
     )
     refuse_differences(world, {"plan": plan.digest})
-    return plan, play_plan, modules, channels, output
+    return plan, play_plan, nets, channels, wiring
 
 
-def _output(captured: Captured, order: Schedule) -> NetOutput:
-    """Run the model once, to see the form of its output."""
-    example = captured.example
-    args, kwargs = pytree.tree_unflatten(list(example.leaves), example.spec)
-    with restored_model(captured, torch.device("cpu")), torch.no_grad():
-        captured.model.train()
-        return NetOutput.of(captured.model(*args, **kwargs), order.program.nets[0].name)
+def _nets(
+    config: PipelineConfig, program: Program, found: CutModel
+) -> tuple[tuple[NetSetup, ...], Wiring]:
+    """Return all nets as workers are set up from them, and what goes between them."""
+    name = program.nets[-1].name
+    forms = {teacher.name: teacher.form for teacher in found.teachers}
+    whole = {program.stages[source].net for source, _ in program.whole_batch_flows}
+    read = tuple(replace(form, is_whole=net in whole) for net, form in forms.items())
+    output = None
+    if config.whole_batch:
+        output = NetOutput.of(example_output(found.known.captured, training=True), name)
+    num_own = len(found.boundaries) + 1
+    last = program.num_stages - 1
+    student = NetSetup(
+        name,
+        found.modules[len(found.modules) - num_own :],
+        [name for name, _ in config.model.named_parameters()],
+        config.loss,
+        config.training,
+        others={last: read} if read else {},
+        output=output,
+    )
+    nets = (*(teacher.setup for teacher in found.teachers), student)
+    if not found.teachers:
+        return nets, wire_one_net(program, found.modules, output)
+    outputs = forms if output is None else {**forms, name: output}
+    return nets, wire(program, found.modules, outputs)
 
 
 def _recomputing(
@@ -252,11 +340,26 @@ def _recomputing(
     return recomputing(config.recompute, order, costs, most)
 
 
-def _profile(
-    captured: Captured, microbatch: Microbatch, config: PipelineConfig, world: World
+def load_or_measure(
+    captured: Captured,
+    config: PipelineConfig,
+    world: World,
+    measure: Callable[[], Profile],
+    *,
+    passes: str = "",
 ) -> Profile:
-    """Load the profile on rank 0, or measure it on all workers and take the mean."""
+    """Load a profile on rank 0, or measure it on all workers. Every worker must call.
+
+    Args:
+        captured: the captured model.
+        config: the pipeline's, with the folder of kept profiles.
+        world: all workers.
+        measure: measures on all workers, and returns the mean.
+        passes: which passes are measured, where they are not forward and backward.
+    """
     conditions = conditions_of(captured, world.device)
+    if passes:
+        conditions["passes"] = passes
     precision = config.compute_precision
     folder = None if config.profile_dir is None else Path(config.profile_dir)
     if folder is not None and precision is not Precision.FLOAT32:
@@ -274,19 +377,31 @@ def _profile(
     if found is not None:
         return Profile.from_json(found)
 
-    mean = profile_layers(captured, microbatch, config.loss, precision, world)
+    mean = measure()
     if world.rank == 0 and path is not None:
         mean.save(path)
     return mean
 
 
-def _boundaries(
+def balanced_boundaries(
     known: ProfiledModel,
     program: Program,
     cut_names: Sequence[str] | None,
     world: World,
     layout: Layout,
 ) -> tuple[int, ...]:
+    """Return the layers at which stages 1, 2, ... of a model begin.
+
+    Args:
+        known: the profiled model.
+        program: the number of stages, and their devices.
+        cut_names: the modules with which they begin; balanced when not given.
+        world: all workers.
+        layout: the ranks by device and replica.
+
+    Raises:
+        ModelError: the model cannot be cut so.
+    """
     num_stages, captured = program.num_stages, known.captured
     if cut_names is not None:
         if len(cut_names) != num_stages - 1:

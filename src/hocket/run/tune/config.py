@@ -9,17 +9,20 @@ torch, or belong to one job. `Pipeline` takes its signature from this class
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from hocket.errors import ConfigError
 from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch
+from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
 from hocket.signatures import values_of
 
@@ -47,6 +50,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         transport: what carries messages between workers: "shared-memory" (on one host),
             "torch" (torch.distributed: gloo or NCCL), or "auto", which uses the first
             wherever it can.
+        teachers: nets without backwards, by name, whose outputs the loss reads:
+            `loss(output, targets, teachers)`, where `teachers[name].own` are a
+            teacher's outputs of the same samples. Their forwards go where the order of
+            the student would wait.
         world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
@@ -61,7 +68,14 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     seed: int = 0
     run_dir: str | Path | None = None
     transport: TransportName = "auto"
+    teachers: Mapping[str, Teacher] = field(default_factory=dict)
     world: World | None = None
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        faults = teacher_faults(self.teachers, self.model, self.loss)
+        if text := "; ".join(faults):
+            raise ConfigError(text)
 
     @property
     def num_parts(self) -> int:

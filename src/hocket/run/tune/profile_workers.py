@@ -11,7 +11,7 @@ All workers measure at the same time, as they will train at the same time.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -197,18 +197,35 @@ def profile_layers(
         world: all workers.
     """
     microbatch = microbatch.on(world.device)
-    most_bytes = None if world.device.type == "cpu" else memory_bytes(world)
-    world.barrier("profile")
-    with precision.autocast(world.device):
-        own = profile(
+    return measured_together(
+        partial(
+            profile,
             captured,
             microbatch.leaves,
             device=world.device,
             make_splitter=ByLayers,
             finish=None if loss is None else partial(_total, loss, microbatch.targets),
             targets=microbatch.targets,
-            most_bytes=most_bytes,
-        )
+            most_bytes=None if world.device.type == "cpu" else memory_bytes(world),
+        ),
+        precision,
+        world,
+    )
+
+
+def measured_together(
+    measure: Callable[[], Profile], precision: Precision, world: World
+) -> Profile:
+    """Measure on all workers at the same time, and return the mean.
+
+    Args:
+        measure: measures on this worker.
+        precision: the type that forwards and losses compute in.
+        world: all workers.
+    """
+    world.barrier("profile")
+    with precision.autocast(world.device):
+        own = measure()
     parts = world.gather_json(own.to_json(), "profile measured")
     return mean_profile([Profile.from_json(part) for part in parts])
 

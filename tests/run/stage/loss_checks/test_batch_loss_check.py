@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.trace.per_sample import PerSample, num_rows, take_rows
-from hocket.run.data.loss import losses_of
-from hocket.run.stage.loss_checks.batch_loss_check import PerMicrobatch
+from hocket.run.data.loss import PerMicrobatch, losses_of
 from tests.run.support.batch_losses import (
     CLASSES,
     NUM,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.run.stage.loss_checks.batch_loss_check import PerMicrobatch
+from hocket.run.data.loss import PerMicrobatch
 from tests.run.support.batch_losses import (
     CLASSES,
     NUM,

@@ -31,34 +31,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.run.data.loss import LossFunction
+from hocket.run.data.loss import LossFunction, PerMicrobatch
 from hocket.run.stage.loss_checks.loss_parts import is_mean_of_parts, two_parts
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
 _MOST: Final = 4  # samples that are tried
-
-
-@dataclass(frozen=True, slots=True)
-class PerMicrobatch:
-    """Declares that a loss which compares samples is meant within microbatches.
-
-    Args:
-        loss: the loss function, as for `Pipeline`.
-    """
-
-    loss: LossFunction
-
-    def __call__(self, output: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
-        """Compute the loss."""
-        return self.loss(output, targets)
 
 
 def check_mean(

@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.run.data.loss import TOTAL, LossFunction
-from hocket.run.data.token_mean import TokenMean
 from hocket.run.stage.loss_checks.loss_parts import LossOfRows
+from hocket.run.stage.teacher_outputs import user_loss
 
 
 @contextmanager
 def restored_attributes(loss: LossFunction) -> Iterator[None]:
     """Restore the attributes of a loss that is a module."""
-    loss = loss.loss if isinstance(loss, TokenMean) else loss
+    loss = user_loss(loss)
     if not isinstance(loss, nn.Module):
         yield
         return

@@ -1,0 +1,95 @@
+"""Refuses what teachers do not go with, and warns of what they change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Final
+
+from hocket.core.schedule import Schedule
+from hocket.errors import ConfigError
+from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.teachers.teacher import Teacher
+from hocket.run.tune.timed_order import is_timed
+from hocket.run.weights.momentum import Momentum
+
+_LOW: Final = 0.9  # a momentum below it makes a delay of 1 felt
+
+
+class LowMomentumWarning(UserWarning):
+    """A delayed teacher moves so fast that its delay changes the training."""
+
+
+def refuse_chosen_orders(config: PipelineConfig) -> None:
+    """Refuse schedules that are chosen or made for the times of one net.
+
+    Raises:
+        ConfigError: the schedule is such a one; says the way out.
+    """
+    if config.schedule == "auto" or is_timed(config):
+        raise ConfigError(
+            f"schedule {config.schedule!r} is made for the times of the student alone: "
+            'with teachers name the student\'s schedule, such as "1f1b", "gpipe" or '
+            '"zb-h1"'
+        )
+
+
+def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
+    """Refuse orders that cannot be filled, and settings that need another order.
+
+    Args:
+        config: a configuration with teachers.
+        student: the student's order.
+
+    Raises:
+        ConfigError: says the way out.
+    """
+    if student.body or any(stage.delay for stage in student.program.stages):
+        raise ConfigError(
+            f"the steps of schedule {config.schedule!s:.40} overlap, and a teacher's "
+            "forwards fill the waits of an order that ends each step before the next "
+            'begins: take one such as "1f1b", "gpipe" or "zb-h1"'
+        )
+    is_ahead = any(teacher.num_ahead for teacher in config.teachers.values())
+    if is_ahead and config.accumulate > 1:
+        raise ConfigError(
+            f"accumulate is {config.accumulate}: a teacher whose forwards are a batch "
+            "ahead works for the next update, and each batch is one. Take batches "
+            f"{config.accumulate} times as large, with as many more microbatches"
+        )
+    if is_ahead and config.precision == "float16":
+        raise ConfigError(
+            'precision is "float16": whether a step overflowed is known only when the '
+            'teacher has begun with the next batch; take "bfloat16"'
+        )
+    if config.compile:
+        raise ConfigError(
+            "compile=True compiles the stages of a single net: leave it out with "
+            "teachers"
+        )
+
+
+def warn_of_low_momentum(teachers: Mapping[str, Teacher]) -> None:
+    """Warn where a delay is not small beside the age of the averaged weights.
+
+    The delayed teacher is behind the present one by `1 - m` of the distance between the
+    student and the teacher before the update.
+
+    Args:
+        teachers: by name.
+    """
+    for name, teacher in teachers.items():
+        if not teacher.delay or not isinstance(teacher.update, Momentum):
+            continue
+        m = teacher.update.at(0)
+        if m < _LOW:
+            warnings.warn(
+                f"teacher {name!r} has delay {teacher.delay} and a momentum of {m:g}: "
+                f"each update moves it by {1 - m:.0%} of its distance to the student, "
+                "and so much is a forward behind for each update of delay. The mean "
+                f"age of what it averages is {m / (1 - m):.1f} updates, to which the "
+                f"delay adds {teacher.delay} (at 0.996: 249). Take delay=0, or a "
+                "larger momentum",
+                LowMomentumWarning,
+                stacklevel=2,
+            )

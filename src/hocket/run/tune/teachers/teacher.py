@@ -1,0 +1,144 @@
+"""One teacher of a pipeline, as the user gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final, Literal
+
+from torch import nn
+
+from hocket.errors import ConfigError
+from hocket.run.data.loss import LossFunction
+from hocket.run.stage.teacher_outputs import takes_teachers
+from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
+
+_STUDENT: Final = "model"  # the student's net in programs
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A net without backwards, whose outputs the student's loss reads.
+
+    The pipeline does the teacher's forwards where the student's devices would wait. The
+    results are those of a plain loop: batch `k` (from 0) reads a teacher that moves
+    after `max(0, k - delay)` updates.
+
+    Args:
+        net: the teacher; it is called with the same inputs as the student. Each worker
+            keeps its stages of it, as of the student.
+        update: how it follows the student after each step, by parameter name: a
+            `hocket.Momentum` or a `hocket.CopyEvery`; None for a frozen teacher.
+        delay: by how many updates a teacher that moves may be stale; 0 when not given.
+            With 1 or more its forwards run so many batches ahead.
+        mode: "eval" or "train": in which its modules run (dropout, BatchNorm); "eval"
+            for a frozen teacher, "train" for one that moves, when not given.
+        num_microbatches: the parts of its batch in each replica; the student's number
+            when not given.
+        whole_batch: whether the loss of each microbatch reads the teacher's outputs of
+            the whole batch, and not only of its own samples.
+        cut: the modules with which its stages 1, 2, ... begin, of which there is one on
+            each device; balanced together with the student when not given.
+
+    Raises:
+        ConfigError: an argument is not valid, or has no effect; names all such.
+    """
+
+    net: nn.Module = field(repr=False, compare=False)
+    _: KW_ONLY
+    update: FollowerUpdate | None = None
+    delay: int | None = None
+    mode: Literal["eval", "train"] | None = None
+    num_microbatches: int | None = None
+    whole_batch: bool = False
+    cut: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is not valid."""
+        if faults := "; ".join(self._faults()):
+            raise ConfigError(f"Teacher: {faults}")
+
+    def _faults(self) -> Iterator[str]:
+        if not isinstance(self.net, nn.Module):
+            yield f"net is a {type(self.net).__name__}: give an nn.Module"
+        if self.update is not None and not isinstance(
+            self.update, Momentum | CopyEvery
+        ):
+            yield (
+                f"update is a {type(self.update).__name__}: give "
+                "hocket.Momentum(0.996) or hocket.CopyEvery(100), or None for a frozen "
+                "teacher"
+            )
+        if self.delay is not None and self.update is None:
+            yield (
+                f"delay is {self.delay}, which has no effect on a frozen teacher: "
+                "its weights are always the same. Leave it out, or give update="
+            )
+        if self.delay is not None and self.delay < 0:
+            yield f"delay is {self.delay}: it must be 0 or more updates"
+        if self.mode not in (None, "eval", "train"):
+            yield f"mode is {self.mode!r}: it may be 'eval' or 'train'"
+        if self.num_microbatches is not None and self.num_microbatches < 1:
+            yield f"num_microbatches is {self.num_microbatches}: it must be at least 1"
+        if self.cut is not None and self.update is not None:
+            yield (
+                "cut has no effect on a teacher that follows the student: it is cut "
+                "where the student is, so give the student's cut"
+            )
+
+    @property
+    def moves(self) -> bool:
+        """Whether its weights change."""
+        return self.update is not None
+
+    @property
+    def text(self) -> str:
+        """Text of the settings, which all workers must have alike."""
+        update = "none" if self.update is None else self.update.text
+        return (
+            f"update {update}, delay {self.delay}, training {self.is_training}, "
+            f"num_microbatches {self.num_microbatches}, whole_batch "
+            f"{self.whole_batch}, cut {self.cut}"
+        )
+
+    @property
+    def num_ahead(self) -> int:
+        """How many batches its forwards are ahead of the student."""
+        return (self.delay or 0) if self.moves else 1
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its modules run in training mode."""
+        return self.moves if self.mode is None else self.mode == "train"
+
+
+def teacher_faults(
+    teachers: Mapping[str, object], model: nn.Module, loss: LossFunction
+) -> Iterator[str]:
+    """Yield a sentence for each fault of a pipeline's teachers.
+
+    Args:
+        teachers: by name.
+        model: the student.
+        loss: the student's loss.
+    """
+    children = {name for name, _ in model.named_children()}
+    for name, teacher in teachers.items():
+        if not isinstance(teacher, Teacher):
+            yield (
+                f"teachers[{name!r}] is a {type(teacher).__name__}: give "
+                "hocket.Teacher(net)"
+            )
+        if name == _STUDENT:
+            yield f"a teacher is named {name!r}, as the student is: give another name"
+        elif name in children or "." in name:
+            yield (
+                f"a teacher is named {name!r}, so that {name}.weight could be a "
+                "parameter of the student as well: give another name"
+            )
+    if teachers and not takes_teachers(loss):
+        yield (
+            "the loss cannot be called with three arguments: with teachers it is "
+            "loss(output, targets, teachers), where teachers[name].own are a teacher's "
+            "outputs of these samples"
+        )

@@ -1,0 +1,180 @@
+"""Pipelines with teachers equal the plain loop: float64, some steps of AdamW, 1e-10."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.run.support.forked import answers_of
+from tests.run.support.teacher_models import (
+    NUM_STEPS,
+    case_of,
+    largest_difference,
+    plain_loop,
+)
+
+TOLERANCE: Final = 1e-10
+
+ONE_WORKER: Final = [
+    case_of("frozen", "1f1b"),
+    case_of("momentum", "gpipe", delay=0),
+    case_of("momentum", "gpipe", delay=1),
+]
+TWO_WORKERS: Final = [
+    case_of("frozen", "1f1b"),
+    case_of("frozen", "gpipe", mode="train"),
+    case_of("frozen", "interleaved-1f1b", stages_per_device=2),
+    case_of("frozen", "zb-h1", drain_every=2),
+    case_of("frozen", "1f1b", num_parts=8, frozen_blocks=3),
+    case_of("frozen", "1f1b", loss="masked", clip_norm=0.05),
+    case_of("momentum", "1f1b"),
+    case_of("momentum", "zb-h1", delay=1, interrupts=True),
+    case_of("momentum", "gpipe", delay=1, whole_batch=True, loss="contrast-with-all"),
+    case_of("momentum", "zb-v", is_tied=True),
+    case_of("copies", "1f1b", delay=1),
+    {
+        "schedule": "1f1b",
+        "teachers": {
+            "a": {"kind": "frozen"},
+            "b": {"kind": "momentum", "delay": 1},
+            "c": {"kind": "momentum"},
+        },
+    },
+]
+MORE_ON_TWO: Final = [
+    case_of("frozen", "1f1b", cut=["head"]),
+    case_of("frozen", "gpipe", loss="contrast"),
+    case_of("frozen", "1f1b", recompute="all"),
+    case_of("frozen", "zb-h1", num_parts=2),
+    case_of("frozen", "1f1b", whole_batch=True, loss="contrast-with-all"),
+    case_of("frozen", "1f1b", is_tied=True),
+    case_of("momentum", "1f1b", delay=1, frozen_blocks=3),
+    case_of("momentum", "zb-h1", delay=1, drain_every=3),
+    case_of("momentum", "gpipe", delay=0, interrupts=True),
+    case_of("momentum", "1f1b", delay=2, mode="eval"),
+    case_of("momentum", "interleaved-1f1b", delay=1, stages_per_device=2),
+    case_of("momentum", "gpipe", delay=1, loss="contrast"),
+    case_of("momentum", "zb-h1", delay=1, is_tied=True, clip_norm=0.05),
+]
+FOUR_WORKERS: Final = [
+    case_of("frozen", "1f1b", num_replicas=2, num_microbatches=2),
+    case_of("momentum", "1f1b", delay=1, num_replicas=2, num_microbatches=2),
+    case_of("frozen", "zb-h1"),
+    case_of("momentum", "1f1b", delay=1),
+    case_of(
+        "frozen",
+        "1f1b",
+        whole_batch=True,
+        loss="contrast-with-all",
+        num_replicas=2,
+        num_microbatches=2,
+    ),
+]
+
+
+def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> None:
+    """Train all cases in one job, and compare each with the plain loop."""
+    answers = answers_of(
+        "tests.run.support.teacher_workers:train_all",
+        cases,
+        str(folder),
+        num_workers=num_workers,
+        folder=folder,
+        whole_s=200.0,
+    )
+    for i, case in enumerate(cases):
+        state, history, evaluated = plain_loop(case)
+        is_alone = case.get("num_replicas", 1) == 1
+        if not is_alone:  # each replica has batch norms of its own
+            state = {name: x for name, x in state.items() if ".1." not in name}
+        found = load_file(folder / f"{i}.st")
+        found = {name: found[name] for name in state}
+        assert largest_difference(found, state) <= TOLERANCE, case
+        for worker in answers:
+            answer = worker[i]
+            assert not is_alone or answer["names"] == [*state], case
+            assert answer["flags_kept"], case
+            assert answer["measured_ops"] > 0
+            assert len(answer["losses"]) == NUM_STEPS
+            for own, named in zip(answer["losses"], history, strict=True):
+                assert own == pytest.approx(named, rel=1e-9), case
+            if is_alone:
+                assert answer["evaluated"] == pytest.approx(evaluated, rel=1e-8), case
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("cases", "num_workers"),
+    [
+        pytest.param(ONE_WORKER, 1, id="1"),
+        pytest.param(TWO_WORKERS, 2, id="2"),
+        pytest.param(MORE_ON_TWO, 2, id="2, more", marks=pytest.mark.long),
+        pytest.param(FOUR_WORKERS, 4, id="4"),
+    ],
+)
+def test_training_with_teachers_equals_the_plain_loop(
+    cases: list[dict[str, Any]], num_workers: int, tmp_path: Path
+) -> None:
+    """Batch k reads a teacher after max(0, k - delay) updates, whatever the order.
+
+    Weights, buffers, the losses of each step, and an evaluation; with drains,
+    evaluations and saves in the loop. Frozen teachers are not in the state.
+    """
+    check_runs(cases, num_workers, tmp_path)
+
+
+def test_a_delay_changes_the_numbers() -> None:
+    """Delays of 0, 1 and 2 are three trainings, so that the comparison means a lot."""
+    states = [plain_loop(case_of("momentum", "1f1b", delay=d))[0] for d in range(3)]
+    for a, b in ((0, 1), (1, 2), (0, 2)):
+        assert largest_difference(states[a], states[b]) > 1e-4
+
+
+@pytest.mark.timeout(240)
+def test_a_save_holds_all_that_a_moving_teacher_needs(tmp_path: Path) -> None:
+    """Resuming is bit-exact in the same layout, and nearly so in another one.
+
+    A delayed teacher's next batch reads weights from before its last update: these are
+    in the save, too.
+    """
+    cases = [
+        case_of("momentum", "1f1b", delay=1),
+        case_of("momentum", "zb-h1", delay=2),
+        case_of("momentum", "1f1b"),
+        case_of("frozen", "1f1b"),
+    ]
+    answers = answers_of(
+        "tests.run.support.teacher_workers:resume_all",
+        cases,
+        str(tmp_path),
+        [1, 2, 5],
+        num_workers=2,
+        folder=tmp_path,
+        whole_s=200.0,
+    )
+    assert answers == [[[0.0] * 3] * 4] * 2
+    (off,) = answers_of(
+        "tests.run.support.teacher_workers:resume_elsewhere",
+        cases[0],
+        str(tmp_path),
+        5,
+        num_workers=1,
+        folder=tmp_path,
+    )
+    assert off <= TOLERANCE
+
+
+@pytest.mark.timeout(120)
+def test_each_sample_counts_once(tmp_path: Path) -> None:
+    """Without a sample's weight, the gradient loses that sample's term, and no more."""
+    for off in answers_of(
+        "tests.run.support.teacher_workers:influences",
+        str(tmp_path),
+        num_workers=2,
+        folder=tmp_path,
+    ):
+        assert len(off) == 14
+        assert max(off) <= TOLERANCE
