@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket import cuda
-from hocket.core.hardware import load_catalogue
+from hocket.core.hardware import Hardware, load_catalogue
 from hocket.errors import PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, enough_layers
@@ -20,12 +20,14 @@ from hocket.model.profile.work import counted_work
 from hocket.options import CorrectionName, PrecisionName
 from hocket.planner.rank import PlanConfig, Search, rank
 from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import host_bytes
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
+from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingConfig
 from hocket.signatures import takes_fields_of
@@ -39,6 +41,7 @@ class _Arguments(PlanConfig):
     _: KW_ONLY
     optimizer: OptimizerFactory = torch.optim.AdamW
     correction: CorrectionName = "none"
+    teachers: Mapping[str, Teacher] = field(default_factory=dict)
     world: World | None = None
 
 
@@ -61,6 +64,10 @@ def plan(config: _Arguments) -> Ranking:
         optimizer: as for `Pipeline`; AdamW when not given.
         correction: as for `Pipeline`: its memory on stages with old weights counts, if
             `search` includes such.
+        teachers: as for `Pipeline`. The ranking is of the model alone; a note for each
+            teacher compares pipelines of both nets, with the teacher ahead and with
+            that of the same batch, and data parallelism, and says which to take. The
+            loss, which reads their outputs, is not counted. Needs `hardware`.
         world: the job of this process, all of whose workers call this: as many as
             `num_devices`. They then measure together, with real messages. By default
             this process represents all. Either way a process on a CPU keeps the memory
@@ -71,7 +78,8 @@ def plan(config: _Arguments) -> Ranking:
 
     Raises:
         PlanError: a name is unknown; the message gives the nearest. Or the job has
-            another number of workers, or its links are named.
+            another number of workers, or its links are named; or there are teachers
+            and no `hardware`.
         CaptureError: the model cannot be captured.
         DataError: the batch is no pair, or its tensors disagree.
         ConfigError: there is no such correction or argument.
@@ -84,6 +92,11 @@ def plan(config: _Arguments) -> Ranking:
     if device is not None:
         device.reached_flops(precision)  # refuses a precision that it has not
     _check_world(config)
+    if config.teachers and device is None:
+        raise PlanError(
+            f"teachers {', '.join(config.teachers)} are planned for a kind of device: "
+            'name one, such as hardware="v100-32g"; or leave teachers away'
+        )
     if device is None:
         usable_bytes = _own_memory(config.num_devices // max(1, config.num_nodes))
     else:
@@ -99,7 +112,8 @@ def plan(config: _Arguments) -> Ranking:
     corrected = correction_cost(settings, trained)
     loss, targets = config.loss, config.batch[1]
     if device is not None:
-        finish = None if loss is None else _finish(loss, targets, num_samples)
+        counted = None if config.teachers else loss
+        finish = None if counted is None else _finish(counted, targets, num_samples)
         work: ModelCosts = counted_work(
             captured,
             device,
@@ -108,7 +122,10 @@ def plan(config: _Arguments) -> Ranking:
             precision=precision,
             correction=corrected,
         )
-        return rank(work, cluster, size, search)
+        ranking = rank(work, cluster, size, search)
+        jobs = _teacher_jobs(config, work, device, precision, size)
+        more = (f"With {x}: {compare(job, cluster).sentence}" for x, job in jobs)
+        return replace(ranking, notes=(*ranking.notes, *more))
     wanted = ProfileConfig(
         captured,
         targets,
@@ -126,6 +143,22 @@ def plan(config: _Arguments) -> Ranking:
     found = profile_workers(wanted, workers)
     cluster = replace(cluster, ring=found.ring, shares_cores=found.shares_cores)
     return rank(found.work, cluster, size, search, found.trials)
+
+
+def _teacher_jobs(
+    config: _Arguments,
+    student: ModelCosts,
+    device: Hardware,
+    precision: str,
+    batch_size: int,
+) -> Iterator[tuple[str, TeacherJob]]:
+    """Yield each teacher's name, and what is to be planned of it and the student."""
+    args, kwargs = call_arguments(config.batch[0])
+    for name, teacher in config.teachers.items():
+        captured = capture(teacher.net, args, kwargs)
+        costs = counted_work(captured, device, {}, precision=precision)
+        delay = teacher.num_ahead if teacher.moves else None
+        yield name, TeacherJob(student, costs, delay, batch_size)
 
 
 def _measurable(precision: str) -> PrecisionName:
