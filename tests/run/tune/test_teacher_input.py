@@ -32,7 +32,8 @@ def make(**more: Any) -> None:
         "teachers": {"teacher": hocket.Teacher(make_teacher("frozen"))},
     }
     loss = more.pop("loss", distil)
-    hocket.Pipeline(make_student(), loss, **(settings | more)).close()
+    student = more.pop("student", None) or make_student()
+    hocket.Pipeline(student, loss, **(settings | more)).close()
 
 
 def test_all_faults_of_a_teacher_are_named() -> None:
@@ -56,6 +57,21 @@ def test_all_faults_of_a_teacher_are_named() -> None:
         hocket.Teacher(nn.Linear(2, 2), update=hocket.Momentum(0.99), cut=["a"])
     with pytest.raises(hocket.ConfigError, match="update is a float"):
         hocket.Teacher(nn.Linear(2, 2), update=0.99)  # type: ignore[arg-type]
+    copied = hocket.Momentum(0.99, buffers="copied")
+    with pytest.raises(hocket.ConfigError, match='Take delay=0, or buffers="own"'):
+        hocket.Teacher(nn.BatchNorm1d(2), update=copied, delay=1)
+
+
+def test_nets_that_share_parameters_are_refused() -> None:
+    """A momentum teacher that is the student itself would shrink all weights."""
+    student = Encoder(4, predicts=False).double()
+    update = hocket.Momentum(0.99)
+    shared = hocket.Teacher(nn.Sequential(student.head))
+    with pytest.raises(hocket.ConfigError, match="shares parameters with the student"):
+        make(student=student, teachers={"teacher": shared})
+    twice = hocket.Teacher(copy.deepcopy(student), update=update)
+    with pytest.raises(hocket.ConfigError, match="shares parameters with teacher 'a'"):
+        make(student=student, teachers={"a": twice, "b": twice})
 
 
 def two_arguments(output: Tensor, targets: Tensor) -> Tensor:
@@ -80,6 +96,11 @@ FROZEN = hocket.Teacher(nn.Linear(6, 6))
         ({"schedule": "auto"}, "'auto' is made for the times of the student alone"),
         ({"schedule": "zb-auto"}, "name the student's schedule, such as"),
         ({"schedule": "pipedream-2bw"}, "the steps of schedule pipedream-2bw overlap"),
+        ({"teachers": {"my teacher": FROZEN}}, "use letters, digits, _ and -"),
+        (
+            {"teachers": {"teacher": hocket.Teacher(FROZEN.net, num_microbatches=3)}},
+            "has 3 microbatches, and the student 2: take a multiple",
+        ),
         ({"compile": True}, "compile=True compiles the stages of a single net"),
         ({"accumulate": 2}, "Take batches 2 times as large"),
         ({"precision": "float16"}, 'take "bfloat16"'),

@@ -90,7 +90,7 @@ def pairs(**tensors: tuple[Tensor, Tensor]) -> Pairs:
     return Pairs(
         {name: own for name, (own, _) in tensors.items()},
         {name: followed for name, (_, followed) in tensors.items()},
-        dict.fromkeys(tensors, 1),
+        dict.fromkeys(tensors, frozenset({1})),
     )
 
 
@@ -103,6 +103,22 @@ def test_a_move_is_bit_equal_to_the_formula() -> None:
         Follower(hocket.Momentum(0.99), weights).update(0)
         assert torch.equal(weights.own["a"], expected)
         assert torch.equal(weights.own["b"], expected)
+
+
+def test_a_move_reads_weights_from_before_their_next_update() -> None:
+    """The copy is made at the first update of any stage that holds a tied weight."""
+    own, followed = torch.zeros(1), torch.ones(1)
+    weights = Pairs({"w": own}, {"w": followed}, {"w": frozenset({1, 2})})
+    follower = Follower(hocket.Momentum(0.5), weights)
+    follower.before_update_of(7, 3)  # another net's, of a later step
+    follower.before_update_of(1, 0)
+    follower.before_update_of(1, 1)
+    followed.fill_(9.0)
+    follower.before_update_of(2, 1)
+    follower.update(0)
+    assert own.item() == 0.5
+    follower.update(1)
+    assert own.item() == 4.75
 
 
 def test_a_hard_target_network_is_copied_every_third_update() -> None:

@@ -12,7 +12,10 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Whole:
-    """Holds an output; two are equal if they hold the same tensors."""
+    """Holds an output; two are equal if they hold the same tensors.
+
+    pytree compares what a node holds with `==`, which tensors answer for each element.
+    """
 
     output: Any
 
@@ -31,10 +34,10 @@ class _Whole:
 
 
 class BatchOutput:
-    """What a loss of some samples reads of a net whose outputs it needs for all.
+    """A net's output for the whole batch, and the rows of it that are a microbatch's.
 
-    In a tree of values it is its rows, so that a part of the samples has a part of the
-    rows, and all samples of the output.
+    As a pytree node its only leaf is `rows`: what takes or joins samples in a tree
+    changes the rows, and leaves the output whole.
 
     Args:
         output: for the whole batch, over all replicas: the net's structure, whose

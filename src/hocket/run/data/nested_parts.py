@@ -11,6 +11,7 @@ the latter must be made of whole parts of the former, whatever the number of sam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from hocket.errors import DataError
@@ -27,32 +28,32 @@ def nested_sizes(
     Args:
         num_samples: samples of the batch, over all replicas.
         counts: the microbatches of each net in one replica. Those of the first are
-            equal but for one sample; coarser ones are made of them, finer ones cut
-            from them.
+            equal but for one sample; all others begin where the first's do, or within
+            one of them.
         num_replicas: replicas that share the batch; each has as many microbatches.
 
     Raises:
-        DataError: a microbatch has fewer samples than it is to be cut into parts.
+        DataError: a microbatch would have no sample.
     """
     first = counts[0]
-    sizes = {first: even_sizes(num_samples, first * num_replicas)}
-    coarser = [count for count in {1, *counts} if first % count == 0]
-    for count in coarser:
-        each, known = first // count, sizes[first]
-        begins = range(0, len(known), each)
-        sizes[count] = tuple(sum(known[at : at + each]) for at in begins)
-    for count in sorted(set(counts).difference(coarser)):
-        whole = max(known for known in sizes if count % known == 0)
-        num_parts = count // whole
-        if min(sizes[whole]) < num_parts:
+    even = even_sizes(num_samples, first * num_replicas)
+    begins = [*accumulate(even, initial=0)]
+
+    def begin(part: int, count: int) -> int:
+        """Return where a part begins; equal shares of the batch begin at one row."""
+        whole, rest = divmod(part * first, count)
+        return begins[whole] + (-(-rest * even[whole] // count) if rest else 0)
+
+    sizes: dict[int, Sizes] = {}
+    for count in set(counts):
+        edges = [begin(part, count) for part in range(count * num_replicas + 1)]
+        sizes[count] = tuple(b - a for a, b in pairwise(edges))
+        if min(sizes[count]) < 1:
             raise DataError(
-                f"a batch of {num_samples} samples has {whole * num_replicas} "
-                f"microbatches, of which the smallest has {min(sizes[whole])}: it "
-                f"cannot be cut into {num_parts} for a net with "
-                f"{count * num_replicas} microbatches. Use a larger batch, or "
-                "drop_last=True in the loader if only the last batch is so small"
+                f"a batch of {num_samples} samples has {first * num_replicas} "
+                f"microbatches, of which the smallest has {min(even)}: it cannot be "
+                f"cut for a net with {count * num_replicas} microbatches. Use a larger "
+                "batch, or drop_last=True in the loader if only the last batch is so "
+                "small"
             )
-        sizes[count] = tuple(
-            x for size in sizes[whole] for x in even_sizes(size, num_parts)
-        )
     return sizes

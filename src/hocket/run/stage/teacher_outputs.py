@@ -36,7 +36,7 @@ class TeacherOutputs:
 
     @property
     def all(self) -> Any:
-        """The outputs of the whole batch, over all replicas.
+        """The outputs of the whole batch, over all replicas; read them only.
 
         Raises:
             ConfigError: the teacher has `whole_batch=False`.

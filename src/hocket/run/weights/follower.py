@@ -22,20 +22,28 @@ class Pairs:
     Args:
         own: the tensors that move.
         followed: the followed tensors.
-        stage_of: the stage of each followed tensor.
+        holders: the stages that hold each followed tensor: several if it is tied.
     """
 
     own: dict[str, Tensor] = field(default_factory=dict)
     followed: dict[str, Tensor] = field(default_factory=dict)
-    stage_of: dict[str, int] = field(default_factory=dict)
+    holders: dict[str, frozenset[int]] = field(default_factory=dict)
 
-    def copies_of(self, stage: int) -> dict[str, Tensor]:
-        """Return copies of the followed tensors of one stage."""
-        return {
-            name: self.followed[name].detach().clone()
-            for name, other in self.stage_of.items()
-            if other == stage
-        }
+    @property
+    def stages(self) -> frozenset[int]:
+        """The stages that hold followed tensors."""
+        return frozenset().union(*self.holders.values())
+
+    def keep_copies(self, stage: int, kept: dict[str, Tensor]) -> None:
+        """Copy the followed tensors of one stage, but those that are kept already.
+
+        Args:
+            stage: the stage.
+            kept: gets them, by name.
+        """
+        for name, stages in self.holders.items():
+            if stage in stages and name not in kept:
+                kept[name] = self.followed[name].detach().clone()
 
 
 class Follower:
@@ -51,7 +59,7 @@ class Follower:
 
     Args:
         update: how they move.
-        weights: the parameters; without stages where no next update comes first.
+        weights: the parameters.
         buffers: the buffers that move; none if a net keeps its own.
     """
 
@@ -69,12 +77,13 @@ class Follower:
     @property
     def buffer_stages(self) -> frozenset[int]:
         """The stages whose forwards change followed buffers."""
-        return frozenset(self.buffers.stage_of.values())
+        return self.buffers.stages
 
     def update(self, step: int) -> None:
         """Move all, once the weights that they follow are updated.
 
-        Nothing moves where the update of those was skipped; but a copy is made.
+        At a momentum of 1 nothing moves, buffers included; nor where the update of the
+        followed weights was skipped, but a copy is made then, too.
 
         Raises:
             ConfigError: the momentum is below 0 or above 1.
@@ -99,15 +108,16 @@ class Follower:
             step: its step.
             skips: whether its update is skipped.
         """
+        if stage not in self.weights.stages:
+            return
         with self._lock:
-            if skips and stage in self.weights.stage_of.values():
+            if skips:
                 self._skipped.add(step)
             if self._next is None:
                 self._next = step
-            if self._next >= step:
-                return
-            kept = self._kept.setdefault(step - 1, {})
-            kept.update(self.weights.copies_of(stage))
+            if self._next < step:
+                kept = self._kept.setdefault(step - 1, {})
+                self.weights.keep_copies(stage, kept)
 
     def after_forwards_of(self, stage: int, step: int) -> None:
         """Keep the buffers of a followed stage, before forwards of the next step.
@@ -117,7 +127,7 @@ class Follower:
             step: the step.
         """
         with self._lock:
-            self._kept.setdefault(step, {}).update(self.buffers.copies_of(stage))
+            self.buffers.keep_copies(stage, self._kept.setdefault(step, {}))
 
 
 @torch.no_grad()
@@ -189,7 +199,10 @@ def _pairs(
     where: str,
 ) -> Pairs:
     followed = {name: x for named in held.values() for name, x in named.items()}
-    stage_of = {name: number for number, named in held.items() for name in named}
+    holders = {
+        name: frozenset(number for number, named in held.items() if name in named)
+        for name in own
+    }
     for name, x in own.items():
         if name not in followed or followed[name].shape != x.shape:
             other = f"of {tuple(followed[name].shape)}" if name in followed else "none"
@@ -200,8 +213,4 @@ def _pairs(
                 f"have {listed}, ...: make both nets alike, and cut them at the same "
                 "modules"
             )
-    return Pairs(
-        own,
-        {name: followed[name] for name in own},
-        {name: stage_of[name] for name in own},
-    )
+    return Pairs(own, {name: followed[name] for name in own}, holders)

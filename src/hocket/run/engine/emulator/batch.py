@@ -32,8 +32,8 @@ class Step:
     """One step's work.
 
     Args:
-        nets: by name.
-        facts: the nets of the program, by name.
+        nets: the captured nets, by name.
+        facts: each net's entry in the program, by name.
         losses: the losses of the nets that have one.
         parts: the microbatches of all replicas, by net.
         num_replicas: the replicas of the program.
@@ -122,7 +122,7 @@ class Step:
         """What some microbatches of a net, together, read of another net's output.
 
         Microbatches of nets nest: one of them is made of those that begin in it, or is
-        a part of the last one that begins before it.
+        a part of the last one that begins at or before it.
         """
         parts, others = self.parts[name], self.parts[source]
         own_net, net = self.facts[name], self.facts[source]

@@ -166,9 +166,9 @@ class RegroupedInput(Input):
         source: the values of the maker's microbatches.
         rule: which of them a microbatch of the reader reads.
         reader: the net of the stage that reads them.
-        takes_all: whether each of the readers takes all of them, and not its own rows.
-        joins_once: whether what one reader has joined is there for all of them. Not if
-            they are in several lanes, which do not wait for each other.
+        takes_all: whether each reader takes the whole value, and not its own rows.
+        joins_once: whether readers share one joined tensor. False where they are in
+            several lanes, since no event says that another lane's join is done.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class RegroupedInput(Input):
         self._reader = reader
         self._takes_all = takes_all
         self._joins_once = joins_once
-        self._lock = threading.Lock()  # the reader's forwards may be in two lanes
+        self._locks: dict[Key, threading.Lock] = {}  # for forwards in two lanes
         # By step and the reader's group; of each microbatch of the maker, or joined.
         self._kept: dict[Key, list[Values]] = {}
         self._num_taken: dict[Key, int] = {}
@@ -197,7 +197,7 @@ class RegroupedInput(Input):
         key = work.step.number, group
         num_read = self._rule.num_read
         numbers = range(group * num_read, (group + 1) * num_read)
-        with self._lock:
+        with self._locks.setdefault(key, threading.Lock()):
             if key not in self._kept:
                 parts = [self._source.take(batch, number) for number in numbers]
                 self._kept[key] = [_joined(parts)] if self._joins_once else parts
@@ -205,17 +205,20 @@ class RegroupedInput(Input):
             values = parts[0] if self._joins_once else _joined(parts)
             self._num_taken[key] = self._num_taken.get(key, 0) + 1
             if self._num_taken[key] == num_readers:
-                del self._kept[key], self._num_taken[key]
+                del self._kept[key], self._num_taken[key], self._locks[key]
                 for number in numbers:
                     self._source.release(batch, number)
         if self._takes_all or num_readers == 1:
             return values
-        own, first = (work.microbatches[i] for i in (microbatch, group * num_readers))
+        own, first = (
+            work.microbatches[microbatch],
+            work.microbatches[group * num_readers],
+        )
         rows = own.first_row - first.first_row, own.num_samples
         return tuple(value.narrow(0, *rows) for value in values)
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
-        """See `Input.release`; what was taken is a copy."""
+        """See `Input.release`; `take` has released the source."""
 
 
 def _joined(parts: Sequence[Values]) -> Values:
@@ -341,7 +344,7 @@ class InputMaker:
             if rule.stage == source and rule.fact in {Fact.OUTPUT, Fact.GATHERED}
         )
         found = self._input(rule.fact, source, stage)
-        if rule.fact is Fact.GATHERED:
+        if rule.fact is Fact.GATHERED:  # one per step, which all microbatches read
             rule = replace(rule, num_readers=program.num_microbatches_of(stage))
         if not takes_all and rule.num_read == rule.num_readers == 1:
             return found

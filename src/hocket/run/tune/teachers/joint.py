@@ -1,8 +1,8 @@
 """Makes the order of a student and its teachers, for measured times.
 
-all workers   the student's order of one step, by name ───────────────┐
-profile all nets, cut them together ─▶ program, costs ──┤
-rank 0                                            fill the waits ─▶ order ─▶ all
+All workers make the student's order of one step, and profile and cut all nets together.
+Rank 0 fills the waits of that order with the teachers' forwards, and sends the result
+to all.
 """
 
 from __future__ import annotations
@@ -86,21 +86,26 @@ def joint_order(
             check_followed(name, teacher.net, config.model)
     if world.rank == 0:
         warn_of_low_momentum(config.teachers)
+    num_devices, num_stages = layout.num_devices, student.program.num_stages
     teachers = [
-        _known(name, teacher, config, world, layout.num_devices)
+        _known(
+            name, teacher, config, world, num_stages if teacher.moves else num_devices
+        )
         for name, teacher in config.teachers.items()
     ]
     microbatch = config.microbatches()[0].on(world.device)
     batch_size = count_samples(config.example)
     outputs = [
-        known.read_by(microbatch, batch_size, over_batch=config.whole_batch)
+        known.output_for_loss(microbatch, batch_size, over_batch=config.whole_batch)
         for known in teachers
     ]
-    num_stages = student.program.num_stages
-    known = profile_model(config, world, num_stages, outputs)
-    boundaries = student_boundaries(config, student.program, context, known, teachers)
-    found = cut_and_measure(config, student.program, context, known, boundaries)
-    if not any(teacher.teacher.moves for teacher in teachers):
+    profiled = profile_model(config, world, num_stages, outputs)
+    boundaries = student_boundaries(
+        config, student.program, context, profiled, teachers
+    )
+    found = cut_and_measure(config, student.program, context, profiled, boundaries)
+    # A stage that a teacher follows keeps its op U, so none is frozen then.
+    if not any(teacher.moves for teacher in config.teachers.values()):
         student = freeze_stages(student, num_frozen_stages(found.modules))
     cuts = cut_teachers(teachers, found, student.program)
     update_s = measure_teacher_updates(cuts, context)
@@ -127,7 +132,7 @@ def _known(
     teacher: Teacher,
     config: PipelineConfig,
     world: World,
-    num_devices: int,
+    num_stages: int,
 ) -> KnownTeacher:
     """Capture a teacher, run it on the example, and profile its forwards."""
     num_microbatches = teacher.num_microbatches or config.num_microbatches
@@ -137,12 +142,12 @@ def _known(
     if world.device.type != "cpu":
         teacher.net.cpu()  # each worker moves its own stages to its device
     names = {path for path, _ in teacher.net.named_modules()}
-    cut_at = teacher.cut if config.cut is None or not teacher.moves else config.cut
-    captured = capture(
-        teacher.net, args, kwargs, cut=[x for x in cut_at or () if x in names]
-    )
-    if teacher.cut is None:
-        captured = enough_layers(captured, num_devices)
+    cut_at = config.cut if teacher.moves else teacher.cut
+    # The student may have modules that the teacher lacks, such as a predictor.
+    known = [x for x in cut_at or () if x in names or not teacher.moves]
+    captured = capture(teacher.net, args, kwargs, cut=known)
+    if cut_at is None:
+        captured = enough_layers(captured, num_stages)
     tensors = dict(captured.state.tensors)
     refuse_differences(
         world,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Final
@@ -13,6 +14,7 @@ from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.tune.timed_order import is_timed
 from hocket.run.weights.momentum import Momentum
 
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _LOW: Final = 0.9  # a momentum below it makes a delay of 1 felt
 
 
@@ -50,6 +52,14 @@ def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
             "forwards fill the waits of an order that ends each step before the next "
             'begins: take one such as "1f1b", "gpipe" or "zb-h1"'
         )
+    (net,) = student.program.nets
+    for name, teacher in config.teachers.items():
+        _check_counts(config, name, teacher)
+        if name == net.name or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"a teacher is named {name!r}: use letters, digits, _ and -, and not "
+                f"{net.name!r}, which is the student's net in the schedule"
+            )
     is_ahead = any(teacher.num_ahead for teacher in config.teachers.values())
     if is_ahead and config.accumulate > 1:
         raise ConfigError(
@@ -66,6 +76,18 @@ def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
         raise ConfigError(
             "compile=True compiles the stages of a single net: leave it out with "
             "teachers"
+        )
+
+
+def _check_counts(config: PipelineConfig, name: str, teacher: Teacher) -> None:
+    own = config.num_microbatches
+    asked = teacher.num_microbatches or own
+    reads_batch = teacher.whole_batch or config.whole_batch
+    if max(own, asked) % min(own, asked) and not reads_batch:
+        raise ConfigError(
+            f"teacher {name!r} has {asked} microbatches, and the student {own}: take a "
+            "multiple, or a number that divides it; or whole_batch=True, where the "
+            "loss reads the outputs of all samples"
         )
 
 

@@ -46,10 +46,10 @@ class KnownTeacher:
     output: Any
     num_microbatches: int
 
-    def read_by(
+    def output_for_loss(
         self, microbatch: Microbatch, batch_size: int, *, over_batch: bool
     ) -> Any:
-        """Return what the loss of a microbatch gets of its output, as an example.
+        """Return what the loss of the example's first microbatch reads of this teacher.
 
         Args:
             microbatch: the first of the batch; the result is on its device.
@@ -143,8 +143,8 @@ class CutTeacher:
             self.name,
             self.modules,
             [name for name, _ in model.named_parameters()],
-            None,
-            None,
+            loss=None,
+            settings=None,
             follows=teacher.update,
             training=teacher.is_training,
             seed_name=self.name,
@@ -159,7 +159,7 @@ class CutTeacher:
             first_of_student: the number of the student's first stage in the program.
         """
         for i, device in enumerate(self.places.devices):
-            follows = self.places.follows[i : i + 1]
+            follows = self.places.follows[i : i + 1]  # none of a frozen teacher's
             yield Stage(
                 self.name,
                 device,
@@ -210,8 +210,8 @@ def beside_student(
                 f"the teacher {known.name!r} follows the student, so that each of its "
                 f"layers must be in one stage with the same layer of the student, but "
                 f"{layer.name} (with {', '.join(layer.parameters)}) is in none of the "
-                f"{len(held)} stages: cut the student at modules that both nets have, "
-                "with cut="
+                f"stages {at} to {len(held) - 1}: cut the student at modules that both "
+                "nets have, with cut="
             )
         at = found[0]
         stages.append(at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeGuard
 
 from torch import nn
 
@@ -32,13 +32,15 @@ class Teacher:
         delay: by how many updates a teacher that moves may be stale; 0 when not given.
             With 1 or more its forwards run so many batches ahead.
         mode: "eval" or "train": in which its modules run (dropout, BatchNorm); "eval"
-            for a frozen teacher, "train" for one that moves, when not given.
+            for a frozen teacher, "train" for one that moves, when not given. A frozen
+            teacher is not saved, nor are the statistics that "train" changes in it.
         num_microbatches: the parts of its batch in each replica; the student's number
             when not given.
         whole_batch: whether the loss of each microbatch reads the teacher's outputs of
-            the whole batch, and not only of its own samples.
-        cut: the modules with which its stages 1, 2, ... begin, of which there is one on
-            each device; balanced together with the student when not given.
+            the whole batch (`.all` and `.rows`), and not only of its own samples.
+        cut: the modules at which stages 1, 2, ... of a frozen teacher begin, one stage
+            per device; balanced together with the student when not given. A teacher
+            that follows the student is cut where that is.
 
     Raises:
         ConfigError: an argument is not valid, or has no effect; names all such.
@@ -69,13 +71,8 @@ class Teacher:
                 "hocket.Momentum(0.996) or hocket.CopyEvery(100), or None for a frozen "
                 "teacher"
             )
-        if self.delay is not None and self.update is None:
-            yield (
-                f"delay is {self.delay}, which has no effect on a frozen teacher: "
-                "its weights are always the same. Leave it out, or give update="
-            )
-        if self.delay is not None and self.delay < 0:
-            yield f"delay is {self.delay}: it must be 0 or more updates"
+        else:
+            yield from self._delay_faults()
         if self.mode not in (None, "eval", "train"):
             yield f"mode is {self.mode!r}: it may be 'eval' or 'train'"
         if self.num_microbatches is not None and self.num_microbatches < 1:
@@ -84,6 +81,21 @@ class Teacher:
             yield (
                 "cut has no effect on a teacher that follows the student: it is cut "
                 "where the student is, so give the student's cut"
+            )
+
+    def _delay_faults(self) -> Iterator[str]:
+        if self.delay is not None and self.update is None:
+            yield (
+                f"delay is {self.delay}, which has no effect on a frozen teacher: "
+                "its weights are always the same. Leave it out, or give update="
+            )
+        if self.delay is not None and self.delay < 0:
+            yield f"delay is {self.delay}: it must be 0 or more updates"
+        buffers = "own" if self.update is None else self.update.buffers
+        if self.delay and buffers != "own":
+            yield (
+                f"delay is {self.delay} and update has buffers={buffers!r}: old "
+                'versions of buffers are not kept. Take delay=0, or buffers="own"'
             )
 
     @property
@@ -103,13 +115,17 @@ class Teacher:
 
     @property
     def num_ahead(self) -> int:
-        """How many batches its forwards are ahead of the student."""
+        """How many batches its forwards are ahead of the student; 1 if it is frozen."""
         return (self.delay or 0) if self.moves else 1
 
     @property
     def is_training(self) -> bool:
         """Whether its modules run in training mode."""
         return self.moves if self.mode is None else self.mode == "train"
+
+
+def _has_net(teacher: object) -> TypeGuard[Teacher]:
+    return isinstance(teacher, Teacher) and isinstance(teacher.net, nn.Module)
 
 
 def teacher_faults(
@@ -123,7 +139,16 @@ def teacher_faults(
         loss: the student's loss.
     """
     children = {name for name, _ in model.named_children()}
+    seen = {id(x): "the student" for x in model.parameters()}
     for name, teacher in teachers.items():
+        own = teacher.net.parameters() if _has_net(teacher) else ()
+        if other := next((seen[id(x)] for x in own if id(x) in seen), ""):
+            yield (
+                f"teacher {name!r} shares parameters with {other}, so that what moves "
+                "one moves both: give a copy, such as copy.deepcopy(model)"
+            )
+        if _has_net(teacher) and teacher.moves:
+            seen |= {id(x): f"teacher {name!r}" for x in teacher.net.parameters()}
         if not isinstance(teacher, Teacher):
             yield (
                 f"teachers[{name!r}] is a {type(teacher).__name__}: give "
