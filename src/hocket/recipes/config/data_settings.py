@@ -138,30 +138,51 @@ class TextSettings(FileSettings):
     validation_fraction: Share = 0.1
 
 
-class GlueSettings(FileSettings):
-    """Sentences and pairs of them, as the GLUE benchmark's tables.
+class WordPieceSettings(FileSettings):
+    """Text in the word pieces of a BERT.
 
     Args:
-        task: the name of the table.
         vocabulary: the file of an uncased BERT's word pieces, one in each line; built
             from the training texts when not given.
         num_pieces: the largest size of a vocabulary that is built.
         num_tokens: the tokens of each sample; longer ones are cut, shorter ones padded.
     """
 
-    kind: Literal["glue"]
-    task: Literal["sst2", "mrpc", "qqp", "mnli"]
     vocabulary: str | None = None
     num_pieces: Count = 30_522
     num_tokens: Annotated[int, Field(ge=8)] = 128
 
     @model_validator(mode="after")
-    def _builds_or_reads(self) -> GlueSettings:
+    def _builds_or_reads(self) -> WordPieceSettings:
         if self.vocabulary is not None and self.num_pieces != 30_522:
             raise ValueError(
                 "num_pieces has no effect where a vocabulary is read from a file"
             )
         return self
+
+
+class GlueSettings(WordPieceSettings):
+    """Sentences and pairs of them, as the GLUE benchmark's tables.
+
+    Args:
+        task: the name of the table.
+    """
+
+    kind: Literal["glue"]
+    task: Literal["sst2", "mrpc", "qqp", "mnli"]
+
+
+class MaskedTextSettings(WordPieceSettings):
+    """Any text file, of whose pieces some are to be guessed (`data.masked_text`).
+
+    Args:
+        validation_fraction: the last part of the file, kept for evaluation.
+        mask_share: the share of each sample's pieces that is to be guessed.
+    """
+
+    kind: Literal["masked-text"]
+    validation_fraction: Share = 0.1
+    mask_share: Share = 0.15
 
 
 class DataFunctionSettings(FunctionSettings):
@@ -177,6 +198,7 @@ DataSettings = (
     | FlowersSettings
     | TextSettings
     | GlueSettings
+    | MaskedTextSettings
     | DataFunctionSettings
 )
 

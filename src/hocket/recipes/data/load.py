@@ -15,6 +15,7 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     GlueSettings,
     ImageFolderSettings,
+    MaskedTextSettings,
     Stl10Settings,
     TextSettings,
 )
@@ -25,6 +26,7 @@ from hocket.recipes.data.images.cifar import load_cifar10, load_cifar100
 from hocket.recipes.data.images.flowers import load_flowers
 from hocket.recipes.data.images.image_folder import load_image_folder
 from hocket.recipes.data.images.stl10 import load_stl10
+from hocket.recipes.data.masked_text import load_masked_text
 from hocket.recipes.data.text import load_text
 from hocket.recipes.data.user_data import load_user_data
 from hocket.run.data.samples import Samples, first_samples
@@ -50,7 +52,7 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
             return load_digits(settings.test_fraction, settings.shift_probability)
         case DataFunctionSettings():
             return load_user_data(settings.function, settings.arguments)
-        case TextSettings() | GlueSettings():
+        case TextSettings() | GlueSettings() | MaskedTextSettings():
             return _load_text(settings)
         case _:
             return _load_images(settings)
@@ -85,9 +87,20 @@ def _load_images(
             assert_never(settings)
 
 
-def _load_text(settings: TextSettings | GlueSettings) -> tuple[Samples, Samples]:
+def _load_text(
+    settings: TextSettings | GlueSettings | MaskedTextSettings,
+) -> tuple[Samples, Samples]:
     path = Path(settings.path)
     match settings:
+        case MaskedTextSettings(vocabulary=words):
+            return load_masked_text(
+                path,
+                num_tokens=settings.num_tokens,
+                validation_fraction=settings.validation_fraction,
+                mask_share=settings.mask_share,
+                vocabulary=None if words is None else Path(words),
+                num_entries=settings.num_pieces,
+            )
         case TextSettings():
             return load_text(path, settings.window_bytes, settings.validation_fraction)
         case GlueSettings():

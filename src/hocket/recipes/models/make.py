@@ -13,6 +13,7 @@ from hocket.errors import DataError, MissingPackageError, RecipeError
 from hocket.recipes.config.data_settings import (
     DigitsSettings,
     GlueSettings,
+    MaskedTextSettings,
     TextSettings,
     side_of,
 )
@@ -32,7 +33,9 @@ from hocket.recipes.data.glue import GlueSamples, GlueTask
 from hocket.recipes.data.images.cifar import Cifar
 from hocket.recipes.data.images.image_folder import ImageFolder
 from hocket.recipes.data.images.stl10 import Stl10
+from hocket.recipes.data.masked_text import MaskedText
 from hocket.recipes.models.gpt import Gpt
+from hocket.recipes.models.masked_bert import MaskedBert
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext
 from hocket.recipes.models.transformer import Blocks
@@ -123,12 +126,16 @@ def _classifier(
             assert_never(settings)
 
 
-def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
+def _bert(settings: BertSettings, text: Any, samples: Samples) -> nn.Module:
     """Make Hugging Face's own class, so that weights can be exported to it."""
-    assert isinstance(glue, GlueSettings), "the recipe is valid"
-    assert isinstance(samples, GlueSamples), "the recipe is valid"
+    assert isinstance(text, GlueSettings | MaskedTextSettings), "the recipe is valid"
+    assert isinstance(samples, GlueSamples | MaskedText), "the recipe is valid"
     try:
-        from transformers import BertConfig, BertForSequenceClassification
+        from transformers import (
+            BertConfig,
+            BertForMaskedLM,
+            BertForSequenceClassification,
+        )
     except ImportError as error:
         raise MissingPackageError(
             "BERT comes with transformers, which is not installed or does not load "
@@ -142,12 +149,21 @@ def _bert(settings: BertSettings, glue: Any, samples: Samples) -> nn.Module:
         intermediate_size=settings.mlp_width,
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.dropout,
-        max_position_embeddings=max(512, glue.num_tokens),
+        max_position_embeddings=max(512, text.num_tokens),
     )
-    config.num_labels = GlueTask(glue.task).num_classes
-    if settings.pretrained is None:
-        return BertForSequenceClassification(config)
-    return _pretrained(BertForSequenceClassification, config, Path(settings.pretrained))
+    if isinstance(text, MaskedTextSettings):
+        return MaskedBert(_pretrained_or_new(BertForMaskedLM, config, settings))
+    config.num_labels = GlueTask(text.task).num_classes
+    return _pretrained_or_new(BertForSequenceClassification, config, settings)
+
+
+def _pretrained_or_new(
+    kind: type[Any], config: BertConfig, settings: BertSettings
+) -> nn.Module:
+    if settings.pretrained is not None:
+        return _pretrained(kind, config, Path(settings.pretrained))
+    model: nn.Module = kind(config)
+    return model
 
 
 def _pretrained(kind: type[Any], config: BertConfig, folder: Path) -> nn.Module:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import DataError
+from hocket.recipes.data.masked_text import NOT_GUESSED
 
 Loss = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
 Metrics = Callable[[Any, Any], Mapping[str, Tensor]]
@@ -53,6 +54,20 @@ def byte_metrics(score_BTV: Tensor, target_BT: Tensor) -> dict[str, Tensor]:
         "bits_per_byte": byte_loss(score_BTV, target_BT) / log(2),
         "accuracy": (score_BTV.argmax(-1) == target_BT).float().mean(),
     }
+
+
+def masked_loss(output: Any, target_BT: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the masked pieces, in nats."""
+    return functional.cross_entropy(
+        scores_of(output).flatten(0, 1), target_BT.flatten(), ignore_index=NOT_GUESSED
+    )
+
+
+def masked_metrics(output: Any, target_BT: Tensor) -> dict[str, Tensor]:
+    """Return the share of masked pieces that are guessed correctly."""
+    is_masked_BT = target_BT != NOT_GUESSED
+    is_right_BT = scores_of(output).argmax(-1) == target_BT
+    return {"masked_accuracy": is_right_BT.sum() / is_masked_BT.sum()}
 
 
 def scores_of(output: Any) -> Tensor:
