@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Final, get_args
 
 import pytest
@@ -16,13 +17,23 @@ from hocket.recipes.config.recipe import Recipe
 
 SOURCE: Final = Path(inspect.getfile(hocket)).parent
 FILES: Final = [*SOURCE.glob("recipes/*/*.py"), *SOURCE.glob("cli/*.py")]
-WRITTEN: Final = ("recipe", "model_settings", "data_settings", "optimizer_settings")
+WRITTEN: Final = (
+    "recipe",
+    "model_settings",
+    "data_settings",
+    "optimizer_settings",
+    "teacher_settings",
+)
 
 
 def section_classes() -> Iterator[type[BaseModel]]:
-    """Every class that a section can be."""
-    for field in Recipe.model_fields.values():
-        yield from get_args(field.annotation) or (field.annotation,)
+    """Every class that a section can be; two sections name the kinds of models."""
+    members = [
+        member
+        for field in Recipe.model_fields.values()
+        for member in get_args(field.annotation) or (field.annotation,)
+    ]
+    yield from (member for member in dict.fromkeys(members) if member is not NoneType)
 
 
 def keys() -> list[tuple[str, str]]:

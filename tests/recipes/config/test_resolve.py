@@ -44,20 +44,31 @@ def faults(source: str, *settings: str) -> str:
 def test_built_in_recipes_are_found_by_name() -> None:
     """Those that the README names are there, and complete but for the user's data."""
     names = [
+        "byol-resnet",
+        "cifar10-byol",
+        "cifar10-kd",
+        "cifar10-mocov3",
         "cifar10-resnet",
         "cifar10-resnext",
         "cifar10-vit",
         "cifar100-resnext",
         "digits-vit",
         "flowers102-resnext",
+        "imagenet100-vit",
+        "kd-digits",
+        "kd-distilbert",
+        "kd-soft-target",
         "mnli-bert",
+        "mocov3-vit",
         "mrpc-bert",
         "qqp-bert",
+        "text-bert",
         "text-gpt",
     ]
     assert builtin_names() == names
     for name in names:
-        path = [] if name == "digits-vit" else ["data.path=any"]
+        path = [] if "digits" in name else ["data.path=any"]
+        path += ["teacher.weights=any"] if "kd" in name else []
         assert resolve(name, path).recipe.run.name == name
 
 
@@ -232,7 +243,7 @@ def test_bytes_that_are_no_text(free_dir: Path) -> None:
 def test_unknown_names_and_files(free_dir: Path) -> None:
     """A name is compared with the built-in ones; a path is looked for where it is."""
     assert "did you mean 'digits-vit'?" in faults("digit-vit")
-    assert "there are 'cifar10-resnet', 'cifar10-resnext', " in faults("llama")
+    assert "there are 'byol-resnet', 'cifar10-byol', " in faults("llama")
     assert f"no such file in {free_dir}" in faults("resnet.toml")
 
 
@@ -275,7 +286,8 @@ def test_resolved_recipes_read_back_as_the_same(
     again = resolve(write(free_dir, resolved.to_toml(), "recipe.toml"))
     assert again.recipe == resolved.recipe
     written = tomllib.loads(resolved.to_toml())
-    for section, values in resolved.recipe.model_dump().items():
+    sections = resolved.recipe.model_dump(exclude_none=True)
+    for section, values in sections.items():
         given = {key for key, value in values.items() if value is not None}
         assert set(written[section]) == given
 

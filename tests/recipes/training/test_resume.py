@@ -13,10 +13,11 @@ from torch import Tensor
 
 from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.metrics_log import JSON_NAME, History
 from hocket.recipes.training.records import StepRecord
 from hocket.recipes.training.run_folder import enter_folder
-from hocket.recipes.training.saving import CHECKPOINTS_NAME, ResumePoint, resume_point
+from hocket.recipes.training.saving import ResumePoint, resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.folder import LATEST, saved

@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.training.run_folder import RECIPE_NAME, claim_folder, new_folder
+from hocket.recipes.run_files import RECIPE_NAME
+from hocket.recipes.training.run_folder import claim_folder, new_folder
 
 NOW: Final = datetime(2026, 7, 4, 10, 15, 0)
 

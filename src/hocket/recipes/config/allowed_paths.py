@@ -22,6 +22,8 @@ READ: Final[tuple[Key, ...]] = (  # relative to the recipe's folder
     ("data", "path"),
     ("data", "vocabulary"),
     ("model", "pretrained"),
+    ("teacher", "weights"),
+    ("teacher_model", "pretrained"),
     ("checkpoint", "resume"),
 )
 WRITTEN: Final[tuple[Key, ...]] = (  # relative to the current folder
@@ -30,6 +32,7 @@ WRITTEN: Final[tuple[Key, ...]] = (  # relative to the current folder
 )
 IMPORTED: Final[tuple[Key, ...]] = (
     ("model", "function"),
+    ("teacher_model", "function"),
     ("data", "function"),
     ("task", "loss"),
     ("task", "metrics"),

@@ -16,6 +16,7 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     GlueSettings,
     ImageFolderSettings,
+    MaskedTextSettings,
     Stl10Settings,
     TextSettings,
     side_of,
@@ -28,6 +29,8 @@ from hocket.recipes.config.model_settings import (
     ResnextSettings,
     VitSettings,
 )
+from hocket.recipes.config.teacher_checks import teacher_faults
+from hocket.recipes.config.teacher_settings import TwoViewSettings
 from hocket.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each fault, with the numbers of both sections."""
     yield from _strangers(recipe)
-    if recipe.task.loss is None:
+    yield from teacher_faults(recipe)
+    if recipe.task.loss is None and not isinstance(recipe.teacher, TwoViewSettings):
         yield from _without_loss(recipe)
     yield from _too_small(recipe)
     yield from _misfits(recipe.pipeline)
@@ -56,7 +60,7 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
         case (
             (ModelFunctionSettings(), _)
             | (GptSettings(), TextSettings())
-            | (BertSettings(), GlueSettings())
+            | (BertSettings(), GlueSettings() | MaskedTextSettings())
         ):
             pass
         case ResnetSettings(), data if side_of(data):
@@ -75,7 +79,7 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
 def _without_loss(recipe: Recipe) -> Iterator[str]:
     """Check that there is a loss for the data, where the recipe names none."""
     match recipe.data:
-        case DataFunctionSettings():
+        case DataFunctionSettings() if recipe.teacher is None:
             yield (
                 "task.loss: missing: data of kind 'function' bring no loss along; name "
                 "yours, as 'module:function'"

@@ -6,6 +6,9 @@ A recipe is one TOML file. Its sections are classes, its keys their fields:
     [data]        kind, and what that kind of data takes       (data_settings.py)
     [optimizer]   kind, and what that kind of optimizer takes  (optimizer_settings.py)
     [task]        the user's own loss and metrics
+    [teacher]     kind of loss that reads a teacher, and the teacher's weights and
+                  updates; none where it is not said     (teacher_settings.py)
+    [teacher_model]  kind, as of [model]; for a teacher that is no run's model
     [training]    how long, in which batches, from which seed
     [pipeline]    how many workers, and their order of work    (pipeline_settings.py)
     [checkpoint]  how often to save, and where to go on from
@@ -35,6 +38,7 @@ from hocket.recipes.config.settings import (
     Positive,
     Settings,
 )
+from hocket.recipes.config.teacher_settings import AnyTeacher
 
 
 class TaskSettings(Settings):
@@ -183,6 +187,8 @@ class Recipe(Settings):
     data: Annotated[DataSettings, Field(discriminator="kind")]
     optimizer: Annotated[AnyOptimizer, Field(discriminator="kind")]
     task: TaskSettings
+    teacher: Annotated[AnyTeacher | None, Field(discriminator="kind")] = None
+    teacher_model: Annotated[ModelSettings | None, Field(discriminator="kind")] = None
     training: TrainingSettings
     pipeline: PipelineSettings
     checkpoint: CheckpointSettings

@@ -57,7 +57,7 @@ class Resolved:
                 name: values[name]
                 for name in sorted(values, key=lambda name: name != "kind")
             }
-            for section, values in self.recipe.model_dump().items()
+            for section, values in self.recipe.model_dump(exclude_none=True).items()
         }
         origins: dict[Key, str] = {
             (section, name): self.origins.get((section, name), DEFAULT_ORIGIN)
@@ -106,8 +106,9 @@ def resolve(
     for key in [*large_integers(sections)]:
         found.append((key, "an integer of more than 64 bits"))
         (sections if len(key) == 1 else sections[key[0]]).pop(key[-1])
-    for section in Recipe.model_fields:
-        sections.setdefault(section, {})
+    for section, field in Recipe.model_fields.items():
+        if field.is_required():
+            sections.setdefault(section, {})
     if isinstance(sections["run"], dict):
         sections["run"].setdefault("name", Path(label).name.removesuffix(SUFFIX))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import NoneType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -103,7 +104,7 @@ def _kinds(section: str) -> list[str]:
 def _classes(section: str) -> dict[str, type[BaseModel]]:
     """The classes of a section, by kind; under no kind where there is only one."""
     annotation = Recipe.model_fields[section].annotation
-    members = get_args(annotation) or (annotation,)
+    members = [x for x in get_args(annotation) or (annotation,) if x is not NoneType]
     return {kind: member for member in members for kind in _kinds_of(member)}
 
 

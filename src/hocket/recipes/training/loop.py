@@ -9,13 +9,14 @@ from time import monotonic
 from typing import Any, Final
 
 from hocket.core.timelines.timeline import Timeline
+from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.records import (
     EvaluationRecord,
     StepRecord,
     SummaryRecord,
     Watcher,
 )
-from hocket.recipes.training.saving import CHECKPOINTS_NAME, Totals
+from hocket.recipes.training.saving import Totals
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.early_stop import EarlyStop
@@ -107,10 +108,11 @@ class Loop:
         return self._summary()
 
     def _evaluate(self) -> EvaluationResult:
+        use_ema = self._layout.recipe.training.ema_decay is not None
+        if self._task.knn is not None:
+            return self._task.knn(self._pipeline, use_ema=use_ema)
         return self._pipeline.evaluate(
-            self._evaluation_loader,
-            self._task.metrics,
-            use_ema=self._layout.recipe.training.ema_decay is not None,
+            self._evaluation_loader, self._task.metrics, use_ema=use_ema
         )
 
     def _after_step(

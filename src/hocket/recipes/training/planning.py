@@ -14,8 +14,8 @@ from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.report import to_html
 from hocket.planner.ranking.table import to_text
 from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.optimizer import make_optimizer
-from hocket.recipes.training.run_folder import RECIPE_NAME
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.run.cluster.world import World, join_world
@@ -122,6 +122,7 @@ def plan_recipe(
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
         correction=recipe.pipeline.correction if search.max_delay else "none",
+        teachers=task.make_teachers(layout.num_steps),
         world=world,
         **values_of(PlanConfig, config),
     )

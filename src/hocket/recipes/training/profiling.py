@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.model.profile.profile import path_of
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.run_folder import RECIPE_NAME
+from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import make_pipeline

@@ -212,9 +212,9 @@ def result_line(record: SummaryRecord) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Format metrics: an accuracy in percent, all else as numbers."""
+    """Format metrics: accuracies in percent, all else as numbers."""
     return ", ".join(
-        f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}"
+        f"{name} {value:.2%}" if name.endswith("accuracy") else f"{name} {value:.4f}"
         for name, value in metrics.items()
     )
 

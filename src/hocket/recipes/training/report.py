@@ -13,10 +13,10 @@ from hocket import __version__
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
+from hocket.recipes.run_files import RECIPE_NAME, REPORT_NAME
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
 from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
-from hocket.recipes.training.run_folder import RECIPE_NAME, REPORT_NAME
 from hocket.run.engine.plan import Plan
 
 

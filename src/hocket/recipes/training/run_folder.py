@@ -19,17 +19,13 @@ from __future__ import annotations
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Final
 
 from hocket.errors import RecipeError
 from hocket.recipes.config.recipe import CheckpointSettings
 from hocket.recipes.config.resolve import Resolved
+from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.saving import NEWEST
 from hocket.run.checkpoint.format.lock import FolderLock
-
-RECIPE_NAME: Final = "recipe.toml"
-REPORT_NAME: Final = "report.html"
-SAMPLE_NAME: Final = "sample.txt"
 
 
 def enter_folder(

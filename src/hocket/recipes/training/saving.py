@@ -15,10 +15,10 @@ from typing import Final
 
 from hocket.errors import CheckpointError
 from hocket.recipes.config.recipe import CheckpointSettings
+from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.run.checkpoint.format.folder import step_of
 from hocket.run.checkpoint.format.newest import newest
 
-CHECKPOINTS_NAME: Final = "checkpoints"
 NEWEST: Final = "auto"
 
 

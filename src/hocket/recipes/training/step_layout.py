@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.teacher_settings import TwoViewSettings
+from hocket.recipes.teachers.two_views import two_view_samples
 from hocket.recipes.training.optimizer import learning_rate_share
 from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
 from hocket.run.data.samples import Samples
+from hocket.teacher.view_loader import TwoViewLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,11 @@ class StepLayout:
 
     def loader(self) -> SampleLoader:
         """Return a loader of all batches of all steps, epoch after epoch."""
-        training = self.recipe.training
-        return SampleLoader(
-            self.samples,
+        training, teacher = self.recipe.training, self.recipe.teacher
+        make: Callable[..., SampleLoader] = partial(SampleLoader, self.samples)
+        if isinstance(teacher, TwoViewSettings):
+            make = partial(TwoViewLoader, two_view_samples(self.samples, teacher))
+        return make(
             training.batch_size,
             seed=training.seed,
             num_batches=self.num_steps * training.accumulate,

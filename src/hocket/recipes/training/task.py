@@ -13,21 +13,29 @@ from hocket.errors import DataError
 from hocket.recipes.config.data_settings import (
     DataFunctionSettings,
     FileSettings,
+    MaskedTextSettings,
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.teacher_settings import TwoViewSettings
 from hocket.recipes.config.user_functions import load_function
 from hocket.recipes.data.load import load_samples
-from hocket.recipes.models.make import make_model
+from hocket.recipes.teachers.losses import teacher_loss
+from hocket.recipes.teachers.make import make_student, make_teachers
+from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
+from hocket.recipes.teachers.weights import check_teacher
 from hocket.recipes.training.objectives import (
-    Loss,
     Metrics,
     byte_loss,
     byte_metrics,
     class_loss,
     class_metrics,
+    masked_loss,
+    masked_metrics,
 )
+from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
+from hocket.run.tune.teachers.teacher import Teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +49,18 @@ class Task:
         evaluation: samples to evaluate on.
         loss: the mean over samples.
         metrics: named means over samples; the first is what the task is about.
+        make_teachers: the teachers that the loss reads, by name, for a training of so
+            many steps; new ones each time.
+        knn: the evaluation of features, in the place of metrics.
     """
 
     make_model: Callable[[], nn.Module]
     training: Samples
     evaluation: Samples
-    loss: Loss
+    loss: LossFunction
     metrics: Metrics | None
+    make_teachers: Callable[[int], dict[str, Teacher]]
+    knn: KnnEvaluation | None = None
 
 
 def make_task(recipe: Recipe) -> Task:
@@ -59,8 +72,11 @@ def make_task(recipe: Recipe) -> Task:
     """
     training, evaluation = load_samples(recipe)
     _check_enough(training, recipe)
-    model = partial(make_model, recipe, training)
-    return Task(model, training, evaluation, *_objective(recipe))
+    model = partial(make_student, recipe, training)
+    teachers = partial(make_teachers, recipe, training)
+    objective = _objective(recipe, training)
+    knn = knn_evaluation(recipe, training, evaluation)
+    return Task(model, training, evaluation, *objective, teachers, knn)
 
 
 def check_data(recipe: Recipe) -> None:
@@ -72,6 +88,7 @@ def check_data(recipe: Recipe) -> None:
     Raises:
         DataError: as `make_task`.
     """
+    check_teacher(recipe)
     match recipe.data:
         case TextSettings():
             training, _ = load_samples(recipe)
@@ -82,10 +99,14 @@ def check_data(recipe: Recipe) -> None:
             pass
 
 
-def _objective(recipe: Recipe) -> tuple[Loss, Metrics | None]:
-    """The data's own loss and metrics, or those that the user names."""
+def _objective(
+    recipe: Recipe, training: Samples
+) -> tuple[LossFunction, Metrics | None]:
+    """The data's own loss and metrics, or those that the recipe names."""
     loss, metrics = _usual_objective(recipe)
-    if recipe.task.loss is not None:
+    if recipe.teacher is not None:
+        loss = teacher_loss(recipe.teacher, training)
+    elif recipe.task.loss is not None:
         loss = load_function(recipe.task.loss)
     if recipe.task.metrics is not None:
         metrics = load_function(recipe.task.metrics)
@@ -93,10 +114,14 @@ def _objective(recipe: Recipe) -> tuple[Loss, Metrics | None]:
     return loss, metrics
 
 
-def _usual_objective(recipe: Recipe) -> tuple[Loss | None, Metrics | None]:
+def _usual_objective(recipe: Recipe) -> tuple[LossFunction | None, Metrics | None]:
     match recipe.data:
+        case _ if isinstance(recipe.teacher, TwoViewSettings):
+            return None, None
         case TextSettings():
             return byte_loss, byte_metrics
+        case MaskedTextSettings():
+            return masked_loss, masked_metrics
         case DataFunctionSettings():
             return None, None
         case _:  # images and tables: all of them have classes

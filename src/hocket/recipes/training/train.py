@@ -24,13 +24,14 @@ from hocket.recipes.config.pipeline_settings import discounted_updates
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.gpt import Gpt, generate
+from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.progress import make_progress, plan_line, print_plain
 from hocket.recipes.training.records import EvaluationRecord, Watcher, load_watcher
 from hocket.recipes.training.report import write_report
-from hocket.recipes.training.run_folder import RECIPE_NAME, SAMPLE_NAME, enter_folder
+from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import NEWEST, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
@@ -230,6 +231,7 @@ def make_pipeline(
         scheduler=make_scheduler(layout.learning_rate_share),
         seed=training.seed,
         run_dir=run_dir,
+        teachers=task.make_teachers(layout.num_steps),
         world=world,
         **options,
     )

@@ -34,7 +34,7 @@ from hocket.recipes.data.images.cifar_files import (
     read_images,
     read_labels,
 )
-from hocket.recipes.data.images.image_tensors import vary_images
+from hocket.recipes.data.images.image_tensors import Colours, vary_images
 from hocket.run.data.samples import EpochRandom
 
 
@@ -97,6 +97,11 @@ class Cifar:
         """The number of classes."""
         return self._layout.num_classes
 
+    @property
+    def colours(self) -> Colours:
+        """The mean and deviation to normalise with."""
+        return self._layout.colours
+
     def __copy__(self) -> Cifar:
         """Return a copy without cached images."""
         other = object.__new__(Cifar)
@@ -128,7 +133,7 @@ class Cifar:
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised; moved and mirrored by the draw."""
-        images = self._layout.colours.normalised(self.images(rows))
+        images = self.colours.normalised(self.images(rows))
         if draw is not None:
             images = vary_images(
                 images,

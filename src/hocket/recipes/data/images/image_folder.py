@@ -69,6 +69,14 @@ class ImageFolder:
         """The number of classes."""
         return len(self.class_names)
 
+    def image(self, row: int) -> Image:
+        """The image of a row, as it is.
+
+        Raises:
+            DataError: it cannot be decoded; names its path.
+        """
+        return _open(self.paths[row])
+
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised.
 

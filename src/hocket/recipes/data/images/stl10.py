@@ -76,6 +76,11 @@ class Stl10:
         return len(self.labels)
 
     @property
+    def colours(self) -> Colours:
+        """The mean and deviation to normalise with."""
+        return COLOURS
+
+    @property
     def num_classes(self) -> int:
         """The number of classes."""
         return len(self.class_names)
@@ -87,7 +92,7 @@ class Stl10:
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised; moved and mirrored by the draw."""
-        images = COLOURS.normalised(self.images(rows))
+        images = self.colours.normalised(self.images(rows))
         if draw is not None:
             images = vary_images(
                 images,

@@ -1,0 +1,175 @@
+"""The section [teacher]: the teacher's weights and updates, and the student's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import model_validator
+
+from hocket.recipes.config.settings import (
+    Count,
+    NaturalNumber,
+    NotNegative,
+    Positive,
+    Probability,
+    Settings,
+    Share,
+)
+
+
+class TeacherSettings(Settings):
+    """Settings that teachers have whatever the loss (`hocket.Teacher`).
+
+    A frozen teacher has `weights`, or a section `[teacher_model]`, or both; one that
+    moves begins as a copy of the student.
+
+    Args:
+        weights: a run's folder, or one of its checkpoints: the teacher is the model of
+            that run's recipe; or a file of weights (*.safetensors) of
+            `[teacher_model]`. A run that evaluates averaged weights gives those.
+        update: how the teacher changes behind each step of the student: not at all, by
+            a moving average of the student's weights, or by copies of them.
+        momentum: the share of its own weights that each moving average keeps.
+        final_momentum: its value at the end of training, reached along a cosine;
+            constant where it is not said.
+        copy_every_steps: the steps from one copy to the next.
+        buffers: what becomes of the buffers of a teacher that moves, such as the
+            statistics of a batch norm (`hocket.Momentum`).
+        delay: by how many updates a teacher that moves may be stale.
+        mode: in which mode its modules run; "eval" for a frozen teacher and "train" for
+            one that moves, where it is not said.
+        num_microbatches: the parts of the teacher's batch; as many as the student's
+            where it is not said.
+    """
+
+    weights: str | None = None
+    update: Literal["frozen", "momentum", "copy"] = "frozen"
+    momentum: Probability | None = None
+    final_momentum: Probability | None = None
+    copy_every_steps: Count | None = None
+    buffers: Literal["own", "copied", "averaged"] = "own"
+    delay: NaturalNumber = 0
+    mode: Literal["eval", "train"] | None = None
+    num_microbatches: Count | None = None
+
+    @model_validator(mode="after")
+    def _update_has_its_keys(self) -> TeacherSettings:
+        if faults := [*self._missing(), *self._without_effect()]:
+            raise ValueError("\n".join(faults))
+        return self
+
+    @property
+    def moves(self) -> bool:
+        """Whether the weights change."""
+        return self.update != "frozen"
+
+    def _missing(self) -> Iterator[str]:
+        if self.update == "momentum" and self.momentum is None:
+            yield "momentum is missing: update 'momentum' needs it, such as 0.996"
+        if self.update == "copy" and self.copy_every_steps is None:
+            yield "copy_every_steps is missing: update 'copy' needs it, such as 100"
+
+    def _without_effect(self) -> Iterator[str]:
+        ways = {
+            "momentum": (self.momentum, None, self.update == "momentum"),
+            "final_momentum": (self.final_momentum, None, self.update == "momentum"),
+            "copy_every_steps": (self.copy_every_steps, None, self.update == "copy"),
+            "buffers": (self.buffers, "own", self.moves),
+            "delay": (self.delay, 0, self.moves),
+            "weights": (self.weights, None, not self.moves),
+        }
+        for name, (value, default, has_effect) in ways.items():
+            if value != default and not has_effect:
+                yield f"{name} {value!r} has no effect with update {self.update!r}"
+
+
+class DistillationSettings(TeacherSettings):
+    """Targets, and a teacher's probabilities (`hocket.Distillation`).
+
+    Args:
+        temperature: by which both nets' logits are divided.
+        soft_weight: the weight of the loss to the teacher's probabilities.
+        hard_weight: the weight of the loss to the targets.
+    """
+
+    kind: Literal["distillation"]
+    temperature: Positive = 4.0
+    soft_weight: NotNegative = 0.1
+    hard_weight: NotNegative = 1.0
+
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> DistillationSettings:
+        if not self.soft_weight and not self.hard_weight:
+            raise ValueError("soft_weight and hard_weight are 0: there is no loss")
+        return self
+
+
+class DistilbertSettings(TeacherSettings):
+    """DistilBERT's three losses, of masked language models (`hocket.DistilBERT`).
+
+    Args:
+        temperature: by which both nets' logits are divided.
+        soft_weight: the weight of the loss to the teacher's probabilities.
+        mlm_weight: the weight of the loss to the masked pieces.
+        cosine_weight: the weight of the loss to the teacher's last hidden states.
+    """
+
+    kind: Literal["distilbert"]
+    temperature: Positive = 2.0
+    soft_weight: NotNegative = 5.0
+    mlm_weight: NotNegative = 2.0
+    cosine_weight: NotNegative = 1.0
+
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> DistilbertSettings:
+        if not self.soft_weight and not self.mlm_weight and not self.cosine_weight:
+            raise ValueError(
+                "soft_weight, mlm_weight and cosine_weight are 0: there is no loss"
+            )
+        return self
+
+
+class TwoViewSettings(TeacherSettings):
+    """Two views of each image, and heads behind the model (`recipes.models.heads`).
+
+    The model's own head is left out: the features before it are evaluated by k-NN. The
+    views take the place of the data's own shifts and mirrors.
+
+    Args:
+        head_width: features inside the projector and the predictor.
+        output_width: features that the loss compares.
+        num_projector_layers: linear layers of the projector.
+        num_predictor_layers: linear layers of the predictor, which the student has
+            behind its projector.
+        least_area: the smallest share of an image that a view shows.
+        num_neighbours: whose classes decide in the k-NN evaluation.
+    """
+
+    kind: str
+    head_width: Count = 4096
+    output_width: Count = 256
+    num_projector_layers: Count = 2
+    num_predictor_layers: Count = 2
+    least_area: Share = 0.08
+    num_neighbours: Count = 20
+
+
+class ByolSettings(TwoViewSettings):
+    """Predicts the teacher's projection of the other view (`hocket.Byol`)."""
+
+    kind: Literal["byol"]
+
+
+class MocoV3Settings(TwoViewSettings):
+    """Contrasts with the teacher's keys of the other view (`hocket.MocoV3`).
+
+    Args:
+        temperature: by which cosines are divided.
+    """
+
+    kind: Literal["mocov3"]
+    temperature: Positive = 0.2
+
+
+AnyTeacher = DistillationSettings | DistilbertSettings | ByolSettings | MocoV3Settings

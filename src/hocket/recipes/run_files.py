@@ -1,0 +1,10 @@
+"""The names of what a run leaves in its folder, for training and for later readers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RECIPE_NAME: Final = "recipe.toml"
+REPORT_NAME: Final = "report.html"
+SAMPLE_NAME: Final = "sample.txt"
+CHECKPOINTS_NAME: Final = "checkpoints"
