@@ -69,4 +69,4 @@ def bound_step(case: Case, rank: int, num_workers: int) -> Callable[[], None]:
 
 def _stage(net: nn.Sequential, rank: int, num_workers: int) -> nn.Sequential:
     each = len(net) // num_workers
-    return nn.Sequential(*net[rank * each : (rank + 1) * each])
+    return nn.Sequential(*list(net)[rank * each : (rank + 1) * each])
