@@ -40,6 +40,7 @@ def mrpc(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_every_order_trains_alike_and_is_compared_with_gpipe(tmp_path: Path) -> None:
     """The same loss after the same steps; GPipe beside itself is 1.

@@ -15,6 +15,7 @@ from tests.run.support.forked import answers_of
 STEPS = 5  # of a round: when it drains, two results come at once
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_contestants_train_in_turn_and_are_compared_with_2bw(tmp_path: Path) -> None:
     """2BW beside itself is 1; it keeps twice as much of old weights as WPipe."""

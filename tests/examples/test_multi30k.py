@@ -114,6 +114,7 @@ def test_guessing_costs_the_logarithm_and_padding_nothing() -> None:
     assert float(metrics(right, words)["accuracy"]) == 1.0
 
 
+@pytest.mark.long
 def test_the_recipe_trains_on_two_workers(texts: Path) -> None:
     """From wherever it is called, on a folder that `--set` names."""
     settings = (

@@ -25,6 +25,7 @@ from hocket.schedules import make_schedule
 from tests.passes.support.teachers import equal_costs, with_teacher
 
 EQUAL: Final = StageCost(1.0, 1.0, 1.0)
+LARGE: Final = pytest.param(16, marks=pytest.mark.long)
 
 
 def step_s(
@@ -66,7 +67,7 @@ def formula_s(p: int, m: int, teacher_s: float) -> float:
     return m * (teacher_s + 3.0) + max(0.0, (p - 1) * 3.0 - m * teacher_s)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@pytest.mark.parametrize("p", [2, 4, 8, LARGE])
 @pytest.mark.parametrize("teacher_s", [0.5, 1.0, 2.0, 4.0])
 def test_gpipe_takes_the_work_and_what_the_teacher_cannot_fill(
     p: int, teacher_s: float
@@ -78,7 +79,7 @@ def test_gpipe_takes_the_work_and_what_the_teacher_cannot_fill(
         assert found_s == pytest.approx(formula_s(p, m, teacher_s), abs=1e-9)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@pytest.mark.parametrize("p", [2, 4, 8, LARGE])
 @pytest.mark.parametrize("teacher_s", [0.5, 1.0, 2.0])
 def test_1f1b_takes_as_long_with_finer_forwards(p: int, teacher_s: float) -> None:
     """Its waits are shorter, so that forwards fit them that are half as long."""
@@ -111,7 +112,7 @@ def test_without_delay_both_nets_are_one_pipeline(p: int, teacher_s: float) -> N
     assert found_s == pytest.approx(expected_s)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@pytest.mark.parametrize("p", [2, 4, 8, LARGE])
 def test_two_views_of_a_few_microbatches_are_a_published_case(p: int) -> None:
     """Full: `p` times as fast as naive, and 1.375 times GPipe with the same `m`.
 

@@ -108,7 +108,7 @@ def last_records(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         # The data of cifar10-vit; a network of convolutions is slow on a CPU.
         pytest.param("cifar10-resnet", marks=pytest.mark.long),
         "cifar10-vit",
-        "mrpc-bert",
+        pytest.param("mrpc-bert", marks=pytest.mark.long),
     ],
 )
 def test_learns_something_of_the_real_data(name: str, tmp_path: Path) -> None:

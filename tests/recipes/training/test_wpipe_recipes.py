@@ -165,7 +165,7 @@ def test_model_and_data_fit_together(name: str, tmp_path: Path) -> None:
         pytest.param("cifar100-resnext", marks=pytest.mark.long),
         pytest.param("flowers102-resnext", marks=pytest.mark.long),
         pytest.param("qqp-bert", marks=pytest.mark.long),
-        "mnli-bert",
+        pytest.param("mnli-bert", marks=pytest.mark.long),
     ],
 )
 def test_trains_on_two_workers_without_a_flush(name: str, tmp_path: Path) -> None:

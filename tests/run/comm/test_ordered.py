@@ -26,7 +26,9 @@ CASES = {
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("num_workers", [2, 4, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "num_workers", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))]
+)
 def test_the_planned_order_trains_the_same_weights(
     tmp_path: Path, num_workers: int
 ) -> None:

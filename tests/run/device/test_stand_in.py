@@ -77,7 +77,7 @@ def test_ops_and_copies_run_when_they_are_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("num_workers", FEW)
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> None:
     """No tensor is left behind on the host; two workers send staged messages."""
     check_runs(FEW[num_workers], num_workers, tmp_path)

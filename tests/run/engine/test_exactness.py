@@ -58,7 +58,10 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("num_workers", sorted(JOBS))
+@pytest.mark.parametrize(
+    "num_workers",
+    [pytest.param(n, marks=[pytest.mark.long] * (n > 2)) for n in sorted(JOBS)],
+)
 @pytest.mark.timeout(240)
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
     """Weights, buffers, losses of each step, and the evaluation."""

@@ -145,7 +145,10 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("num_workers", sorted(JOBS))
+@pytest.mark.parametrize(
+    "num_workers",
+    [pytest.param(n, marks=[pytest.mark.long] * (n > 2)) for n in sorted(JOBS)],
+)
 @pytest.mark.timeout(200)
 def test_equals_the_emulator(num_workers: int, tmp_path: Path) -> None:
     """Weights, buffers, the losses of each step, in order; and on each worker."""

@@ -133,7 +133,7 @@ def one_lane_each(num_workers: int) -> Iterator[Schedule]:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("clip_norm", [None, 0.3])
+@pytest.mark.parametrize("clip_norm", [None, pytest.param(0.3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_programs_equal_the_emulator_over_ordered_wires(
     num_workers: int, clip_norm: float | None, tmp_path: Path

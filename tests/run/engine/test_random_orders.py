@@ -41,7 +41,7 @@ def random_order(num_devices: int, random: Random) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.timeout(240)
 def test_any_order_that_passes_the_check_runs(num_workers: int, tmp_path: Path) -> None:
     """Weights and losses after a few steps are those of the plain loop."""

@@ -86,7 +86,7 @@ def trained(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> list
 
 
 @pytest.mark.parametrize(
-    "num_workers", [1, 2, 3, pytest.param(4, marks=pytest.mark.long)]
+    "num_workers", [1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))]
 )
 @pytest.mark.timeout(300)
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:

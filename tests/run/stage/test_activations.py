@@ -14,6 +14,7 @@ NUM_WORKERS: Final = 2
 OFF: Final = 0.05
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_no_device_is_far_from_its_formula(tmp_path: Path) -> None:
     """With weights that wait for W and without, one and two stages per device."""

@@ -112,7 +112,7 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
         pytest.param(ONE_WORKER, 1, id="1"),
         pytest.param(TWO_WORKERS, 2, id="2"),
         pytest.param(MORE_ON_TWO, 2, id="2, more", marks=pytest.mark.long),
-        pytest.param(FOUR_WORKERS, 4, id="4"),
+        pytest.param(FOUR_WORKERS, 4, id="4", marks=pytest.mark.long),
     ],
 )
 def test_training_with_teachers_equals_the_plain_loop(
