@@ -19,7 +19,7 @@ from bench.compiled.table import beside_eager
 from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
 from bench.flush_free import picture as steps_and_memory
-from bench.flush_free.table import against, kinds, layouts, steps
+from bench.flush_free.table import against, blocks, kinds, layouts, steps
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
@@ -27,6 +27,7 @@ from bench.split.table import halves
 from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
 from bench.teacher.table import contestants
+from bench.teacher.table import emulated as emulated_teachers
 from bench.wpipe import picture as wpipe_beside_2bw
 from bench.wpipe.table import beside_2bw, in_blocks
 from bench.zoo.table import predictions, speed_and_memory
@@ -151,7 +152,9 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("split", "table"): halves,
     ("staleness", "table"): qualities,
     ("staleness", "costs"): beside_synchronous,
+    ("flush_free", "blocks"): blocks,
     ("teacher", "table"): contestants,
+    ("teacher", "emulated"): emulated_teachers,
     ("wpipe", "table"): beside_2bw,
     ("wpipe", "blocks"): in_blocks,
     ("compiled", "table"): beside_eager,
@@ -164,6 +167,8 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 FILES: dict[tuple[str, str], str] = {
     ("emulated", "flush_free"): "flush_free.json",
     ("flush_free", "replicas"): "replicas.json",
+    ("flush_free", "blocks"): "blocks.json",
+    ("teacher", "emulated"): "emulated.json",
     ("wpipe", "blocks"): "blocks.json",
 }
 

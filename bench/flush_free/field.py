@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import hocket
 from bench.flush_free.stretch import NUM_STEPS, Stretch, stretch_of
+from bench.flush_free.table import ONE_BLOCK
 from bench.measure import paired_ratio, spread
 from bench.models import Case
 from bench.pipeline_vs_torch.cut import Cut
@@ -26,7 +27,6 @@ from hocket.run.cluster.world import World
 from hocket.run.engine.plan import Plan
 
 COMPARED: Final = "pipedream-2bw"
-ONE_BLOCK: Final = ", one block"
 _NUM_DEVICES: Final = 2
 _GIVEN_STEPS: Final = 3
 _MORE_STEPS: Final = 8  # over which a predicted step is the mean

@@ -18,9 +18,10 @@ import torch
 
 import hocket
 from bench.flush_free.bert import BERT
-from bench.flush_free.field import ONE_BLOCK, Field
+from bench.flush_free.field import Field
 from bench.flush_free.kinds import measure
 from bench.flush_free.stretch import in_turn
+from bench.flush_free.table import ONE_BLOCK
 from bench.measure import environment, write_result
 from bench.models import CASES
 from hocket.run.cluster.world import join_world

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 Row = dict[str, Any]
 
+ONE_BLOCK: Final = ", one block"  # behind the name of a schedule
 FLUSH_FREE: Final = ("pipedream-2bw", "wpipe", "wpipe-overlapped")
 TWO_BUFFERED, *WPIPES = FLUSH_FREE
 
@@ -42,6 +43,31 @@ def steps(rows: list[Row]) -> list[list[str]]:
                 f"{BOUND:.2f}" if row["schedule"] in FLUSH_FREE else NONE,
                 f"{bubble['predicted']:.3f} / {bubble['measured']:.3f}",
                 f"{row['speedup']['of_medians']:.3f}" if "speedup" in row else NONE,
+            ]
+        )
+    return table
+
+
+def blocks(rows: list[Row]) -> list[list[str]]:
+    """WPipe with as many blocks as there can be, beside one block in each step."""
+    steps = {
+        (row["case"], row["schedule"]): row["step"] for row in filter(_is_timed, rows)
+    }
+    table = [["model", "schedule", "in blocks", "in one block", "blocks / one"]]
+    for (case, schedule), own in steps.items():
+        one = steps.get((case, f"{schedule}{ONE_BLOCK}"))
+        if one is None:
+            continue
+        table.append(
+            [
+                case,
+                f"`{schedule}`",
+                *(
+                    f"{x['median_ms']:.1f} ms ({x['quartile_1_ms']:.0f} to "
+                    f"{x['quartile_3_ms']:.0f})"
+                    for x in (own, one)
+                ),
+                f"**{own['median_ms'] / one['median_ms']:.3f}**",
             ]
         )
     return table

@@ -30,6 +30,28 @@ def contestants(rows: list[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
+def emulated(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Filled orders on emulated devices: measured beside predicted."""
+    head = ["devices", "schedule", "step", "quartiles", "predicted", "error"]
+    table = [[*head, "step / work", "formula", "bubble predicted / measured"]]
+    for row in rows:
+        step, bubble = row["step"], row["bubble"]
+        table.append(
+            [
+                str(row["num_devices"]),
+                f"`{row['schedule']}`",
+                f"{step['median_ms']:.1f} ms",
+                f"{step['quartile_1_ms']:.1f} to {step['quartile_3_ms']:.1f}",
+                f"{row['predicted_ms']:.1f} ms",
+                f"**{row['error'] * 100:+.1f} %**",
+                f"{step['median_ms'] / row['work_ms']:.3f}",
+                f"{row['formula_ms']:.0f} ms" if row["schedule"] == "gpipe" else "–",
+                f"{bubble['predicted']:.3f} / {bubble['measured']:.3f}",
+            ]
+        )
+    return table
+
+
 def measured_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
     """The same for a terminal, without spread."""
     table = [["case", "contestant", "samples/s", "over bound", "MP", "GPipe", "bubble"]]
