@@ -24,6 +24,7 @@ from hocket.core.schedule import Schedule
 from hocket.errors import NoMemoryError
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
+from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transport import NUM_BUFFERS
@@ -170,8 +171,13 @@ def _make_order(
         num_buffers=NUM_BUFFERS,
         timeout_s=timeout_s,
     )
-    with closing(transport):
-        context = WorkerContext(world, layout, recorder, transport, store, timeout_s)
+    with (
+        closing(transport),
+        GroupMaker(layout.rank, timeout_s, recorder.wait) as groups,
+    ):
+        context = WorkerContext(
+            world, layout, recorder, transport, store, groups, timeout_s
+        )
         if config.teachers:
             return joint_order(config, context)
         return timed_order(config, context, profiled)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import Self, cast
 
 import torch
 import torch.distributed as dist
@@ -40,12 +40,12 @@ class GroupWork:
         return self.work.is_completed()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerGroup:
     """Workers that run the same collective operations in the same order.
 
     Args:
-        process_group: torch's process group.
+        process_group: torch's process group; None once it is destroyed.
         ranks: the ranks of all members.
         rank: this worker's rank.
         timeout_s: how long a wait may take.
@@ -53,7 +53,7 @@ class WorkerGroup:
         device_waits: watches the waits of this worker's GPU for NCCL; None for gloo.
     """
 
-    process_group: dist.ProcessGroup
+    process_group: dist.ProcessGroup | None
     ranks: tuple[int, ...]
     rank: int
     timeout_s: float
@@ -94,6 +94,16 @@ class WorkerGroup:
             return
         with self._peer_failure(what):
             work.work.wait(timedelta(seconds=self.timeout_s))
+
+    def leave(self, *, failed: bool) -> None:
+        """Destroy the group on this worker.
+
+        Args:
+            failed: whether an operation may be left unfinished.
+        """
+        group, self.process_group = self.process_group, None
+        with suppress(ValueError):  # a process that left the job has left it, too
+            leave_group(group, failed=failed)
 
     def _started(self, work: dist.Work | None, tensor: Tensor) -> GroupWork:
         assert work is not None, "this rank is a member of the group"
@@ -167,27 +177,54 @@ def new_group(
     return cast(dist.ProcessGroup, group)
 
 
-def join_groups(
-    all_ranks: Sequence[tuple[int, ...]], rank: int, timeout_s: float, on_wait: OnWait
-) -> list[WorkerGroup]:
-    """Make groups and return this worker's. Every worker must call this.
+class GroupMaker:
+    """Makes a run's process groups, and destroys them at the end of a `with` block.
+
+    Each gloo group has three threads, and those of a peer that has gone may spin.
 
     Args:
-        all_ranks: the ranks of each group's members; the same on every worker.
         rank: this worker's rank.
         timeout_s: how long a wait may take.
         on_wait: called before each wait.
     """
-    own = []
-    for ranks in all_ranks:
-        group = new_group(ranks, timeout_s)
-        if rank in ranks:
-            waits = _device_waits(group, timeout_s) if uses_nccl(group) else None
-            own.append(WorkerGroup(group, ranks, rank, timeout_s, on_wait, waits))
-    return own
 
+    def __init__(self, rank: int, timeout_s: float, on_wait: OnWait) -> None:
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
+        self._made: list[WorkerGroup] = []
 
-def _device_waits(group: dist.ProcessGroup, timeout_s: float) -> DeviceWaits:
-    """Watch the waits of this worker's GPU for the operations of a group."""
-    record = partial(record_event, torch.device("cuda"))
-    return DeviceWaits(timeout_s, group.abort, record)
+    def join(self, all_ranks: Sequence[tuple[int, ...]]) -> list[WorkerGroup]:
+        """Make groups and return this worker's. Every worker must call this.
+
+        Args:
+            all_ranks: the ranks of each group's members; the same on every worker.
+
+        Raises:
+            WaitError: a member did not come.
+        """
+        own = []
+        for ranks in all_ranks:
+            group = new_group(ranks, self._timeout_s)
+            if self._rank in ranks:
+                own.append(self._member(group, ranks))
+        self._made += own
+        return own
+
+    def __enter__(self) -> Self:
+        """Return the maker."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Destroy the groups; after an error, an operation may be unfinished."""
+        while self._made:
+            self._made.pop().leave(failed=kind is not None)
+
+    def _member(self, group: dist.ProcessGroup, ranks: tuple[int, ...]) -> WorkerGroup:
+        waits = None
+        if uses_nccl(group):
+            record = partial(record_event, torch.device("cuda"))
+            waits = DeviceWaits(self._timeout_s, group.abort, record)
+        return WorkerGroup(
+            group, ranks, self._rank, self._timeout_s, self._on_wait, waits
+        )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.errors import ShapeError
-from hocket.run.cluster.group import WorkerGroup, join_groups
+from hocket.run.cluster.group import GroupMaker, WorkerGroup
 from hocket.run.cluster.world import World
-from hocket.run.diagnostics.flight_recorder import OnWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +66,14 @@ def make_layout(world: World, num_replicas: int) -> Layout:
     return Layout(world.rank, world.world_size // num_replicas, num_replicas)
 
 
-def replica_group(
-    layout: Layout, timeout_s: float, on_wait: OnWait
-) -> WorkerGroup | None:
+def replica_group(layout: Layout, groups: GroupMaker) -> WorkerGroup | None:
     """Make the group of this worker and its replicas; every worker must call this.
 
     Args:
         layout: the job's ranks.
-        timeout_s: how long a wait of the group may take.
-        on_wait: called before each wait.
+        groups: the run's.
     """
     if layout.num_replicas == 1:
         return None
     ranks = [layout.replicas_of(device) for device in range(layout.num_devices)]
-    return join_groups(ranks, layout.rank, timeout_s, on_wait)[0]
+    return groups.join(ranks)[0]

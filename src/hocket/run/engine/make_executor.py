@@ -116,7 +116,7 @@ def make_executor(
             if program.stages[stage].trainable and program.stages[stage].delay:
                 refuse_hooks(stage, dict(module.named_parameters()))
     ties = find_ties(shared, schedule)
-    groups = tie_groups(ties, layout, context.timeout_s, context.recorder.wait)
+    groups = tie_groups(ties, layout, context.groups)
     trained = {
         stage: runner
         for stage, runner in runners.items()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
-from hocket.run.cluster.group import WorkerGroup, join_groups
+from hocket.run.cluster.group import GroupMaker, WorkerGroup
 from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
@@ -39,6 +39,7 @@ class WorkerContext:
         recorder: notes waits.
         transport: carries all messages.
         store: with a prefix of this pipeline's own.
+        groups: makes process groups.
         timeout_s: after which a wait for another worker ends.
         lanes: the device's lanes, where the order has several on it.
     """
@@ -48,12 +49,13 @@ class WorkerContext:
     recorder: FlightRecorder
     transport: Transport
     store: dist.Store
+    groups: GroupMaker
     timeout_s: float
     lanes: Device | None = None
 
     def with_replicas(self) -> WorkerGroup | None:
         """The workers of this one's device in all replicas; every worker must call."""
-        return replica_group(self.layout, self.timeout_s, self.recorder.wait)
+        return replica_group(self.layout, self.groups)
 
     def with_everyone(self, what: str = "norms") -> AllSum | None:
         """Add up over all workers of all replicas; every worker must call this.
@@ -84,7 +86,7 @@ class WorkerContext:
                 return None
             return MessageAllSum(layout, self.transport, what, devices)
         ranks = tuple(rank for d in devices for rank in layout.replicas_of(d))
-        groups = join_groups([ranks], layout.rank, self.timeout_s, self.recorder.wait)
+        groups = self.groups.join([ranks])
         return GroupAllSum(groups[0]) if groups else None
 
     def channels(self, plan: PlayPlan) -> PointToPoint:
@@ -138,7 +140,7 @@ def open_context(
         recorder: notes waits.
         store: a store with a prefix of this run's own.
         order: what will be played.
-        stack: closes both at the end.
+        stack: closes them, and process groups, at the end.
         timeout_s: after which a wait for another worker ends.
         clips: whether gradients are clipped.
         sanitize: whether to look for races between lanes.
@@ -163,6 +165,7 @@ def open_context(
         pairs=talking_ranks(order, layout),
     )
     stack.callback(transport.close)
+    groups = stack.enter_context(GroupMaker(layout.rank, timeout_s, recorder.wait))
     lanes = None
     num_lanes = len(order.lanes_of(layout.device))
     if num_lanes > 1:
@@ -170,4 +173,6 @@ def open_context(
             world.device, num_lanes, timeout_s=timeout_s, sanitize=sanitize
         )
         stack.callback(lanes.close)
-    return WorkerContext(world, layout, recorder, transport, store, timeout_s, lanes)
+    return WorkerContext(
+        world, layout, recorder, transport, store, groups, timeout_s, lanes
+    )

@@ -27,6 +27,7 @@ from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut, num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.trial import Trial
+from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import buffers_needed, make_transport, talking_ranks
@@ -193,7 +194,11 @@ def _context(
         pairs=talking_ranks(order, layout),
     )
     stack.callback(transport.close)
-    return WorkerContext(world, layout, recorder, transport, store, world.timeout_s)
+    maker = GroupMaker(world.rank, world.timeout_s, recorder.wait)
+    groups = stack.enter_context(maker)
+    return WorkerContext(
+        world, layout, recorder, transport, store, groups, world.timeout_s
+    )
 
 
 _num_trials = count()

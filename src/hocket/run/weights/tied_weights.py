@@ -19,9 +19,8 @@ from torch import nn
 
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
-from hocket.run.cluster.group import WorkerGroup, join_groups
+from hocket.run.cluster.group import GroupMaker, WorkerGroup
 from hocket.run.cluster.layout import Layout
-from hocket.run.diagnostics.flight_recorder import OnWait
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
@@ -56,7 +55,7 @@ def find_ties(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> list[T
 
 
 def tie_groups(
-    ties: Sequence[Tie], layout: Layout, timeout_s: float, on_wait: OnWait
+    ties: Sequence[Tie], layout: Layout, maker: GroupMaker
 ) -> dict[tuple[int, ...], WorkerGroup]:
     """Make this worker's groups of the devices that share weights.
 
@@ -68,7 +67,7 @@ def tie_groups(
             tuple(replica * layout.num_devices + device for device in devices)
             for replica in range(layout.num_replicas)
         ]
-        for group in join_groups(ranks, layout.rank, timeout_s, on_wait):
+        for group in maker.join(ranks):
             own[devices] = group
     return own
 

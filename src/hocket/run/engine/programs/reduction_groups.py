@@ -8,7 +8,7 @@ that follows from an op of another have no order: each then has a group of its o
 from __future__ import annotations
 
 from hocket.core.schedule import Schedule
-from hocket.run.cluster.group import WorkerGroup, join_groups
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.engine.worker_context import WorkerContext
 
 
@@ -57,6 +57,5 @@ class ReductionGroups:
         )
         if len(ranks) == 1:
             return None
-        timeout_s, on_wait = self._context.timeout_s, self._context.recorder.wait
-        groups = join_groups([ranks], layout.rank, timeout_s, on_wait)
+        groups = self._context.groups.join([ranks])
         return groups[0] if groups else None
