@@ -23,10 +23,14 @@ from hocket.recipes.config.data_settings import (
 )
 from hocket.recipes.config.model_settings import (
     BertSettings,
+    DensenetSettings,
+    FfnnSettings,
     GptSettings,
+    MobilenetSettings,
     ModelFunctionSettings,
     ResnetSettings,
     ResnextSettings,
+    RnnSettings,
     VitSettings,
 )
 from hocket.recipes.config.teacher_checks import teacher_faults
@@ -59,17 +63,20 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
                 )
         case (
             (ModelFunctionSettings(), _)
-            | (GptSettings(), TextSettings())
+            | (GptSettings() | RnnSettings(), TextSettings())
             | (BertSettings(), GlueSettings() | MaskedTextSettings())
         ):
             pass
-        case ResnetSettings(), data if side_of(data):
+        case ResnetSettings() | FfnnSettings(), data if side_of(data):
             pass
-        case ResnextSettings(), (
-            CifarSettings()
-            | Stl10Settings()
-            | ImageFolderSettings()
-            | FlowersSettings()
+        case (
+            (ResnextSettings() | DensenetSettings() | MobilenetSettings()),
+            (
+                CifarSettings()
+                | Stl10Settings()
+                | ImageFolderSettings()
+                | FlowersSettings()
+            ),
         ):
             pass
         case model, data:

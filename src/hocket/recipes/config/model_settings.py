@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hocket.errors import ShapeError
 from hocket.recipes.config.resnext_depths import resnext_blocks
@@ -97,6 +97,8 @@ class ResnetSettings(Settings):
 class ResnextSettings(Settings):
     """torchvision's ResNeXt by depth, with a head for as many classes as the data have.
 
+    One group of 64 channels makes it the ResNet of that depth.
+
     Args:
         depth: layers with weights: 14, 26, 50, 101, 152, or 194 and more.
         num_groups: groups of the convolution in the middle of each block.
@@ -122,6 +124,59 @@ class ResnextSettings(Settings):
         return depth
 
 
+class DensenetSettings(Settings):
+    """torchvision's DenseNet (`hocket.recipes.models.torchvision_nets`).
+
+    Args:
+        depth: layers with weights.
+        growth_rate: channels that each layer adds.
+    """
+
+    kind: Literal["densenet"]
+    depth: Literal[121, 169, 201] = 121
+    growth_rate: Count = 32
+
+
+class MobilenetSettings(Settings):
+    """torchvision's MobileNetV3-Large (`hocket.recipes.models.torchvision_nets`).
+
+    Args:
+        width_multiplier: every layer's channels, beside the published ones; 0.25 to 1
+            were measured.
+    """
+
+    kind: Literal["mobilenet-v3"]
+    width_multiplier: Annotated[float, Field(ge=0.1, le=4.0)] = 1.0
+
+
+class FfnnSettings(Settings):
+    """A feed-forward network on images (`hocket.recipes.models.ffnn`).
+
+    Args:
+        width: features of each layer.
+        num_layers: layers with a ReLU behind each, without the head.
+    """
+
+    kind: Literal["ffnn"]
+    width: Count = 4096
+    num_layers: Count = 16
+
+
+class RnnSettings(Settings):
+    """LSTM layers on bytes (`hocket.recipes.models.rnn`).
+
+    Args:
+        width: features of each layer.
+        num_layers: LSTM layers.
+        dropout: the probability, between layers.
+    """
+
+    kind: Literal["rnn"]
+    width: Count = 1024
+    num_layers: Count = 16
+    dropout: Decay = 0.0
+
+
 class ModelFunctionSettings(FunctionSettings):
     """A function that returns the user's own model, an `nn.Module`."""
 
@@ -132,5 +187,9 @@ ModelSettings = (
     | BertSettings
     | ResnetSettings
     | ResnextSettings
+    | DensenetSettings
+    | MobilenetSettings
+    | FfnnSettings
+    | RnnSettings
     | ModelFunctionSettings
 )

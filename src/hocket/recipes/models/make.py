@@ -19,10 +19,14 @@ from hocket.recipes.config.data_settings import (
 )
 from hocket.recipes.config.model_settings import (
     BertSettings,
+    DensenetSettings,
+    FfnnSettings,
     GptSettings,
+    MobilenetSettings,
     ModelFunctionSettings,
     ResnetSettings,
     ResnextSettings,
+    RnnSettings,
     TransformerSettings,
     VitSettings,
 )
@@ -34,10 +38,13 @@ from hocket.recipes.data.images.cifar import Cifar
 from hocket.recipes.data.images.image_folder import ImageFolder
 from hocket.recipes.data.images.stl10 import Stl10
 from hocket.recipes.data.masked_text import MaskedText
+from hocket.recipes.models.ffnn import Ffnn
 from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.masked_bert import MaskedBert
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext
+from hocket.recipes.models.rnn import Rnn
+from hocket.recipes.models.torchvision_nets import make_densenet, make_mobilenet
 from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer
 from hocket.run.data.samples import FirstSamples, Samples
@@ -61,7 +68,14 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
     torch.manual_seed(recipe.training.seed)
     whole = training.samples if isinstance(training, FirstSamples) else training
     match recipe.model:
-        case VitSettings() | ResnetSettings() | ResnextSettings():
+        case (
+            VitSettings()
+            | ResnetSettings()
+            | ResnextSettings()
+            | DensenetSettings()
+            | MobilenetSettings()
+            | FfnnSettings()
+        ):
             return _classifier(recipe.model, _images(recipe, whole))
         case GptSettings() as gpt:
             assert isinstance(recipe.data, TextSettings), "the recipe is valid"
@@ -70,6 +84,8 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
                 tie_weights=gpt.tie_weights,
                 blocks=_blocks(gpt),
             )
+        case RnnSettings() as rnn:
+            return Rnn(width=rnn.width, num_layers=rnn.num_layers, dropout=rnn.dropout)
         case BertSettings() as bert:
             return _bert(bert, recipe.data, whole)
         case ModelFunctionSettings() as own:
@@ -101,7 +117,13 @@ def _images(recipe: Recipe, samples: Samples) -> _Images:
 
 
 def _classifier(
-    settings: VitSettings | ResnetSettings | ResnextSettings, images: _Images
+    settings: VitSettings
+    | ResnetSettings
+    | ResnextSettings
+    | DensenetSettings
+    | MobilenetSettings
+    | FfnnSettings,
+    images: _Images,
 ) -> nn.Module:
     match settings:
         case VitSettings():
@@ -122,6 +144,17 @@ def _classifier(
             )
         case ResnextSettings():
             return make_resnext(settings, images.num_classes)
+        case DensenetSettings():
+            return make_densenet(settings, images.num_classes)
+        case MobilenetSettings():
+            return make_mobilenet(settings, images.num_classes)
+        case FfnnSettings():
+            return Ffnn(
+                num_inputs=images.num_channels * images.side**2,
+                num_classes=images.num_classes,
+                width=settings.width,
+                num_layers=settings.num_layers,
+            )
         case _:
             assert_never(settings)
 
