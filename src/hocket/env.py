@@ -155,7 +155,7 @@ NCCL_ERROR_HANDLING: Final = Variable(
 CUDA_MODULE_LOADING: Final = Variable(
     "CUDA_MODULE_LOADING",
     "whether CUDA loads kernels at their first use (LAZY, its default) or when it "
-    "starts (EAGER)",
+    "starts (EAGER); where it is not set, EAGER for workers over NCCL",
 )
 CUDA_DEVICE_MAX_CONNECTIONS: Final = Variable(
     "CUDA_DEVICE_MAX_CONNECTIONS", "number of hardware queues of a GPU, 1 to 32"

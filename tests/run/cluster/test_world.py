@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hocket import cuda
 from hocket.errors import RunError, SchemaError, WaitError
 from hocket.run.cluster.reporting import report_failures
 from hocket.run.cluster.store.store_exchange import MAX_BYTES, StoreExchange
@@ -88,6 +91,25 @@ def test_device_and_backend_are_chosen_apart(
 ) -> None:
     """With gloo, workers share a GPU."""
     assert choose_backend(device, backend, num_workers, 1).value == backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "expected"),
+    [("nccl", "", "EAGER"), ("nccl", "LAZY", "LAZY"), ("gloo", "", "")],
+)
+def test_kernels_are_loaded_before_messages_of_nccl(
+    backend: str, given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel's first use may wait for a receive; the user's own choice stands."""
+    at_start: list[str | None] = []
+    monkeypatch.setenv("CUDA_MODULE_LOADING", given)
+    monkeypatch.setattr(cuda, "num_devices", lambda: 1)
+    monkeypatch.setattr(
+        cuda, "use", lambda _: at_start.append(os.environ["CUDA_MODULE_LOADING"])
+    )
+    with closing(join_world(device="cuda", backend=backend)) as world:
+        assert world.device == torch.device("cuda", 0)
+    assert at_start == [expected]
 
 
 def test_everyone_hears_everyone() -> None:

@@ -256,6 +256,9 @@ def _device_and_backend(
     if kind == "cpu":
         return torch.device("cpu"), carrier
     own = torch.device("cuda", local_rank % num_devices)
+    if carrier is Backend.NCCL:
+        # Loaded at its first use, a kernel waits for the device, so for a receive.
+        env.CUDA_MODULE_LOADING.set_default("EAGER")
     cuda.use(own)
     return own, carrier
 

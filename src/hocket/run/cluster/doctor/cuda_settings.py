@@ -74,13 +74,12 @@ def judge_cuda_settings(settings: CudaSettings, num_gpus: int) -> Finding:
 
 def _module_loading(settings: CudaSettings, num_gpus: int) -> tuple[str, str] | None:
     name = env.CUDA_MODULE_LOADING.name
-    if num_gpus < 2 or settings.module_loading.upper() == "EAGER":
-        return None
-    value = settings.module_loading or "not set, which is LAZY"
+    if num_gpus < 2 or settings.module_loading.upper() in ("", "EAGER"):
+        return None  # where it is not set, workers over NCCL set it
     return (
-        f"{name} is {value}: the first use of a kernel may wait for the whole device, "
-        "and so for a posted receive",
-        f"{name}=EAGER",
+        f"{name} is {settings.module_loading}: the first use of a kernel may wait "
+        "for the whole device, and so for a posted receive",
+        f"unset {name}",
     )
 
 
