@@ -86,8 +86,12 @@ def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(150)
 def test_teachers_teach_there_as_on_a_cpu(tmp_path: Path) -> None:
-    """A frozen one, and one that follows with a delay."""
-    cases = [case_of("frozen", "1f1b"), case_of("momentum", "zb-h1", delay=1)]
+    """A frozen one, one with a delay, and one whose whole batch is read."""
+    cases = [
+        case_of("frozen", "1f1b"),
+        case_of("momentum", "zb-h1", delay=1),
+        case_of("momentum", "1f1b", whole_batch=True, loss="contrast-with-all"),
+    ]
     for found in answers_of(
         f"{WORKERS}:teachers_twice",
         cases,

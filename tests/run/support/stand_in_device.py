@@ -38,6 +38,7 @@ from tests.run.support.stand_in_stream import STREAM, StandInEvent
 NAME: Final = "standin"
 _POISON: Final = 0xFF  # in every byte: not a number, and -1
 _aten: Final = torch.ops.aten
+_PRODUCTS: Final = (_aten.mm.default, _aten.bmm.default, _aten.addmm.default)
 
 
 class StandInTensor(Tensor):
@@ -106,8 +107,9 @@ def register(seed: int = 0) -> torch.device:
     library = torch.library.Library("_", "IMPL")
     library.fallback(_factory, "PrivateUse1")
     STREAM.library = library
-    # These look at the device's address, or at a driver.
+    # These look at the device's address or at a driver, or resize what is empty.
     torch.tensor = _via_the_host(torch.tensor)
+    torch.arange = _via_the_host(torch.arange)
     torch.empty = _without_pinning(torch.empty)
     torch.Event = StandInEvent  # type: ignore[assignment,misc]
     return torch.device(NAME, 0)
@@ -118,11 +120,11 @@ def _factory(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _via_the_host(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def tensor(data: Any, *, device: Any = None, **more: Any) -> Tensor:
-        made = make(data, **more)
+    def made_there(*args: Any, device: Any = None, **more: Any) -> Tensor:
+        made = make(*args, **more)
         return made if device is None else made.to(device)
 
-    return tensor
+    return made_there
 
 
 def _without_pinning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -219,12 +221,18 @@ class _Call:
         """Submit the op; return its outputs, whose values come later."""
         STREAM.num_ops += 1
         metas = [_on_meta(x) if isinstance(x, Tensor) else x for x in self.raw]
+        types = {x.dtype for x in metas if isinstance(x, Tensor)}
+        if self.func in _PRODUCTS and len(types) > 1:  # which shapes alone do not find
+            raise RuntimeError(f"{self.func}: factors of {types}")
         try:
             shapes = self.run(metas)
         except NotImplementedError:  # no kernel for shapes alone
             STREAM.finish(STREAM.num_submitted)
             return self.wrapped(self.run())
         of_meta = {id(meta): x for meta, x in zip(metas, self.given, strict=True)}
+        if not self.func._schema.returns:  # an op in place on a list of tensors
+            STREAM.add(partial(self.run, self.raw))
+            return None
         outputs, form = pytree.tree_flatten(shapes)
         made = [
             of_meta[id(x)] if id(x) in of_meta else StandInTensor(_poison(x))
