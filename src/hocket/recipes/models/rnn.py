@@ -25,7 +25,7 @@ class Rnn(nn.Module):
     def __init__(self, *, width: int, num_layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(NUM_BYTE_VALUES, width)
-        self.layers = nn.Sequential(*(Layer(width) for _ in range(num_layers)))
+        self.layers = nn.Sequential(*(LstmLayer(width) for _ in range(num_layers)))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, NUM_BYTE_VALUES)
 
@@ -38,7 +38,7 @@ class Rnn(nn.Module):
         return score_BTV
 
 
-class Layer(nn.Module):
+class LstmLayer(nn.Module):
     """One LSTM layer that returns its outputs, not its state.
 
     Args:
