@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from hocket.errors import WaitError as WaitError
     from hocket.errors import WorkerError as WorkerError
     from hocket.model.trace.per_sample import PerSample as PerSample
+    from hocket.outoforder.compile_step import CompiledStep as CompiledStep
+    from hocket.outoforder.compile_step import compile_step as compile_step
     from hocket.passes.fill_with import fill_with as fill_with
     from hocket.planner.candidate import Candidate as Candidate
     from hocket.planner.candidate import Outcome as Outcome
@@ -99,6 +101,7 @@ _HOMES = {
     "Candidate": "hocket.planner.candidate",
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",
+    "CompiledStep": "hocket.outoforder.compile_step",
     "ConfigError": "hocket.errors",
     "CopyEvery": "hocket.run.weights.momentum",
     "Costs": "hocket.core.costs",
@@ -165,6 +168,7 @@ _HOMES = {
     "WorkerError": "hocket.errors",
     "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",
+    "compile_step": "hocket.outoforder.compile_step",
     "emulate": "hocket.run.engine.emulator.emulate",
     "fill_with": "hocket.passes.fill_with",
     "fit": "hocket.run.fit",

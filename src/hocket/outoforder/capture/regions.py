@@ -1,0 +1,241 @@
+"""Assigns every operator of a step to a region: the F, I or W of a unit.
+
+    forward    what a loss or a new buffer needs: F of its unit
+    backward   a node from which only the gradients of one unit's weights are reached,
+               and no other gradient: W of that unit. Nobody else waits for it
+               every other node: I, of the last unit whose weights it reads, or whose
+               gradients are reached from it
+    neither    (a mask of an activation's sign): where it is first needed
+
+Regions exchange values. Of two units that exchange any, the program has a flow from the
+lower to the higher one: then F, I and W have what they need whatever the order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from hocket.core.op import Kind
+from hocket.core.program import Net, Program, Stage
+from hocket.errors import CaptureError
+from hocket.model.trace.observe import is_random
+from hocket.outoforder.capture.trace import StepGraph
+from hocket.outoforder.capture.units import Units, find_units
+from hocket.run.stage.compiled.graph.graphs import needed
+
+
+class Place(NamedTuple):
+    """A region: the part of a unit that one op runs."""
+
+    kind: Kind
+    unit: int
+
+
+Places: TypeAlias = Mapping[fx.Node, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """A step, cut into the regions of a program.
+
+    Args:
+        step: the step.
+        program: one stage for each unit, on one device, with one microbatch.
+        nodes: each region's operators, in order; regions without any are missing.
+        weights: for each unit, the names of the weights that its U updates.
+    """
+
+    step: StepGraph
+    program: Program
+    nodes: Mapping[Place, tuple[fx.Node, ...]]
+    weights: tuple[tuple[str, ...], ...]
+
+
+def cut_into_regions(step: StepGraph) -> Regions:
+    """Cut a step's graph into regions.
+
+    Raises:
+        CaptureError: random numbers are drawn in the backward.
+    """
+    units = find_units(step)
+    places = _Assignment(step, units).places
+    nodes: defaultdict[Place, list[fx.Node]] = defaultdict(list)
+    for node in step.graph.nodes:
+        if node in places:
+            nodes[places[node]].append(node)
+    weights: list[list[str]] = [[] for _ in range(units.num_units)]
+    for name in step.gradients:
+        weights[units.owner[name]].append(name)
+    program = Program(
+        (Net("model", 1),),
+        (Stage("model", 0),) * units.num_units,
+        tuple(sorted(set(_flows(step, units, places)))),
+    )
+    by_place = {place: tuple(own) for place, own in nodes.items()}
+    return Regions(step, program, by_place, tuple(map(tuple, weights)))
+
+
+class _Assignment:
+    """Finds the place of each node."""
+
+    def __init__(self, step: StepGraph, units: Units) -> None:
+        self._step, self._units = step, units
+        self._backward = _reached_from(step.start)
+        self._reach = self._gradients_reached()
+        self.places: dict[fx.Node, Place] = {
+            node: Place(Kind.FORWARD, unit) for node, unit in units.of.items()
+        }
+        for node in step.graph.nodes:
+            if node in self._backward:
+                self.places[node] = self._backward_place(node)
+        wanted = needed(step.gradients.values())
+        for node in reversed(step.graph.nodes):
+            if node in wanted and node not in self.places:
+                users = [self.places[x] for x in node.users if x in self.places]
+                self.places[node] = _first_needed(users)
+        for node in step.graph.nodes:
+            if node in self.places and is_element(node):
+                self.places[node] = self.places[node.all_input_nodes[0]]
+
+    def _gradients_reached(self) -> dict[fx.Node, frozenset[str]]:
+        names: defaultdict[fx.Node, set[str]] = defaultdict(set)
+        for name, node in self._step.gradients.items():
+            names[node].add(name)
+        reach: dict[fx.Node, frozenset[str]] = {}
+        for node in reversed(self._step.graph.nodes):
+            if node in self._backward:
+                users = (reach[x] for x in node.users if x in reach)
+                reach[node] = frozenset(names[node]).union(*users)
+        return reach
+
+    def _backward_place(self, node: fx.Node) -> Place:
+        owner, read = self._units.owner, self._units.weights_read[node]
+        reached = {owner[name] for name in self._reach[node]}
+        reading = {owner[name] for name in read}
+        if len(reached) == 1 and reading <= reached:
+            (unit,) = reached
+            early = self._early_unit(node, unit)
+            if early is None:
+                return Place(Kind.BACKWARD_WEIGHT, unit)
+            return Place(Kind.BACKWARD_INPUT, early)
+        return Place(Kind.BACKWARD_INPUT, max(reached | reading))
+
+    def _early_unit(self, node: fx.Node, unit: int) -> int | None:
+        """Return the unit in whose I a shared weight's partial gradient is computed.
+
+        The owner of a shared weight is far from its last use: to wait for the owner's W
+        would keep the activations of both.
+        """
+        if not self._reach[node] <= self._units.shared:
+            return None
+        inputs = [self.places[x] for x in node.all_input_nodes if x in self._backward]
+        if any(place.kind is Kind.BACKWARD_WEIGHT for place in inputs):
+            return None
+        earliest = min(place.unit for place in inputs) if inputs else unit
+        return earliest if earliest > unit else None
+
+
+def is_element(node: fx.Node) -> bool:
+    """Return whether a node takes one tensor out of those that an operator makes."""
+    if node.target is not operator.getitem:
+        return False
+    (source,) = node.all_input_nodes
+    return not isinstance(source.meta["val"], Tensor)
+
+
+def _reached_from(start: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [start]
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op == "call_function" and user not in found:
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def _first_needed(users: list[Place]) -> Place:
+    """Return the place in which a node that several need comes early enough for all."""
+    if len(set(users)) == 1:
+        return users[0]
+    inputs = [x.unit for x in users if x.kind is Kind.BACKWARD_INPUT]
+    return Place(Kind.BACKWARD_INPUT, max(inputs or [x.unit for x in users]))
+
+
+def _flows(step: StepGraph, units: Units, places: Places) -> Iterator[tuple[int, int]]:
+    """Yield a flow for each pair of units of which one needs something of the other."""
+    for one, other in _meetings(step, units, places):
+        if one != other:
+            yield min(one, other), max(one, other)
+
+
+def _meetings(
+    step: StepGraph, units: Units, places: Places
+) -> Iterator[tuple[int, int]]:
+    name_of = {node: name for name, node in step.buffers.items()}
+    writer = {name: places[node].unit for name, node in step.new_buffers.items()}
+    for node, place in places.items():
+        for source in node.all_input_nodes:
+            if source in places:
+                yield places[source].unit, place.unit
+            elif (name := name_of.get(source)) in writer:
+                _check_reads_early(place, name)
+                yield place.unit, writer[name]
+        # An update overwrites a weight: all that read it come before.
+        for name in units.weights_read[node]:
+            yield units.owner[name], place.unit
+    for name, node in step.gradients.items():
+        yield units.owner[name], places[node].unit
+    yield from _random_order(places)
+
+
+def _check_reads_early(place: Place, name: str | None) -> None:
+    if place.kind is not Kind.FORWARD:
+        raise CaptureError(
+            f"the backward reads the buffer {name!r}, which the forward overwrites: "
+            "assign the buffer's new value to it after its last use"
+        )
+
+
+def _random_order(places: Places) -> Iterator[tuple[int, int]]:
+    """Keep the order in which forwards draw random numbers from one generator."""
+    last = None
+    for node, place in places.items():
+        if isinstance(node.target, OpOverload) and is_random(
+            node.target, node.args, node.kwargs
+        ):
+            if place.kind is not Kind.FORWARD:
+                raise CaptureError(
+                    f"{node.target} draws random numbers in the backward, whose order "
+                    "is not fixed: activation checkpointing around dropout does so"
+                )
+            if last is not None:
+                yield last, place.unit
+            last = place.unit
+
+
+def check_order(regions: Regions) -> None:
+    """Assert that each value is made before it is read, in every order of the program.
+
+    F reads what lower units' F made; I what higher units' I made; W both.
+    """
+    place_of = {x: place for place, nodes in regions.nodes.items() for x in nodes}
+    backward = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
+    for node, place in place_of.items():
+        for source in node.all_input_nodes:
+            other = place_of.get(source)
+            if other is None or other == place:
+                continue
+            assert other.kind is not Kind.BACKWARD_WEIGHT, (node, place, other)
+            if place.kind is Kind.FORWARD:
+                assert other.kind is Kind.FORWARD
+                assert other.unit < place.unit
+            elif other.kind in backward:
+                assert other.unit >= place.unit, (node, place, other)

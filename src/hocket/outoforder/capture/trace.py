@@ -1,0 +1,218 @@
+"""Traces forward, loss and backward of a training step into one graph.
+
+The model runs on tensors that have no memory. The graph has no side effects: buffers
+(a BatchNorm's statistics) get new values, which it returns. Its operators are those of
+eager mode, so that the same kernels compute the same bits.
+
+    weights, buffers, batch ──▶ forward ──▶ losses, new buffers
+                       start ──▶ backward ──▶ gradients of the weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from hocket.errors import CaptureError
+from hocket.outoforder.capture.rewrite import rewrite
+from hocket.run.data.batch import call_arguments
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.stage.compiled.capture import CannotCompileError
+from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
+from hocket.run.stage.compiled.trace import empty, make_mode, on_fakes
+from hocket.run.stage.compiled.traceable import check_traceable
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """The graph of one training step, without the optimizer.
+
+    Args:
+        module: the graph, and its constants.
+        parameters: the inputs that are weights, by name; tied weights are there once.
+        buffers: the inputs that are buffers, by name.
+        batch: the inputs that are tensors of the batch, in the order of its leaves.
+        start: the input that is the gradient of the loss, 1.
+        losses: every loss, by name; the first is trained.
+        new_buffers: the new values of the buffers that the forward changes.
+        gradients: by name of the weight; weights without a gradient are missing.
+    """
+
+    module: fx.GraphModule
+    parameters: Mapping[str, fx.Node]
+    buffers: Mapping[str, fx.Node]
+    batch: tuple[fx.Node, ...]
+    start: fx.Node
+    losses: Mapping[str, fx.Node]
+    new_buffers: Mapping[str, fx.Node]
+    gradients: Mapping[str, fx.Node]
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph of operators."""
+        return self.module.graph
+
+
+class WeightChangeError(CaptureError):
+    """The model changes its weights or its batch in forward."""
+
+
+def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
+    """Trace one step of training; nothing of the model changes.
+
+    Args:
+        model: the model, in the mode (train or eval) to train in.
+        loss: `loss(output, targets)`, a scalar or a dict of named ones.
+        batch: a pair `(inputs, targets)`, of which only shapes and types count.
+
+    Raises:
+        CaptureError: the step's operators depend on values of tensors, the model
+            changes its weights or attributes in forward, or draws random numbers in
+            backward.
+        ModelError: the loss has an unknown form, or no weight wants a gradient.
+    """
+    mode = make_mode()
+    tensors: dict[str, Tensor] = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+    }
+    leaves, spec = pytree.tree_flatten(batch)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    names, num_state = list(tensors), len(tensors)
+    wanted = [name for name in names if tensors[name].requires_grad]
+    if not wanted:
+        raise CaptureError(
+            "no parameter of the model wants a gradient (requires_grad): there is "
+            "nothing to train"
+        )
+    loss_names: list[str] = []
+    found: list[str] = []
+
+    def forward(flat: Sequence[Tensor]) -> dict[str, Tensor]:
+        own = list(leaves)
+        for place, tensor in zip(places, flat[num_state:], strict=False):
+            own[place] = tensor
+        inputs, targets = pytree.tree_unflatten(own, spec)
+        args, kwargs = call_arguments(inputs)
+        state = dict(zip(names, flat, strict=False))
+        output = torch.func.functional_call(model, state, args, kwargs)
+        return losses_of(loss, output, targets)
+
+    def both(*flat: Tensor) -> list[Tensor]:
+        losses = forward(flat)
+        loss_names[:] = losses
+        weights = [flat[names.index(name)] for name in wanted]
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            losses[TOTAL], weights, flat[-1], allow_unused=True
+        )
+        pairs = [(n, g) for n, g in zip(wanted, grads, strict=True) if g is not None]
+        found[:] = [name for name, _ in pairs]
+        return [*(x.detach() for x in losses.values()), *(grad for _, grad in pairs)]
+
+    fakes = [_fake(mode, x) for x in (*tensors.values(), *(leaves[i] for i in places))]
+    # An RNN lists its weights once more, which functional_call exchanges.
+    watched = [x for x in model.modules() if not isinstance(x, nn.RNNBase)]
+    with _as_capture_errors(), check_traceable(watched):
+        with on_fakes(mode):
+            total = forward(fakes)[TOTAL]
+        if not total.requires_grad:
+            raise CaptureError(
+                "the loss does not depend on any weight that wants a gradient: there "
+                "is nothing to train"
+            )
+        start = empty(mode, (), total.dtype, total.device)
+        module = _traced(both, [*fakes, start], mode)
+    return _described(module, names, len(places), loss_names, found, tensors)
+
+
+def _traced(
+    function: Callable[..., list[Tensor]], fakes: Sequence[Tensor], mode: Any
+) -> fx.GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with on_fakes(mode):
+        module = make_fx(function)(*fakes)
+    plain = [fake.detach() for fake in fakes]
+    with torch.no_grad(), mode:
+        return make_fx(torch.func.functionalize(module))(*plain)
+
+
+def _fake(mode: Any, like: Tensor) -> Tensor:
+    with mode:
+        fake = torch.empty_strided(
+            like.shape, like.stride(), dtype=like.dtype, device=like.device
+        )
+    return fake.requires_grad_(like.requires_grad)
+
+
+def _described(
+    module: fx.GraphModule,
+    names: Sequence[str],
+    num_leaves: int,
+    loss_names: Sequence[str],
+    found: Sequence[str],
+    tensors: Mapping[str, Tensor],
+) -> StepGraph:
+    graph = module.graph
+    inputs = inputs_of_graph(graph)
+    assigned = _assignments(graph, dict(zip(inputs, names, strict=False)), tensors)
+    output = graph.output_node()
+    output.args = ((*results_of_graph(graph), *assigned.values()),)
+    rewrite(graph, len(loss_names), len(found))
+    results = iter(results_of_graph(graph))
+    state = dict(zip(names, inputs, strict=False))
+    weights = {n for n, x in tensors.items() if isinstance(x, nn.Parameter)}
+    return StepGraph(
+        module,
+        {n: x for n, x in state.items() if n in weights},
+        {n: x for n, x in state.items() if n not in weights},
+        tuple(inputs[len(names) : len(names) + num_leaves]),
+        inputs[-1],
+        losses={name: next(results) for name in loss_names},
+        gradients={name: next(results) for name in found},
+        new_buffers={name: next(results) for name in assigned},
+    )
+
+
+def _assignments(
+    graph: fx.Graph, name_of: Mapping[fx.Node, str], tensors: Mapping[str, Tensor]
+) -> dict[str, fx.Node]:
+    """Remove the assignments to inputs at the graph's end; return the new values."""
+    assigned = {}
+    copy_ = torch.ops.aten.copy_.default
+    for node in graph.find_nodes(op="call_function", target=copy_):
+        old, new = (cast("fx.Node", x) for x in node.args[:2])
+        name = name_of.get(old)
+        if name is None or isinstance(tensors[name], nn.Parameter):
+            what = "its batch" if name is None else f"its weight {name!r}"
+            raise WeightChangeError(
+                f"the model changes {what} in place in forward: compute a new tensor, "
+                "and leave weights to the optimizer"
+            )
+        assigned[name] = new
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    return assigned
+
+
+@contextmanager
+def _as_capture_errors() -> Iterator[None]:
+    """Raise torch's errors of tensors without values as ours."""
+    try:
+        yield
+    except CannotCompileError as error:
+        raise CaptureError(f"{error}, where a graph does the same each time") from error
+    except RuntimeError as error:
+        kind = type(error).__name__
+        if kind not in {"DataDependentOutputException", "DynamicOutputShapeException"}:
+            raise
+        raise CaptureError(
+            f"the step's operators depend on the values of tensors ({error}), as in "
+            "`if x.sum() > 0` or `x[mask]`: a graph does the same for all batches"
+        ) from error

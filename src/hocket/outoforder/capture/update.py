@@ -1,0 +1,237 @@
+"""Traces the optimizer's step of one unit's weights, with learning rates as inputs.
+
+The operators change weights and states in place, as in eager mode. torch's optimizers
+keep the count of steps as a tensor when they are traced: it is kept in float64, so that
+they compute with it as with a number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, fx, nn
+
+from hocket.errors import CaptureError
+from hocket.run.stage.compiled.trace import make_mode
+
+_RATE: Final = "lr"
+_COUNT: Final = "step"
+_TRACED_WITH: Final = {"capturable": True, "foreach": True}
+
+Optimizer: TypeAlias = torch.optim.Optimizer
+Weights: TypeAlias = Mapping[str, nn.Parameter]
+State: TypeAlias = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateGraph:
+    """The optimizer's step of some weights.
+
+    Its inputs are weights, then their gradients, then states, then rates.
+
+    Args:
+        module: the graph, which returns nothing.
+        names: the weights, in order.
+        states: `(weight, key)` of each state that is a tensor, in order.
+        groups: the number of the parameter group of each rate, in order.
+    """
+
+    module: fx.GraphModule
+    names: tuple[str, ...]
+    states: tuple[tuple[str, str], ...]
+    groups: tuple[int, ...]
+
+
+def rate_dtype(group: Mapping[str, Any]) -> torch.dtype:
+    """Return the type of a group's learning rate as an input."""
+    return torch.float32 if group.get("fused") else torch.float64
+
+
+def count_in_float64(optimizer: Optimizer) -> None:
+    """Keep the optimizer's counts of steps as traced updates need them."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            _convert_count(optimizer.state.get(weight, {}), group, weight.device)
+
+
+def states_after_first_step(optimizer: Optimizer, weights: Weights) -> dict[str, State]:
+    """Return the states that an optimizer has after one step, without memory.
+
+    Args:
+        optimizer: has made no step yet, or has its states.
+        weights: those that get a gradient, by name.
+
+    Raises:
+        CaptureError: the optimizer reads values of tensors.
+    """
+    mode = make_mode()
+    with mode:
+        fakes = {name: _like(weight) for name, weight in weights.items()}
+        for fake in fakes.values():
+            fake.grad = _like(fake)
+    states = {name: dict(optimizer.state.get(w, {})) for name, w in weights.items()}
+    if optimizer.state:
+        return states
+    clone = _clone(optimizer, weights, fakes, states, None)
+    _run_on_fakes(optimizer, lambda: type(optimizer).step(clone), mode)
+    for group in clone.param_groups:
+        for fake in group["params"]:
+            _convert_count(clone.state[fake], group, fake.device)
+    return {name: dict(clone.state[fake]) for name, fake in fakes.items()}
+
+
+def trace_update(
+    optimizer: Optimizer, weights: Weights, states: Mapping[str, State]
+) -> UpdateGraph:
+    """Trace the step of an optimizer.
+
+    Args:
+        optimizer: made for the weights, and others; it does not change.
+        weights: those to update, by name.
+        states: the states of each weight; tensors may be without memory.
+
+    Raises:
+        CaptureError: the optimizer reads values of tensors, or replaces its states.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = make_mode()
+    names = [
+        (name, key)
+        for name in weights
+        for key, value in states[name].items()
+        if isinstance(value, Tensor)
+    ]
+    groups = _groups_of(optimizer, weights)
+    device = next(iter(weights.values())).device
+    with mode:
+        flat = [
+            *map(_like, weights.values()),
+            *map(_like, weights.values()),
+            *(_like(states[name][key]) for name, key in names),
+            *(
+                torch.empty(
+                    (), dtype=rate_dtype(optimizer.param_groups[i]), device=device
+                )
+                for i in groups
+            ),
+        ]
+
+    def run(*flat: Tensor) -> tuple[()]:
+        num = len(weights)
+        new = dict(zip(weights, flat[:num], strict=True))
+        for weight, gradient in zip(flat[:num], flat[num : 2 * num], strict=True):
+            weight.grad = gradient
+        own = {name: dict(states[name]) for name in weights}
+        for (name, key), tensor in zip(names, flat[2 * num :], strict=False):
+            own[name][key] = tensor
+        before = {name: dict(state) for name, state in own.items()}
+        rates = flat[2 * num + len(names) :]
+        clone = _clone(optimizer, weights, new, own, rates)
+        type(optimizer).step(clone)
+        for name, weight in new.items():
+            _check_in_place(optimizer, before[name], clone.state[weight])
+        return ()
+
+    module = _run_on_fakes(optimizer, lambda: make_fx(run)(*flat), mode)
+    for node in reversed(module.graph.nodes):
+        if node.op == "call_function" and "record_function" in str(node.target):
+            module.graph.erase_node(node)
+    return UpdateGraph(module, tuple(weights), tuple(names), tuple(groups))
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+def _run_on_fakes(optimizer: Optimizer, run: Callable[[], T], mode: Any) -> T:
+    """Run an optimizer's step on tensors without memory."""
+    try:
+        # Then torch's optimizers take the way on which they read no values.
+        compiling = patch("torch.compiler.is_compiling", return_value=True)
+        with compiling, mode, torch.no_grad():
+            return run()
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured "
+            f"({type(error).__name__}: {error}): use one whose step reads no values of "
+            "tensors, such as torch.optim's SGD, Adam and AdamW"
+        ) from error
+
+
+def _groups_of(optimizer: Optimizer, weights: Weights) -> list[int]:
+    ids = {id(weight) for weight in weights.values()}
+    return [
+        i
+        for i, group in enumerate(optimizer.param_groups)
+        if any(id(x) in ids for x in group["params"])
+    ]
+
+
+def _clone(
+    optimizer: Optimizer,
+    weights: Weights,
+    new: Mapping[str, Tensor],
+    states: Mapping[str, State],
+    rates: Sequence[Tensor] | None,
+) -> Optimizer:
+    """Return an optimizer of other tensors, with the same settings.
+
+    Args:
+        optimizer: the optimizer.
+        weights: some of its weights, by name.
+        new: the tensors in their place.
+        states: the states of these.
+        rates: the learning rates of the weights' groups; the optimizer's if None.
+    """
+    clone = copy.copy(optimizer)
+    by_id = {id(weights[name]): x for name, x in new.items()}
+    groups = [optimizer.param_groups[i] for i in _groups_of(optimizer, weights)]
+    clone.param_groups = [
+        {
+            **group,
+            "params": [by_id[id(x)] for x in group["params"] if id(x) in by_id],
+            **_settings(group),
+        }
+        for group in groups
+    ]
+    for group, rate in zip(clone.param_groups, rates or (), strict=False):
+        group[_RATE] = rate
+    clone.state = defaultdict(dict, {new[name]: own for name, own in states.items()})
+    return clone
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the settings with which a group's step is traced."""
+    if group.get("fused"):
+        return {}
+    return {key: value for key, value in _TRACED_WITH.items() if key in group}
+
+
+def _convert_count(
+    state: State, group: Mapping[str, Any], device: torch.device
+) -> None:
+    count = state.get(_COUNT)
+    if isinstance(count, Tensor) and not group.get("fused"):
+        state[_COUNT] = count.to(device, torch.float64)
+
+
+def _check_in_place(optimizer: Optimizer, old: State, new: State) -> None:
+    """Refuse states that are no tensors changed in place."""
+    changed = [k for k in old.keys() | new.keys() if old.get(k) is not new.get(k)]
+    if changed:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} assigns a new value to its "
+            f"state {min(changed)!r}: change it in place, as a tensor"
+        )

@@ -1,0 +1,183 @@
+"""One training step, captured for batches of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.op import Kind
+from hocket.outoforder.capture.code import (
+    StepCode,
+    rate_name,
+    state_name,
+    step_code,
+)
+from hocket.outoforder.capture.regions import Place, Regions, cut_into_regions
+from hocket.outoforder.capture.trace import trace_step
+from hocket.outoforder.capture.update import (
+    Optimizer,
+    UpdateGraph,
+    rate_dtype,
+    states_after_first_step,
+    trace_update,
+)
+from hocket.run.data.loss import LossFunction
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A step's regions as functions, and what they compute with.
+
+    Args:
+        regions: the step as a program.
+        updates: the optimizer's step of each unit that has weights.
+        code: the functions.
+        losses: the names of the values that are losses, by name of the loss.
+        states: the optimizer's states of each weight; without memory before its first
+            step.
+    """
+
+    regions: Regions
+    updates: Mapping[int, UpdateGraph]
+    code: StepCode
+    losses: Mapping[str, str]
+    states: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def written(self) -> dict[Place, frozenset[str]]:
+        """The given tensors that each region changes in place."""
+        step, written = self.regions.step, {}
+        buffers = {step.buffers[name].name for name in step.new_buffers}
+        made = {x for region in self.code.regions.values() for x in region.outputs}
+        rates = {
+            rate_name(i) for update in self.updates.values() for i in update.groups
+        }
+        for place, region in self.code.regions.items():
+            given = frozenset(region.inputs) - made - rates
+            written[place] = given if place.kind is Kind.UPDATE else given & buffers
+        return written
+
+
+def capture_step(
+    model: nn.Module, loss: LossFunction, optimizer: Optimizer, batch: Any
+) -> CapturedStep:
+    """Capture a whole step of training; nothing changes.
+
+    Raises:
+        CaptureError: the model or the optimizer cannot be captured; it says why.
+    """
+    regions = cut_into_regions(trace_step(model, loss, batch))
+    own = dict(model.named_parameters())
+    trained = {name: own[name] for name in regions.step.gradients}
+    states = states_after_first_step(optimizer, trained)
+    updates = {
+        unit: trace_update(optimizer, {name: trained[name] for name in names}, states)
+        for unit, names in enumerate(regions.weights)
+        if names
+    }
+    losses = {name: node.name for name, node in regions.step.losses.items()}
+    return CapturedStep(regions, updates, step_code(regions, updates), losses, states)
+
+
+class StepTensors:
+    """The tensors that a captured step computes with, by their names in the graph.
+
+    Args:
+        step: the step.
+        model: has the weights and buffers.
+        optimizer: has the states and the learning rates.
+    """
+
+    def __init__(
+        self, step: CapturedStep, model: nn.Module, optimizer: Optimizer
+    ) -> None:
+        self._step, self._optimizer = step, optimizer
+        graph = step.regions.step
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._weights = {name: own[name] for name in graph.parameters}
+        self.state: dict[str, Tensor] = {
+            node.name: own[name].detach()
+            for name, node in {**graph.parameters, **graph.buffers}.items()
+        }
+        some = next(iter(self._weights.values()))
+        start = graph.start.meta["val"]
+        self._batch: dict[str, Tensor] = {}
+        self._fixed = dict(step.code.constants) | {
+            graph.start.name: torch.ones((), dtype=start.dtype, device=some.device)
+        }
+        groups = sorted({i for x in step.updates.values() for i in x.groups})
+        self._rates = {
+            i: torch.zeros(
+                (), dtype=rate_dtype(optimizer.param_groups[i]), device=some.device
+            )
+            for i in groups
+        }
+
+    def bind_states(self) -> None:
+        """Use the optimizer's states, which are there after its first step."""
+        for name, key in self._state_names():
+            self.state[state_name(name, key)] = self._optimizer.state[
+                self._weights[name]
+            ][key]
+
+    def make_states(self) -> None:
+        """Use zeros in the place of states that are not there yet."""
+        for name, key in self._state_names():
+            fake = self._step.states[name][key]
+            self.state[state_name(name, key)] = torch.zeros(
+                fake.shape, dtype=fake.dtype, device=self._weights[name].device
+            )
+
+    def given(self, batch: Any) -> dict[str, Tensor]:
+        """Return all tensors of a step on a batch, with the present rates."""
+        for i, rate in self._rates.items():
+            rate.fill_(float(self._optimizer.param_groups[i]["lr"]))
+        leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+        names = [node.name for node in self._step.regions.step.batch]
+        rates = {rate_name(i): rate for i, rate in self._rates.items()}
+        of_batch = self._read(dict(zip(names, leaves, strict=True)))
+        return {**self._fixed, **self.state, **rates, **of_batch}
+
+    def _read(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors that a step reads the batch from.
+
+        A captured graph reads always the same ones, into which the batch is copied.
+        """
+        if all(x.device.type == "cpu" for x in batch.values()):
+            return batch
+        for name, tensor in batch.items():
+            if name in self._batch:
+                self._batch[name].copy_(tensor, non_blocking=True)
+            else:
+                self._batch[name] = tensor.clone()
+        return self._batch
+
+    def _state_names(self) -> Iterator[tuple[str, str]]:
+        for update in self._step.updates.values():
+            yield from update.states
+
+
+@contextmanager
+def preserved(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore tensors in place, and the random state, when the block ends."""
+    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    devices = {x.device for x in tensors if x.device.type != "cpu"}
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, old in zip(tensors, kept, strict=True):
+                    tensor.copy_(old)
+
+
+def distinct_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the memory that some tensors lie in."""
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors}
+    return sum(storage.nbytes() for storage in storages.values())

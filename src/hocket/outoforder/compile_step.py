@@ -1,0 +1,300 @@
+"""`hocket.compile_step`: a whole training step on one device, out of order.
+
+step = compile_step(model, loss, optimizer, example=batch)
+  │  captures the step, measures its regions, tries orders on one lane and on two,
+  │  and keeps the fastest
+step(batch)           plays it, for batches of the example's shapes;
+                      other shapes get a graph of their own
+step.synchronize()    before anything else reads the weights
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.schedule import Schedule
+from hocket.core.timelines.timeline import Timeline
+from hocket.errors import CaptureError, ConfigError, RunError, WaitError
+from hocket.outoforder.capture.trace import WeightChangeError
+from hocket.outoforder.capture.update import Optimizer, count_in_float64
+from hocket.outoforder.captured_step import (
+    CapturedStep,
+    StepTensors,
+    capture_step,
+    distinct_bytes,
+    preserved,
+)
+from hocket.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
+from hocket.run.data.batch import call_arguments, count_samples, on_device
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.device.open import open_device
+from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.weights.gradient_status import PendingGradientStatus
+from hocket.run.weights.gradients import GradientStatus
+
+Form: TypeAlias = tuple[Any, ...]
+MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
+
+_NUM_LANES = 2
+_TIMEOUT_S = 600.0
+
+
+class EagerStepWarning(UserWarning):
+    """A step could not be captured, and runs as it is."""
+
+
+def compile_step(
+    model: nn.Module,
+    loss: LossFunction,
+    optimizer: MakeOptimizer,
+    *,
+    example: Any,
+    memory_bytes: int | None = None,
+    sanitize: bool = False,
+) -> CompiledStep:
+    """Compile forward, backward and update of one device into one out-of-order step.
+
+    Args:
+        model: on the device to train on, in the mode to train in. It is trained in
+            place.
+        loss: `loss(output, targets)`; returns a scalar or a dict of named ones.
+        optimizer: makes the optimizer, given the parameters.
+        example: a batch, a pair `(inputs, targets)`; orders are measured on it, and
+            nothing is trained.
+        memory_bytes: the most that all tensors of the step may take, weights and
+            states included; None for no limit.
+        sanitize: check all accesses of the lanes for races, and overwrite memory that
+            is released. Slow.
+
+    Raises:
+        ConfigError: `optimizer` is no function that makes an optimizer.
+        FitError: the memory is less than the serial order needs; names what is needed.
+        CaptureError: the model changes its weights in forward.
+
+    Warns:
+        EagerStepWarning: the step cannot be captured; it runs as it is.
+    """
+    return CompiledStep(model, loss, optimizer, example, memory_bytes, sanitize)
+
+
+class CompiledStep:
+    """Trains a model, one step at a time. Made by `compile_step`.
+
+    Args:
+        model: see `compile_step`.
+        loss: see `compile_step`.
+        optimizer: see `compile_step`.
+        example: see `compile_step`.
+        memory_bytes: see `compile_step`.
+        sanitize: see `compile_step`.
+
+    Attributes:
+        optimizer: the optimizer, for schedulers of learning rates and for checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        optimizer: MakeOptimizer,
+        example: Any,
+        memory_bytes: int | None,
+        sanitize: bool,
+    ) -> None:
+        weight = next(iter(model.parameters()), None)
+        if weight is None:
+            raise ConfigError("the model has no parameters: there is nothing to train")
+        self.optimizer = optimizer(model.parameters())
+        if not isinstance(self.optimizer, Optimizer):
+            raise ConfigError(
+                "optimizer must be a function that makes a torch optimizer, given the "
+                f"parameters; it made a {type(self.optimizer).__name__}"
+            )
+        self._model, self._loss = model, loss
+        self._memory_bytes = memory_bytes
+        self._device = open_device(
+            weight.device, _NUM_LANES, timeout_s=_TIMEOUT_S, sanitize=sanitize
+        )
+        self._compiled: dict[Form, _Compiled | None] = {}
+        self._num_steps = 0
+        self._first = self._of(on_device(example, weight.device))
+
+    @property
+    def predicted(self) -> Timeline:
+        """The simulated timeline of a step on the example, with the bytes over time."""
+        return self._example().candidates[0].predicted
+
+    @property
+    def candidates(self) -> tuple[OrderCandidate, ...]:
+        """The orders that were tried for the example, the one that is played first."""
+        return self._example().candidates
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order that is played for the example."""
+        return self._example().candidates[0].schedule
+
+    def __call__(self, batch: Any) -> StepResult:
+        """Train on one batch, and wait for its losses.
+
+        Raises:
+            DataError: the batch is no pair, or its tensors disagree.
+            RunError: a lane failed.
+        """
+        begin_s, compiled = perf_counter(), self._of(batch)
+        losses = self._submit(batch, compiled)
+        values = {name: float(loss) for name, loss in losses.items()}
+        seconds, step = perf_counter() - begin_s, self._num_steps - 1
+        idle = 0.0
+        if compiled is not None:
+            idle = compiled.candidates[0].predicted.lane_bubble_fraction(0)
+        return StepResult(
+            step,
+            values[TOTAL],
+            values,
+            count_samples(batch),
+            seconds,
+            idle,
+            self._device.peak_bytes(),
+            PendingGradientStatus(step, partial(_no_gradients, step)),
+        )
+
+    def submit(self, batch: Any) -> None:
+        """Train on one batch, and do not wait for the device."""
+        self._submit(batch, self._of(batch))
+
+    def synchronize(self) -> None:
+        """Wait until all steps are done: from then on, weights may be read.
+
+        Raises:
+            RunError: a lane failed.
+        """
+        self._device.synchronize(_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the lanes; again: do nothing."""
+        self._device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _submit(self, batch: Any, compiled: _Compiled | None) -> Mapping[str, Tensor]:
+        batch = on_device(batch, self._device.torch_device)
+        self._num_steps += 1
+        if compiled is None or not self._has_states():
+            return self._eager(batch)
+        return compiled.run(batch)
+
+    def _has_states(self) -> bool:
+        """Return whether the optimizer has made a step, or was loaded."""
+        return bool(self.optimizer.state)
+
+    def _eager(self, batch: Any) -> dict[str, Tensor]:
+        """Train one step as torch does; it also makes the optimizer's states."""
+        inputs, targets = batch
+        args, kwargs = call_arguments(inputs)
+        losses = losses_of(self._loss, self._model(*args, **kwargs), targets)
+        losses[TOTAL].backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        count_in_float64(self.optimizer)
+        for compiled in self._compiled.values():
+            if compiled is not None:
+                compiled.tensors.bind_states()
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def _example(self) -> _Compiled:
+        if self._first is None:
+            raise RunError(
+                "the step could not be captured, and runs as it is: there is no order "
+                "of its parts; the warning of compile_step says why"
+            )
+        return self._first
+
+    def _of(self, batch: Any) -> _Compiled | None:
+        """Return the graph for batches of this form; make it if there is none."""
+        form = _form_of(batch, self._model, self.optimizer)
+        if form not in self._compiled:
+            self._compiled[form] = self._compile(batch)
+        return self._compiled[form]
+
+    def _compile(self, batch: Any) -> _Compiled | None:
+        batch = on_device(batch, self._device.torch_device)
+        try:
+            step = capture_step(self._model, self._loss, self.optimizer, batch)
+        except WeightChangeError:
+            raise
+        except CaptureError as error:
+            warnings.warn(
+                f"this step runs as it is, and not out of order: {error}",
+                EagerStepWarning,
+                stacklevel=4,
+            )
+            return None
+        tensors = StepTensors(step, self._model, self.optimizer)
+        has_states = self._has_states()
+        (tensors.bind_states if has_states else tensors.make_states)()
+        given = tensors.given(batch)
+        always = distinct_bytes([*given.values()])
+        with preserved([*tensors.state.values()]):
+            chosen = choose_order(step, given, self._device, always, self._memory_bytes)
+        return _Compiled(step, tensors, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """The step for one form of batches."""
+
+    step: CapturedStep
+    tensors: StepTensors
+    chosen: ChosenOrder
+
+    @property
+    def candidates(self) -> tuple[OrderCandidate, ...]:
+        return self.chosen.candidates
+
+    def run(self, batch: Any) -> dict[str, Tensor]:
+        """Run one step; return its losses by name."""
+        found = self.chosen.replay.run(self.tensors.given(batch))
+        return {name: found[value] for name, value in self.step.losses.items()}
+
+
+def _form_of(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
+    """Return what a graph is made for: shapes, types, modes and settings."""
+    leaves, spec = pytree.tree_flatten(batch)
+    of_batch = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+    modes = tuple(module.training for module in model.modules())
+    trained = tuple(x.requires_grad for x in model.parameters())
+    settings = tuple(
+        repr({k: v for k, v in group.items() if k not in _LIVE})
+        for group in optimizer.param_groups
+    )
+    return of_batch, spec, modes, trained, settings
+
+
+_LIVE = frozenset({"params", "lr", "initial_lr"})
+
+
+def _no_gradients(step: int) -> GradientStatus:
+    raise WaitError(
+        f"the gradients of step {step} are gone: a compiled step frees each one when "
+        "its weight is updated; compute their norm in an eager step"
+    )

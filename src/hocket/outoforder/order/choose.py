@@ -1,0 +1,227 @@
+"""Tries orders of a captured step, and keeps the fastest one that was measured.
+
+    serial order ──▶ seconds of each region ──▶ orders in two lanes ──▶ all in turn
+                                                          ▲                 │
+                         a few W moved to the other lane  └── the fastest ◀─┘
+
+The serial order is always among them: another one must be faster by more than noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from hocket.core.footprint import MemoryPlan, plan_memory
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timelines.timeline import Timeline
+from hocket.errors import FitError
+from hocket.outoforder.captured_step import CapturedStep
+from hocket.outoforder.order.measure import (
+    measured_costs,
+    measured_in_turn,
+    with_capacity,
+)
+from hocket.outoforder.play.player import Player, Tensors
+from hocket.outoforder.play.replay import Replay
+from hocket.passes.beside_critical_path import (
+    MeasuredProgram,
+    beside_critical_path,
+    stages_beside,
+    with_early_release,
+    with_inline,
+)
+from hocket.passes.longest_path import longest_path
+from hocket.passes.serial import serial
+from hocket.run.device.device import Device
+
+_LEAST_GAIN: Final = 0.01  # of a step's seconds; less is noise
+_NUM_TRIES: Final = 6  # of local search
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCandidate:
+    """One order that was tried.
+
+    Args:
+        name: how it was made: "serial", "beside critical path", "longest path", or
+            "local search".
+        schedule: the order.
+        predicted: its timeline in the simulator, with the bytes over time.
+        measured_s: the median seconds of a step.
+        peak_bytes: the most memory that it takes, whatever each op takes.
+    """
+
+    name: str
+    schedule: Schedule
+    predicted: Timeline
+    measured_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenOrder:
+    """The order that is played.
+
+    Args:
+        replay: runs its steps.
+        candidates: all that were tried, the fastest first.
+    """
+
+    replay: Replay
+    candidates: tuple[OrderCandidate, ...]
+
+
+class _Trial:
+    """Measures orders of one step."""
+
+    def __init__(
+        self, step: CapturedStep, given: Tensors, device: Device, always_bytes: int
+    ) -> None:
+        self.step, self.given, self.device = step, given, device
+        footprint = replace(step.code.footprint, always_bytes=always_bytes)
+        self.footprint = footprint
+        self.program = step.regions.program
+
+    def player(self, plan: MemoryPlan) -> Player:
+        losses = frozenset(self.step.losses.values())
+        return Player(self.step.code, losses, self.step.written, plan, self.device)
+
+    def replay(self, plan: MemoryPlan) -> Replay:
+        made = Replay(self.player(plan), self.given, self.device)
+        if self.device.torch_device.type == "cuda":
+            made.capture()
+        return made
+
+
+def choose_order(
+    step: CapturedStep,
+    given: Tensors,
+    device: Device,
+    always_bytes: int,
+    memory_bytes: int | None,
+) -> ChosenOrder:
+    """Measure some orders of a step, and choose the fastest that fits.
+
+    Args:
+        step: the step.
+        given: its tensors; weights, buffers and states change.
+        device: with two lanes.
+        always_bytes: what is in memory all the time.
+        memory_bytes: the most memory that an order may take.
+
+    Raises:
+        FitError: the serial order needs more.
+    """
+    trial = _Trial(step, given, device, always_bytes)
+    program, footprint = trial.program, trial.footprint
+    first = plan_memory(serial(program), footprint)
+    if memory_bytes is not None and first.peak_bytes > memory_bytes:
+        raise FitError(
+            f"memory_bytes={memory_bytes:,} is less than the {first.peak_bytes:,} that "
+            "the step needs in its serial order: allow that, or use a smaller batch",
+            device=0,
+            needed_bytes=first.peak_bytes,
+            memory_bytes=memory_bytes,
+        )
+    player = trial.player(first)
+    ops = first.schedule.lanes[0].ops
+    costs = measured_costs(player, ops, given, footprint, device)
+    measured = MeasuredProgram(program, costs, footprint)
+    plans = {"serial": first}
+    plans["beside critical path"] = beside_critical_path(measured, memory_bytes)
+    plans["longest path"] = with_early_release(longest_path(program, costs), measured)
+    fitting = {
+        name: plan
+        for name, plan in plans.items()
+        if memory_bytes is None or plan.peak_bytes <= memory_bytes
+    }
+    replays = {name: trial.replay(plan) for name, plan in fitting.items()}
+    seconds = measured_in_turn([*replays.values()], device)
+    tried = [
+        _Tried(name, fitting[name], replays[name], s)
+        for name, s in zip(fitting, seconds, strict=True)
+    ]
+    two_lanes = [x for x in tried if len(x.plan.schedule.lanes) > 1]
+    if two_lanes:
+        one = two_lanes[0]
+        costs = with_capacity(costs, one.plan.schedule, one.measured_s)
+        measured = replace(measured, costs=costs)
+        tried += _searched(trial, measured, tried, memory_bytes)
+        tried = _measured_again(trial, tried)
+    tried.sort(key=_rank)
+    return ChosenOrder(tried[0].replay, tuple(_candidate(x, measured) for x in tried))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    name: str
+    plan: MemoryPlan
+    replay: Replay
+    measured_s: float
+
+
+def _rank(tried: _Tried) -> float:
+    """Order by seconds; the serial order may be a little slower."""
+    return tried.measured_s * (1.0 - _LEAST_GAIN * (tried.name == "serial"))
+
+
+def _candidate(tried: _Tried, measured: MeasuredProgram) -> OrderCandidate:
+    timeline = simulate(tried.plan.schedule, measured.costs)
+    timeline = replace(timeline, memory=(tried.plan.curve(timeline),))
+    return OrderCandidate(
+        tried.name,
+        tried.plan.schedule,
+        timeline,
+        tried.measured_s,
+        tried.plan.peak_bytes,
+    )
+
+
+def _searched(
+    trial: _Trial,
+    measured: MeasuredProgram,
+    tried: Sequence[_Tried],
+    memory_bytes: int | None,
+) -> list[_Tried]:
+    """Move blocks of W between the lanes, as long as the step becomes faster."""
+    best, random = min(tried, key=_rank), Random(_SEED)
+    seen = {one.plan.schedule.lanes for one in tried}
+    found: list[_Tried] = []
+    for _ in range(_NUM_TRIES):
+        plan = with_inline(measured, _neighbour(best.plan.schedule, random))
+        is_too_large = memory_bytes is not None and plan.peak_bytes > memory_bytes
+        if is_too_large or plan.schedule.lanes in seen:
+            continue
+        seen.add(plan.schedule.lanes)
+        replay = trial.replay(plan)
+        # In the same rounds: the machine may be slower now than it was.
+        old_s, new_s = measured_in_turn([best.replay, replay], trial.device)
+        if new_s < old_s * (1.0 - _LEAST_GAIN):
+            best = _Tried("local search", plan, replay, new_s)
+            found.append(best)
+    return found[-1:]
+
+
+def _measured_again(trial: _Trial, tried: Sequence[_Tried]) -> list[_Tried]:
+    """Measure the orders once more, all in the same rounds.
+
+    The fastest of several has been lucky: its first number is too small.
+    """
+    seconds = measured_in_turn([one.replay for one in tried], trial.device)
+    return [replace(one, measured_s=s) for one, s in zip(tried, seconds, strict=True)]
+
+
+def _neighbour(schedule: Schedule, random: Random) -> list[int]:
+    """Return the stages whose W is in lane 0, after a block of them has changed."""
+    beside = dict(stages_beside(schedule))
+    stages = sorted(beside)
+    length = max(1, len(stages) // random.choice((2, 4, 8)))
+    begin = random.randrange(len(stages) - length + 1)
+    to_side = random.random() < 0.5
+    beside.update(dict.fromkeys(stages[begin : begin + length], to_side))
+    return [stage for stage in stages if not beside[stage]]

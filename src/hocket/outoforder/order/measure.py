@@ -1,0 +1,136 @@
+"""Measures a step's regions one by one, and whole steps of several orders in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+from hocket.core.costs import Costs, StageCost
+from hocket.core.footprint import Footprint
+from hocket.core.op import WHOLE_OR_HALF_BACKWARD, Kind, Op
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.outoforder.play.player import Player, Tensors
+from hocket.outoforder.play.replay import Replay
+from hocket.run.device.device import Device
+from hocket.run.device.stopwatch import make_stopwatch
+
+_NUM_WARM_UP: Final = 1
+_NUM_STEPS: Final = 5  # the spread of a median is then some percent
+_MOST_S: Final = 2.0  # for all steps of one order, if a step is long
+_NUM_HALVINGS: Final = 12  # of the range of capacities
+_TIMEOUT_S: Final = 600.0
+
+
+def measured_costs(
+    player: Player,
+    ops: Sequence[Op],
+    given: Tensors,
+    footprint: Footprint,
+    device: Device,
+) -> Costs:
+    """Play the serial order some times, and return the median seconds of each op.
+
+    Args:
+        player: plays the serial order.
+        ops: its ops.
+        given: the tensors of a step; weights and states change.
+        footprint: the memory of its ops.
+        device: the device.
+    """
+    place = {op: i for i, op in enumerate(ops)}
+    columns: list[list[float]] = [[] for _ in ops]
+    watch = make_stopwatch(len(ops), device.torch_device)
+
+    def timed(lane: int, op: Op, run: Callable[[], None]) -> None:
+        watch.start(place[op])
+        run()
+        watch.end(place[op])
+
+    for counts in _times(lambda: player.play(given, timed)):
+        device.synchronize(_TIMEOUT_S)
+        start_s, end_s = watch.read()
+        for column, seconds in zip(columns, (end_s - start_s).tolist(), strict=True):
+            if counts:
+                column.append(seconds)
+    medians = map(median, columns)
+    seconds = dict(zip(ops, medians, strict=True))
+    return Costs(_stage_costs(seconds, footprint))
+
+
+def measured_in_turn(replays: Sequence[Replay], device: Device) -> list[float]:
+    """Return the median seconds of a step of each order, played in turn."""
+    columns: list[list[float]] = [[] for _ in replays]
+
+    def one_round() -> None:
+        for column, one in zip(columns, replays, strict=True):
+            begin_s = perf_counter()
+            one.run()
+            device.synchronize(_TIMEOUT_S)
+            column.append(perf_counter() - begin_s)
+
+    for _ in _times(one_round, most_s=_MOST_S * len(replays)):
+        pass
+    return [median(column[_NUM_WARM_UP:]) for column in columns]
+
+
+def with_capacity(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
+    """Fit how much two lanes disturb each other to a measured step in both.
+
+    Args:
+        costs: the seconds of ops that run alone.
+        schedule: the order in two lanes.
+        measured_s: how long its step takes.
+    """
+    low, high = 1.0, 2.0
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        fitted = replace(costs, lane_capacity=middle)
+        if simulate(schedule, fitted).makespan_s > measured_s:
+            low = middle
+        else:
+            high = middle
+    return replace(costs, lane_capacity=high)
+
+
+def _times(play: Callable[[], object], most_s: float = _MOST_S) -> Iterator[bool]:
+    """Play several times; yield after each whether it counts, and is no warm-up."""
+    begin_s = perf_counter()
+    for i in range(_NUM_WARM_UP + _NUM_STEPS):
+        play()
+        yield i >= _NUM_WARM_UP
+        if i >= _NUM_WARM_UP and perf_counter() - begin_s > most_s:
+            return
+
+
+def _stage_costs(
+    seconds: Mapping[Op, float], footprint: Footprint
+) -> tuple[StageCost, ...]:
+    num_stages = 1 + max(op.stage for op in seconds)
+    read = {
+        -event
+        for (kind, _), events in footprint.events.items()
+        if kind in WHOLE_OR_HALF_BACKWARD
+        for event in events
+    }
+    return tuple(
+        _stage_cost(stage, seconds, footprint, read) for stage in range(num_stages)
+    )
+
+
+def _stage_cost(
+    stage: int, seconds: Mapping[Op, float], footprint: Footprint, read: Set[int]
+) -> StageCost:
+    forward = Op(Kind.FORWARD, stage, 0)
+    events = footprint.of(forward)
+    kept = [footprint.sizes[x - 1] for x in events if x > 0 and x in read]
+    return StageCost(
+        forward_s=seconds[forward],
+        input_grad_s=seconds[Op(Kind.BACKWARD_INPUT, stage, 0)],
+        weight_grad_s=seconds[Op(Kind.BACKWARD_WEIGHT, stage, 0)],
+        update_s=seconds[Op(Kind.UPDATE, stage)],
+        activation_bytes=sum(kept),
+    )

@@ -1,0 +1,129 @@
+"""Random legal orders of a captured step, and how they are played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from time import sleep
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from hocket.core.dataflow import makes, needs
+from hocket.core.footprint import MemoryPlan, plan_memory
+from hocket.core.program import Program
+from hocket.core.schedule import Lane, Schedule
+from hocket.outoforder.capture.update import count_in_float64
+from hocket.outoforder.captured_step import (
+    CapturedStep,
+    StepTensors,
+    capture_step,
+    preserved,
+)
+from hocket.outoforder.play.player import Player
+from hocket.passes.serial import serial
+from hocket.run.device.cpu import CpuDevice
+from hocket.run.device.device import Work
+from hocket.run.device.sanitize import Sanitizer
+from tests.outoforder.support.small_steps import loss
+from tests.run.device.support.interleaver import Interleaver
+
+_BYTES: Final = 2**40
+_TIMEOUT_S: Final = 30.0
+
+
+def random_order(program: Program, random: Random) -> Schedule:
+    """Return any legal order of one step in two lanes."""
+    left = list(serial(program).lanes[0].ops)
+    made = {value for op in left for value in makes(op, program)}
+    lanes: tuple[list[Any], list[Any]] = [], []
+    while left:
+        ready = [op for op in left if made.isdisjoint(needs(op, program))]
+        op = random.choice(ready)
+        left.remove(op)
+        made.difference_update(makes(op, program))
+        lanes[random.random() < 0.4].append(op)
+    ops = (tuple(lane) for lane in lanes)
+    return Schedule(program, tuple(Lane(0, i, x) for i, x in enumerate(ops) if x))
+
+
+def free_device(num_lanes: int) -> CpuDevice:
+    """Lanes that run freely, without checks."""
+    return CpuDevice(num_lanes, budget_bytes=_BYTES, timeout_s=_TIMEOUT_S)
+
+
+def checked_device(num_lanes: int, seed: int) -> CpuDevice:
+    """Lanes in an interleaving drawn from a seed, with all accesses checked."""
+    return CpuDevice(
+        num_lanes,
+        budget_bytes=_BYTES,
+        timeout_s=_TIMEOUT_S,
+        scheduler=Interleaver(seed, num_lanes),
+        sanitizer=Sanitizer(num_lanes),
+    )
+
+
+def delayed_device(num_lanes: int, seed: int) -> CpuDevice:
+    """Lanes that run freely, each op after a random delay, with all checked."""
+    random = Random(seed)
+
+    def late(work: Work, label: str) -> None:
+        sleep(random.choice((0.0, 0.0, 1e-3)))
+        work()
+
+    return CpuDevice(
+        num_lanes,
+        budget_bytes=_BYTES,
+        timeout_s=_TIMEOUT_S,
+        run_op=late,
+        sanitizer=Sanitizer(num_lanes),
+    )
+
+
+class TrainedByHand:
+    """A model whose optimizer has made a step, captured.
+
+    Args:
+        model: is trained.
+        make: makes the optimizer.
+        batches: the first is trained on at once, as torch does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make: Callable[[Any], torch.optim.Optimizer],
+        batches: Sequence[Any],
+    ) -> None:
+        torch.manual_seed(3)
+        self.model, self.optimizer = model, make(model.parameters())
+        self._batches = batches[1:]
+        loss(model(batches[0][0]), batches[0][1]).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        count_in_float64(self.optimizer)
+        self.step: CapturedStep = capture_step(model, loss, self.optimizer, batches[0])
+
+    @property
+    def program(self) -> Program:
+        """The step's program."""
+        return self.step.regions.program
+
+    def play(
+        self, schedule: Schedule, device: CpuDevice, plan: MemoryPlan | None = None
+    ) -> dict[str, Tensor]:
+        """Train on all other batches in this order; return a copy of all tensors.
+
+        Afterwards all tensors are what they were before.
+        """
+        plan = plan or plan_memory(schedule, self.step.code.footprint)
+        losses = frozenset(self.step.losses.values())
+        player = Player(self.step.code, losses, self.step.written, plan, device)
+        tensors = StepTensors(self.step, self.model, self.optimizer)
+        tensors.bind_states()
+        with device, preserved([*tensors.state.values()]):
+            torch.manual_seed(4)
+            for batch in self._batches:
+                player.play(tensors.given(batch))
+            return {name: tensor.clone() for name, tensor in tensors.state.items()}

@@ -1,0 +1,31 @@
+"""A compiled step trains what the eager step trains."""
+
+from __future__ import annotations
+
+import pytest
+
+import hocket
+from tests.outoforder.support.small_steps import (
+    OPTIMIZERS,
+    SPECIMENS,
+    TOLERANCE,
+    batches_of,
+    difference,
+    loss,
+    model_of,
+    train_compiled,
+    train_eagerly,
+)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_equals_the_eager_step(name: str, optimizer: str) -> None:
+    """20 steps, from the same random state: each loss, and all weights and buffers."""
+    specimen, make = SPECIMENS[name], OPTIMIZERS[optimizer]
+    model, batches = model_of(specimen), batches_of(specimen)
+    expected, trained = train_eagerly(model, make, batches)
+    with hocket.compile_step(model, loss, make, example=batches[0]) as step:
+        losses = train_compiled(step, batches)
+    assert losses == pytest.approx(expected, rel=TOLERANCE, abs=0)
+    assert difference(model, trained) <= TOLERANCE

@@ -1,0 +1,55 @@
+"""Every legal order in two lanes computes the same bits, and frees no memory early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+import hocket
+from hocket.errors import RaceError
+from hocket.passes.beside_critical_path import MeasuredProgram, with_inline
+from hocket.passes.serial import serial
+from tests.outoforder.support.played_orders import (
+    TrainedByHand,
+    checked_device,
+    delayed_device,
+    free_device,
+    random_order,
+)
+from tests.outoforder.support.small_steps import (
+    OPTIMIZERS,
+    SPECIMENS,
+    batches_of,
+    model_of,
+)
+
+
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_random_orders_equal_the_serial_order(name: str) -> None:
+    """Under random interleavings and delays, with released memory overwritten."""
+    specimen = SPECIMENS[name]
+    one = TrainedByHand(
+        model_of(specimen), OPTIMIZERS["AdamW"], batches_of(specimen, 3)
+    )
+    expected = one.play(serial(one.program), free_device(1))
+    for seed, open_device in enumerate((checked_device, delayed_device) * 2):
+        order = random_order(one.program, Random(seed))
+        hocket.check(order)
+        found = one.play(order, open_device(len(order.lanes), seed))
+        assert all(torch.equal(found[x], expected[x]) for x in expected), seed
+
+
+def test_sees_a_missing_wait() -> None:
+    """Without the events between lanes, the sanitizer raises, or a value is missing."""
+    specimen = SPECIMENS["convolutional"]
+    one = TrainedByHand(model_of(specimen), OPTIMIZERS["SGD"], batches_of(specimen, 2))
+    costs = hocket.Costs((hocket.StageCost(1.0, 1.0, 1.0),) * one.program.num_stages)
+    measured = MeasuredProgram(one.program, costs, one.step.code.footprint)
+    plan = with_inline(measured, [])
+    assert len(plan.schedule.lanes) == 2
+    unsafe = replace(plan, waits=dict.fromkeys(plan.waits, ()))
+    with pytest.raises((RaceError, KeyError)):
+        one.play(plan.schedule, checked_device(2, 0), unsafe)
