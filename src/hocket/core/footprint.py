@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -40,11 +40,13 @@ class Footprint:
         events: what ops of a kind and stage do, in order: `+n` makes block `n - 1`,
             `-n` reads it for the last time within the op.
         always_bytes: what is there all the time: weights, states, the batch.
+        work_bytes: what ops of a kind and stage take while they run, beside blocks.
     """
 
     sizes: tuple[int, ...]
     events: Mapping[tuple[Kind, int], tuple[int, ...]]
     always_bytes: int = 0
+    work_bytes: Mapping[tuple[Kind, int], int] = field(default_factory=dict)
 
     def of(self, op: Op) -> tuple[int, ...]:
         """Return the events of an op."""
@@ -274,5 +276,5 @@ def _held(
                 peak = max(peak, held)
             elif block in released:
                 held -= sizes[block]
-        most.append(peak)
+        most.append(peak + footprint.work_bytes.get((op.kind, op.stage), 0))
     return [*levels, held], most

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.dataflow import makes, needs
-from hocket.core.footprint import MemoryPlan, plan_memory
+from hocket.core.footprint import Footprint, MemoryPlan, plan_memory
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
+from hocket.model.profile.allocations import allocations
 from hocket.outoforder.capture.update import count_in_float64
 from hocket.outoforder.captured_step import (
     CapturedStep,
@@ -21,11 +22,13 @@ from hocket.outoforder.captured_step import (
     capture_step,
     preserved,
 )
+from hocket.outoforder.order.measure import with_work_bytes
 from hocket.outoforder.play.player import Player
 from hocket.passes.serial import serial
 from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.device import Work
+from hocket.run.device.device import Device, Work
 from hocket.run.device.sanitize import Sanitizer
+from tests.outoforder.support.inline_device import InlineDevice
 from tests.outoforder.support.small_steps import loss
 from tests.run.device.support.interleaver import Interleaver
 
@@ -104,11 +107,36 @@ class TrainedByHand:
         self.optimizer.zero_grad()
         count_in_float64(self.optimizer)
         self.step: CapturedStep = capture_step(model, loss, self.optimizer, batches[0])
+        self._tensors = StepTensors(self.step, model, self.optimizer)
+        self._tensors.bind_states()
 
     @property
     def program(self) -> Program:
         """The step's program."""
         return self.step.regions.program
+
+    def footprint(self) -> Footprint:
+        """Return the memory of all ops, the kernels' included."""
+        plan = plan_memory(serial(self.program), self.step.code.footprint)
+        device = InlineDevice(1)
+        player = self._player(plan, device)
+        given = self._tensors.given(self._batches[0])
+        return with_work_bytes(player, plan, self.step.code.footprint, given, device)
+
+    def _player(self, plan: MemoryPlan, device: Device) -> Player:
+        losses = frozenset(self.step.losses.values())
+        return Player(self.step.code, losses, self.step.written, plan, device)
+
+    def allocated_bytes(self, plan: MemoryPlan) -> int:
+        """Return the most that the allocator gives out at once in one step."""
+        device = InlineDevice()
+        player = self._player(plan, device)
+        given = self._tensors.given(self._batches[0])
+        with allocations(device.torch_device) as log:
+            player.play(given)
+            with log.span():
+                player.play(given)
+        return log.peaks[0]
 
     def play(
         self, schedule: Schedule, device: CpuDevice, plan: MemoryPlan | None = None
@@ -118,10 +146,7 @@ class TrainedByHand:
         Afterwards all tensors are what they were before.
         """
         plan = plan or plan_memory(schedule, self.step.code.footprint)
-        losses = frozenset(self.step.losses.values())
-        player = Player(self.step.code, losses, self.step.written, plan, device)
-        tensors = StepTensors(self.step, self.model, self.optimizer)
-        tensors.bind_states()
+        player, tensors = self._player(plan, device), self._tensors
         with device, preserved([*tensors.state.values()]):
             torch.manual_seed(4)
             for batch in self._batches:

@@ -176,8 +176,19 @@ class _Blocks:
     def __init__(self, graph: fx.Graph) -> None:
         self.sizes: list[int] = []
         self._number: dict[int, int] = {}
+        self._maker: list[fx.Node] = []
         given = (*inputs_of_graph(graph), *graph.find_nodes(op="get_attr"))
         self._given = {key for node in given for key, _ in _storages(node)}
+        self._add(graph)
+
+    def _add(self, graph: fx.Graph) -> None:
+        """Number the storages of a graph's calls."""
+        for node in graph.nodes:
+            for key, num_bytes in _storages(node) if node.op == "call_function" else ():
+                if key not in self._given and key not in self._number:
+                    self._number[key] = len(self.sizes)
+                    self.sizes.append(num_bytes)
+                    self._maker.append(node)
 
     def of(self, node: fx.Node) -> int:
         """Return the block that a node's tensor lies in; -1 if it is given."""
@@ -188,14 +199,17 @@ class _Blocks:
         """Yield what a region's nodes make and read for the last time, in order."""
         ends = _last_uses(nodes)
         for node in nodes:
-            for key, num_bytes in _storages(node):
-                if key not in self._given and key not in self._number:
-                    self.sizes.append(num_bytes)
-                    self._number[key] = len(self.sizes) - 1
-                    yield len(self.sizes)
+            for block in self._blocks_of(node):
+                if self._maker[block] is node:
+                    yield block + 1
             for key in ends.get(node, ()):
                 if key not in self._given:
                     yield -(self._number[key] + 1)
+
+    def _blocks_of(self, node: fx.Node) -> list[int]:
+        """Return the blocks that a node's tensors lie in, each once."""
+        keys = dict.fromkeys(key for key, _ in _storages(node))
+        return [self._number[key] for key in keys if key not in self._given]
 
     def update_events(
         self, update: UpdateGraph, gradients: Sequence[fx.Node]
@@ -206,9 +220,13 @@ class _Blocks:
         for given, gradient in zip(inputs[num : 2 * num], gradients, strict=True):
             block = self.of(gradient)
             for key, _ in _storages(given):
-                self._number[key] = block
+                if block < 0:
+                    self._given.add(key)
+                else:
+                    self._number[key] = block
         for node in (*inputs[:num], *inputs[2 * num :]):
             self._given |= {key for key, _ in _storages(node)}
+        self._add(update.module.graph)
         nodes = [x for x in update.module.graph.nodes if x.op == "call_function"]
         yield from self.events(nodes)
 

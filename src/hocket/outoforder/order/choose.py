@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from time import perf_counter
 from typing import Final
 
 from hocket.core.footprint import MemoryPlan, plan_memory
@@ -23,7 +24,9 @@ from hocket.outoforder.captured_step import CapturedStep
 from hocket.outoforder.order.measure import (
     measured_costs,
     measured_in_turn,
+    scaled_to,
     with_capacity,
+    with_work_bytes,
 )
 from hocket.outoforder.play.player import Player, Tensors
 from hocket.outoforder.play.replay import Replay
@@ -38,8 +41,9 @@ from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
 from hocket.run.device.device import Device
 
-_LEAST_GAIN: Final = 0.01  # of a step's seconds; less is noise
+_LEAST_GAIN: Final = 0.02  # of a step's seconds; less is noise
 _NUM_TRIES: Final = 6  # of local search
+_SEARCH_S: Final = 10.0  # after so long, no other try begins
 _SEED: Final = 0
 
 
@@ -93,7 +97,7 @@ class _Trial:
 
     def replay(self, plan: MemoryPlan) -> Replay:
         made = Replay(self.player(plan), self.given, self.device)
-        if self.device.torch_device.type == "cuda":
+        if self.device.has_graphs:
             made.capture()
         return made
 
@@ -118,8 +122,11 @@ def choose_order(
         FitError: the serial order needs more.
     """
     trial = _Trial(step, given, device, always_bytes)
-    program, footprint = trial.program, trial.footprint
-    first = plan_memory(serial(program), footprint)
+    program = trial.program
+    first = plan_memory(serial(program), trial.footprint)
+    player = trial.player(first)
+    footprint = with_work_bytes(player, first, trial.footprint, given, device)
+    first = plan_memory(first.schedule, footprint)
     if memory_bytes is not None and first.peak_bytes > memory_bytes:
         raise FitError(
             f"memory_bytes={memory_bytes:,} is less than the {first.peak_bytes:,} that "
@@ -128,7 +135,6 @@ def choose_order(
             needed_bytes=first.peak_bytes,
             memory_bytes=memory_bytes,
         )
-    player = trial.player(first)
     ops = first.schedule.lanes[0].ops
     costs = measured_costs(player, ops, given, footprint, device)
     measured = MeasuredProgram(program, costs, footprint)
@@ -153,6 +159,8 @@ def choose_order(
         measured = replace(measured, costs=costs)
         tried += _searched(trial, measured, tried, memory_bytes)
         tried = _measured_again(trial, tried)
+    costs = scaled_to(costs, first.schedule, tried[0].measured_s)
+    measured = replace(measured, costs=costs)
     tried.sort(key=_rank)
     return ChosenOrder(tried[0].replay, tuple(_candidate(x, measured) for x in tried))
 
@@ -192,7 +200,10 @@ def _searched(
     best, random = min(tried, key=_rank), Random(_SEED)
     seen = {one.plan.schedule.lanes for one in tried}
     found: list[_Tried] = []
+    begin_s = perf_counter()
     for _ in range(_NUM_TRIES):
+        if perf_counter() - begin_s > _SEARCH_S:
+            break
         plan = with_inline(measured, _neighbour(best.plan.schedule, random))
         is_too_large = memory_bytes is not None and plan.peak_bytes > memory_bytes
         if is_too_large or plan.schedule.lanes in seen:

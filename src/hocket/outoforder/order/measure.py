@@ -9,10 +9,11 @@ from time import perf_counter
 from typing import Final
 
 from hocket.core.costs import Costs, StageCost
-from hocket.core.footprint import Footprint
+from hocket.core.footprint import Footprint, MemoryPlan
 from hocket.core.op import WHOLE_OR_HALF_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.model.profile.allocations import allocations
 from hocket.outoforder.play.player import Player, Tensors
 from hocket.outoforder.play.replay import Replay
 from hocket.run.device.device import Device
@@ -61,6 +62,40 @@ def measured_costs(
     return Costs(_stage_costs(seconds, footprint))
 
 
+def with_work_bytes(
+    player: Player,
+    plan: MemoryPlan,
+    footprint: Footprint,
+    given: Tensors,
+    device: Device,
+) -> Footprint:
+    """Measure what the kernels of each op take, beside the tensors that it makes.
+
+    Args:
+        player: plays the serial order.
+        plan: the order's plan.
+        footprint: the memory of its ops, without that.
+        given: the tensors of a step; weights and states change.
+        device: the device.
+    """
+    (lane,) = plan.schedule.lanes
+    levels, most = plan.level_bytes[0], plan.op_bytes[0]
+    with allocations(device.torch_device) as log:
+        # What the first step allocates, the second frees: in the log, both count.
+        player.play(given)
+
+        def counted(lane: int, op: Op, run: Callable[[], None]) -> None:
+            with log.span():
+                run()
+
+        player.play(given, counted)
+    more = {
+        (op.kind, op.stage): max(0, peak - (most[i] - levels[i]))
+        for i, (op, peak) in enumerate(zip(lane.ops, log.peaks, strict=True))
+    }
+    return replace(footprint, work_bytes=more)
+
+
 def measured_in_turn(replays: Sequence[Replay], device: Device) -> list[float]:
     """Return the median seconds of a step of each order, played in turn."""
     columns: list[list[float]] = [[] for _ in replays]
@@ -94,6 +129,26 @@ def with_capacity(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
         else:
             high = middle
     return replace(costs, lane_capacity=high)
+
+
+def scaled_to(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
+    """Scale all ops alike, so that an order is predicted to take what was measured.
+
+    Ops that are timed one by one take longer than in a step, or a machine that others
+    use was slower or faster then.
+    """
+    factor = measured_s / simulate(schedule, costs).makespan_s
+    stages = tuple(
+        replace(
+            cost,
+            forward_s=cost.forward_s * factor,
+            input_grad_s=cost.input_grad_s * factor,
+            weight_grad_s=cost.weight_grad_s * factor,
+            update_s=cost.update_s * factor,
+        )
+        for cost in costs.stages
+    )
+    return replace(costs, stages=stages)
 
 
 def _times(play: Callable[[], object], most_s: float = _MOST_S) -> Iterator[bool]:

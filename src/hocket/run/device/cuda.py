@@ -157,6 +157,7 @@ class CudaDevice(Device):
     """
 
     issue_order = IssueOrder.TOPOLOGICAL
+    has_graphs = True
 
     def __init__(
         self,

@@ -125,9 +125,11 @@ class Device(ABC):
 
     Attributes:
         issue_order: the order in which ops of several lanes must be submitted.
+        has_graphs: whether `capture_graph` works.
     """
 
     issue_order: ClassVar[IssueOrder]
+    has_graphs: ClassVar[bool] = False
 
     def __init__(
         self,
