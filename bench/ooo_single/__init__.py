@@ -1,0 +1,1 @@
+"""Out-of-order backprop's published experiments on one GPU, estimated."""
