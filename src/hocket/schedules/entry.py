@@ -95,6 +95,8 @@ class Entry:
         stages_per_device: the default of `make_schedule`.
         holds_for: returns whether `bubble_s` holds for a shape and costs. Papers give
             some formulas for equal times of F, I and W alone (`equal_times`).
+        is_data_parallel: whether each replica is one device, whose stages are buckets
+            of gradients; else it is an order of pipelines.
     """
 
     make: Callable[..., Schedule]
@@ -103,6 +105,7 @@ class Entry:
     num_buffers: Callable[[Shape], int] = lambda shape: 1
     stages_per_device: int = 1
     holds_for: Callable[[Shape, StageCost], bool] = lambda shape, share: True
+    is_data_parallel: bool = False
 
     @property
     def summary(self) -> str:

@@ -31,6 +31,7 @@ from hocket.schedules import (
     ooo_modulo,
     pipedream,
     pipedream_2bw,
+    reverse_first_k,
     tspipe,
     v_half,
     v_min,
@@ -67,6 +68,7 @@ OURS: Final[Mapping[str, Entry]] = {
     "wpipe": wpipe.ENTRY,
     "wpipe-overlapped": wpipe_overlapped.ENTRY,
     "tspipe": tspipe.ENTRY,
+    "reverse-first-k": reverse_first_k.ENTRY,
     "forward-only": forward_only.ENTRY,
 }
 
