@@ -97,11 +97,17 @@ def data_parallel_timeline(predictor: Predictor, candidate: Candidate) -> Timeli
     return _timeline(_parts(predictor, candidate), candidate)
 
 
-def group_layers(layers: Sequence[LayerCost]) -> tuple[int, ...]:
+def group_layers(
+    layers: Sequence[LayerCost], bucket_bytes: float = BUCKET_BYTES
+) -> tuple[int, ...]:
     """Return the layers at which groups 1, 2, ... begin.
 
     Groups are formed from the last layer on, in the order of gradients: a group ends
     when it has a bucket's worth of weights.
+
+    Args:
+        layers: the whole model's layers.
+        bucket_bytes: the least bytes of weights in all groups but the first.
     """
     boundaries = []
     gathered = 0
@@ -110,7 +116,7 @@ def group_layers(layers: Sequence[LayerCost]) -> tuple[int, ...]:
         new = {x.name: x.num_bytes for x in layers[i].weights if x.name not in seen}
         seen |= new.keys()
         gathered += sum(new.values())
-        if gathered >= BUCKET_BYTES:
+        if gathered >= bucket_bytes:
             boundaries.append(i)
             gathered = 0
     return tuple(reversed(boundaries))

@@ -60,7 +60,7 @@ def reverse_first_k(
     num_buckets = shape.stages_per_device
     if shape.num_devices != 1:
         raise ShapeError(
-            f"reverse-first-k puts the whole model on each device, got num_devices="
+            "reverse-first-k puts the whole model on each device, got num_devices="
             f"{shape.num_devices} per replica: use num_devices=1 and num_replicas="
             f"{shape.num_devices * shape.num_replicas}, or a pipeline such as 1f1b"
         )

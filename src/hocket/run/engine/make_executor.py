@@ -27,7 +27,7 @@ from hocket.run.engine.programs.net_setup import (
     stages_of,
 )
 from hocket.run.engine.programs.reduction_groups import ReductionGroups
-from hocket.run.engine.refusals import refuse_hooks, refuse_shared
+from hocket.run.engine.refusals import refuse_early_reads, refuse_hooks, refuse_shared
 from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
@@ -112,6 +112,7 @@ def make_executor(
     )
     if schedule.body:
         refuse_shared(stale_ties, schedule)
+        refuse_early_reads(_trained(shared, modules), schedule)
         for stage, module in enumerate(modules):  # alike on all workers
             if program.stages[stage].trainable and program.stages[stage].delay:
                 refuse_hooks(stage, dict(module.named_parameters()))

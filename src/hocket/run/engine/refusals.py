@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
 from hocket.core.gates import describe, early_updates, gates_of
-from hocket.core.op import BACKWARDS
+from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_HALF_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
 from hocket.run.weights.settings import TrainingConfig
@@ -78,6 +78,54 @@ def refuse_shared(stale_ties: Iterable[StaleTie], schedule: Schedule) -> None:
                 'have the largest delay, "pipedream-2bw", where all are 1, or one that '
                 'ends each step before the next begins, such as "1f1b"'
             )
+
+
+def refuse_early_reads(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> None:
+    """See that one update of a weight that stages of a device share is enough.
+
+    The stage that updates last, in a step, updates it for all. Where steps overlap,
+    its U (and R) must come behind all of the step's gradients of the weight, and before
+    the next step's forwards.
+
+    Args:
+        shared: the stages that hold each shared weight.
+        schedule: an order with a body.
+
+    Raises:
+        ModelError: a gradient comes too late, or a forward too early; names both ops.
+    """
+    for name, stages in shared.items():
+        if pair := _disordered(stages, schedule):
+            raise ModelError(
+                f"stages {', '.join(map(str, stages))} share {name}, but {pair[0]} "
+                f"comes before {pair[1]}: the weight would be updated without all of "
+                "its gradients, or read too old. Untie it, cut the model so that one "
+                "stage holds it, or take another order; in reverse-first-k a k of at "
+                f"most {sorted(stages)[1]} works"
+            )
+
+
+def _disordered(stages: Sequence[int], schedule: Schedule) -> tuple[Op, Op] | None:
+    """Return two ops of stages that share a weight on one lane, in the wrong order."""
+    program = schedule.program
+    devices = {program.stages[stage].device for stage in stages}
+    lanes = [schedule.lanes[i] for device in devices for i in schedule.lanes_of(device)]
+    if len(lanes) > 1 or any(program.stages[stage].delay for stage in stages):
+        return None  # held by several lanes, or old weights: these have other rules
+    ops = [op for op in lanes[0].ops if op.stage in stages]
+    owner = [op.stage for op in ops if op.kind is Kind.UPDATE and not op.step][-1]
+    ends: dict[tuple[Kind, int], Op] = {}
+    for op in ops:
+        if op.stage == owner and op.kind in STEP_ENDS:
+            ends[op.kind, op.step] = op
+        elif op.kind is Kind.FORWARD:
+            if op.step and (Kind.UPDATE, op.step - 1) not in ends:
+                return op, Op(Kind.UPDATE, owner, None, op.step - 1)
+        elif op.kind in WHOLE_OR_HALF_BACKWARD:
+            for kind in STEP_ENDS:
+                if (kind, op.step) in ends:
+                    return ends[kind, op.step], op
+    return None
 
 
 def _why_not_tied(tie: StaleTie, schedule: Schedule) -> str:

@@ -141,7 +141,7 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
         for size, microbatch in microbatches.items()
     }
     make_optimizer = config.settings.make_optimizer
-    rate = _update_s_per_byte(captured, make_optimizer, config.states, device)
+    rate = update_s_per_byte(captured, make_optimizer, config.states, device)
     work = measured_work(
         captured,
         profiles,
@@ -235,7 +235,7 @@ def _total(loss: LossFunction, targets: Any, output: Any) -> Tensor:
     return losses_of(loss, output, targets)[TOTAL]
 
 
-def _update_s_per_byte(
+def update_s_per_byte(
     captured: Captured,
     optimizer: OptimizerFactory,
     states: Mapping[str, int],

@@ -6,8 +6,9 @@
 The messages that are timed go through a transport of their own: how many buffers the
 final one needs is known when there is an order.
 
-    zb-auto       the order itself is made for F, I, W, messages and the memory
-    ooo-modulo    so many stages per device as make the shortest step
+    zb-auto          the order itself is made for F, I, W, messages and the memory
+    ooo-modulo       so many stages per device as make the shortest step
+    reverse-first-k  buckets of gradients, and how many come last (buckets.py)
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.tune.buckets import bucketed_order
 from hocket.run.tune.build import (
     CutModel,
     ProfiledModel,
@@ -53,7 +55,11 @@ def is_timed(config: PipelineConfig) -> bool:
     if not isinstance(schedule, str) or schedule not in SCHEDULES:
         return False
     is_free = config.stages_per_device is None and config.cut is None
-    return _takes_costs(schedule) or (schedule == _MODULO and is_free)
+    return (
+        _takes_costs(schedule)
+        or _is_data_parallel(schedule)
+        or (schedule == _MODULO and is_free)
+    )
 
 
 def timed_order(
@@ -78,6 +84,8 @@ def timed_order(
     name = str(config.schedule)
     if _takes_costs(name):
         return _for_costs(name, config, context, known)
+    if _is_data_parallel(name):
+        return bucketed_order(config, context, known)
     known = profile_model(config, context.world) if known is None else known
     v = _stages_per_device(config, known, context)
     order = make_order(
@@ -92,6 +100,10 @@ def timed_order(
 
 def _takes_costs(name: str) -> bool:
     return "costs" in SCHEDULES[name].options
+
+
+def _is_data_parallel(name: str) -> bool:
+    return SCHEDULES[name].is_data_parallel
 
 
 def _for_costs(

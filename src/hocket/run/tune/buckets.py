@@ -1,0 +1,147 @@
+"""Makes the order of `schedule="reverse-first-k"`, before the first step.
+
+    all workers   profile layers, step the optimizer, reduce over all ─▶ costs ─┐
+    rank 0                         memory_bytes ─▶ simulate ─▶ buckets, k ─▶ all
+
+A bucket of gradients is a stage: the model is cut where the buckets begin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+from hocket.core.costs import Costs, Link
+from hocket.core.schedule import Schedule
+from hocket.errors import FitError, ShapeError
+from hocket.model.profile.optimizer_bytes import optimizer_bytes
+from hocket.model.profile.work import measured_work
+from hocket.model.stages.cut import boundaries_from_names
+from hocket.planner.buckets import BucketChoice, BucketSearch, choose_buckets
+from hocket.planner.stages import stage_costs
+from hocket.run.cluster.broadcast import decide_on_rank_0
+from hocket.run.device.memory import memory_bytes
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.tune.build import (
+    CutModel,
+    ProfiledModel,
+    cut_and_measure,
+    profile_model,
+)
+from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.profile_workers import update_s_per_byte
+from hocket.run.tune.trial_runs import measure_ring
+from hocket.run.weights.settings import Parameters
+
+_LAYERS: Final = 12  # into which a model is divided at least
+_HOST_S: Final = 100e-6  # of each op: the host's work, and the caches that it disturbs
+
+
+def bucketed_order(
+    config: PipelineConfig, context: WorkerContext, known: ProfiledModel | None
+) -> tuple[Schedule, CutModel]:
+    """Choose buckets and k, and make the order. Every worker must call this.
+
+    Args:
+        config: the pipeline's; its `cut` names the buckets, if it is given.
+        context: this worker's context.
+        known: the profiled model, if it was profiled already.
+
+    Returns:
+        The order of a few steps, and the model cut into its buckets.
+
+    Raises:
+        ShapeError: there is one replica, or several devices for each; the number of
+            stages is given without their names; or the loss is over the whole batch.
+        FitError: the model does not fit a device; names the memory that works.
+        ModelError: the model cannot be captured or cut as asked.
+    """
+    _refuse(config, context)
+    world = context.world
+    if known is None:
+        known = profile_model(config, world, _LAYERS)
+    search = _search(config, context, known)
+
+    def decide() -> dict[str, Any]:
+        found = _chosen(config, search)
+        return {"boundaries": found.boundaries, "k": found.k}
+
+    decided = decide_on_rank_0(world, decide, "buckets of reverse-first-k")
+    boundaries = tuple(map(int, decided["boundaries"]))
+    order = search.schedule(boundaries, int(decided["k"]))
+    found = cut_and_measure(config, order.program, context, known, boundaries)
+    costs = replace(found.costs, reduce_link=search.costs.reduce_link)
+    return order, replace(found, costs=costs)
+
+
+def _refuse(config: PipelineConfig, context: WorkerContext) -> None:
+    layout, num_workers = context.layout, context.world.world_size
+    if layout.num_replicas == 1:
+        raise ShapeError(
+            "reverse-first-k hides reductions over replicas, and there is one replica "
+            f"of {num_workers} workers: use num_replicas={max(2, num_workers)} on as "
+            "many workers, or a pipeline such as 1f1b"
+        )
+    if layout.num_devices > 1:
+        raise ShapeError(
+            f"reverse-first-k puts the whole model on each device: {num_workers} "
+            f"workers with num_replicas={layout.num_replicas} are "
+            f"{layout.num_devices} devices per replica; use "
+            f"num_replicas={num_workers}, or a pipeline such as 1f1b"
+        )
+    if config.stages_per_device is not None and config.cut is None:
+        raise ShapeError(
+            f"stages_per_device={config.stages_per_device}: reverse-first-k finds the "
+            "number of its buckets; leave it out, or name with cut= the modules with "
+            "which buckets begin"
+        )
+    if config.whole_batch:
+        raise ShapeError(
+            "reverse-first-k cannot play hocket.WholeBatch, whose loss has an op of "
+            "its own: with num_microbatches=1 the plain loss sees all of a replica's "
+            'samples; else take schedule="gpipe"'
+        )
+
+
+def _search(
+    config: PipelineConfig, context: WorkerContext, known: ProfiledModel
+) -> BucketSearch:
+    """Measure what the search needs. Every worker must call this."""
+    world, captured = context.world, known.captured
+    trained = {n: x for n, x in captured.state.tensors.items() if x.requires_grad}
+    make = config.make_optimizer
+    states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
+    own_rate = update_s_per_byte(captured, make, states, world.device)
+    rate = median(world.gather_json(own_rate, "update"))
+    num_samples = config.microbatches()[0].num_samples
+    profiles = {num_samples: known.profile}
+    work = measured_work(captured, profiles, states, update_s_per_byte=rate)
+    most = config.memory_bytes
+    cut = config.cut
+    layers = work.layers(num_samples)
+    return BucketSearch(
+        layers,
+        partial(
+            stage_costs,
+            layers,
+            recomputes=config.recompute == "all",
+            update_s_per_byte=rate,
+        ),
+        Costs((), reduce_link=measure_ring(world) or Link(), op_s=_HOST_S),
+        context.layout.num_replicas,
+        config.num_microbatches,
+        memory_bytes(world) if most is None else most,
+        given=None if cut is None else tuple(boundaries_from_names(captured, cut)),
+    )
+
+
+def _chosen(config: PipelineConfig, search: BucketSearch) -> BucketChoice:
+    try:
+        return choose_buckets(search)
+    except FitError:
+        if config.recompute != "auto":
+            raise
+    recomputing = partial(search.stages, recomputes=True)
+    return choose_buckets(replace(search, stages=recomputing))

@@ -1,0 +1,105 @@
+"""Reverse first-k over replicas ends with DistributedDataParallel's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.run.support.forked import answers_of
+
+RESIDUALS: Final = ["2", "4", "6"]
+BLOCKS: Final = ["blocks.0", "blocks.2", "blocks.4"]
+LAYERS: Final = ["layers.0", "layers.1", "layers.2", "layers.3"]
+
+
+def case(model: str, cut: list[str], k: int, **more: Any) -> dict[str, Any]:
+    """Buckets that begin at these modules, and the first k of them last."""
+    keys = {"num_microbatches", "barrier"} & more.keys()
+    order = {"stages_per_device": len(cut) + 1, "k": k, **{x: more[x] for x in keys}}
+    settings = {key: more[key] for key in more if key != "barrier"}
+    return {"model": model, "schedule": order, "cut": cut, **settings}
+
+
+# Two replicas with equal shares: bit for bit.
+EQUAL: Final[dict[str, dict[str, Any]]] = {
+    "normalized": case("resnet", BLOCKS, 2),
+    "all of them reversed": case("resnet", BLOCKS, 4),
+    "dropout": case("dropout", RESIDUALS, 3),
+    "tied": case("tied-dropout", LAYERS, 3),
+    "none reversed": case("tied", LAYERS, 0),
+    "with a barrier": case("tied", LAYERS, 2, barrier=True),
+    "clipped by the norm of all": case("perceptron", RESIDUALS, 3, clip_norm=0.1),
+    "found": {"model": "resnet"},
+    "found, with given buckets": {"model": "tied-dropout", "cut": LAYERS},
+}
+# The order in which gradients are added up differs.
+CLOSE: Final[dict[str, dict[str, Any]]] = {
+    "uneven last batch": case("dropout", RESIDUALS, 3, last=7),
+    "two microbatches": case("perceptron", RESIDUALS, 2, num_microbatches=2),
+}
+
+
+def test_equals_ddp(tmp_path: Path) -> None:
+    """After 20 steps of AdamW in float64, on both of two workers."""
+    for answer in answers_of(
+        "tests.run.support.data_parallel_workers:train_all",
+        EQUAL | CLOSE,
+        num_workers=2,
+        folder=tmp_path,
+    ):
+        differences = {name: found["difference"] for name, found in answer.items()}
+        assert {n: d for n, d in differences.items() if n in EQUAL and d} == {}
+        assert {n: d for n, d in differences.items() if d > 1e-10} == {}
+        overlapping = {name for name, found in answer.items() if found["overlaps"]}
+        assert answer.keys() - overlapping == {"with a barrier"}
+
+
+def test_equals_ddp_on_three(tmp_path: Path) -> None:
+    """With unequal shares of a batch, too."""
+    cases = {
+        "normalized": case("normed", BLOCKS, 2),
+        "tied": case("tied-dropout", LAYERS, 4, batch_size=13, last=8),
+    }
+    for answer in answers_of(
+        "tests.run.support.data_parallel_workers:train_all",
+        cases,
+        num_workers=3,
+        folder=tmp_path,
+    ):
+        assert {n: x for n, x in answer.items() if x["difference"] > 1e-10} == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_replicas": 1}, "num_replicas=2 on as many workers"),
+        ({"stages_per_device": 3}, "name with cut= the modules"),
+        ({"memory_bytes": 100}, "The smallest memory_bytes that works is "),
+        ({"precision": "float16"}, 'schedule="1f1b"'),
+        ({"accumulate": 2}, "take larger batches"),
+        (case("tied", LAYERS, 5), "a k of at most 4 works"),
+    ],
+    ids=["one replica", "number of buckets", "memory", "float16", "accumulate", "tied"],
+)
+def test_refuses(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Every worker, with the numbers and a way out."""
+    for answer in answers_of(
+        "tests.run.support.data_parallel_workers:refused",
+        settings,
+        num_workers=2,
+        folder=tmp_path,
+    ):
+        assert words in answer
+
+
+def test_resumes_as_if_never_stopped(tmp_path: Path) -> None:
+    """Weights are equal bit for bit after a checkpoint in the middle."""
+    for straight, resumed in answers_of(
+        "tests.run.support.data_parallel_workers:resumed",
+        str(tmp_path / "run"),
+        num_workers=2,
+        folder=tmp_path / "job",
+    ):
+        assert straight == resumed

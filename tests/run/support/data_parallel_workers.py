@@ -1,0 +1,174 @@
+"""Workers that train with reverse first-k, and beside it with torch's DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hocket
+from hocket.core.schedule import Schedule
+from hocket.errors import HocketError
+from hocket.run.cluster.world import World, join_world
+from hocket.run.data.batch import split_batch
+from hocket.run.data.loss import TOTAL, named_losses
+from tests.run.support.plain_loop import in_one_stage, make_optimizer, uncut_stage
+from tests.run.support.small_models import batches, make_model, specimen_of
+
+NUM_STEPS = 20
+
+
+class Seeded(nn.Module):
+    """The uncut model, whose layers draw the numbers of a step and a microbatch."""
+
+    def __init__(self, name: str, batch: Any, num_parts: int) -> None:
+        super().__init__()
+        self.model = make_model(name)
+        self.stage = uncut_stage(self.model, batch, num_parts)
+
+    def forward(self, part: Any, step: int, microbatch: int) -> Any:
+        """Call the model on a part of a batch."""
+        return in_one_stage(self.stage, part, step, microbatch)
+
+
+def train_all(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Train each case both ways; how far the weights are apart, by case."""
+    torch.set_num_threads(1)
+    with closing(join_world()) as world:
+        return {name: _both(world, **case) for name, case in cases.items()}
+
+
+def _both(
+    world: World,
+    model: str,
+    *,
+    schedule: str | dict[str, Any] = "reverse-first-k",
+    batch_size: int = 12,
+    last: int = 12,
+    clip_norm: float | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    data = batches(model, NUM_STEPS, batch_size, last)
+    with hocket.Pipeline(
+        make_model(model),
+        specimen_of(model).loss,
+        optimizer=make_optimizer,
+        example=data[0],
+        num_replicas=world.world_size,
+        schedule=_order(schedule, world.world_size),
+        world=world,
+        clip_norm=clip_norm,
+        **{"num_microbatches": 1, **settings},
+    ) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+        state = pipeline.state_dict()
+        order = pipeline.plan.schedule
+        num_reduced = sum(r > 0 for r in pipeline.measured().link_bytes().values())
+    expected = _torch(world, model, data, clip_norm)
+    return {
+        "difference": _difference(state, expected),
+        "losses": losses,
+        "num_buckets": order.program.num_stages,
+        "overlaps": bool(order.body),
+        "reduces": num_reduced,
+    }
+
+
+def _order(schedule: str | dict[str, Any], num_replicas: int) -> str | Schedule:
+    if isinstance(schedule, str):
+        return schedule
+    return hocket.make_schedule(
+        "reverse-first-k",
+        num_devices=1,
+        num_replicas=num_replicas,
+        num_steps=1 if schedule.get("barrier") else 4,
+        **{"num_microbatches": 1, **schedule},
+    )
+
+
+def _torch(
+    world: World, name: str, data: list[Any], clip_norm: float | None
+) -> Mapping[str, Tensor]:
+    """Train as torch's users do: one process per replica, each with its part."""
+    own = Seeded(name, data[0], world.world_size).train()
+    parallel = DistributedDataParallel(own, find_unused_parameters=True)
+    optimizer = make_optimizer(own.model.parameters())
+    for step, batch in enumerate(data):
+        part = split_batch(batch, world.world_size)[world.rank]
+        share = part.num_samples * world.world_size / len(batch[1])
+        output = parallel(part, step, world.rank)
+        loss = named_losses(specimen_of(name).loss(output, part.targets))[TOTAL]
+        (loss * share).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(own.model.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return own.model.state_dict()
+
+
+def _difference(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Return the largest difference relative to the largest weight of a tensor."""
+    assert state.keys() == expected.keys()
+    return max(
+        float((state[name] - x).abs().max()) / max(1e-30, float(x.abs().max()))
+        for name, x in expected.items()
+        if x.is_floating_point() and "running" not in name
+    )
+
+
+def refused(settings: dict[str, Any]) -> str:
+    """Return what the pipeline says to bad input."""
+    torch.set_num_threads(1)
+    with closing(join_world()) as world:
+        given = {"num_replicas": world.world_size, "model": "perceptron", **settings}
+        name = given.pop("model")
+        schedule = _order(given.pop("schedule", "reverse-first-k"), world.world_size)
+        data = batches(name, 1, 12, 12)
+        try:
+            hocket.Pipeline(
+                make_model(name),
+                specimen_of(name).loss,
+                optimizer=make_optimizer,
+                example=data[0],
+                schedule=schedule,
+                world=world,
+                **{"num_microbatches": 1, **given},
+            )
+        except HocketError as error:
+            return str(error)
+    return "accepted"
+
+
+def resumed(folder: str) -> list[dict[str, list[float]]]:
+    """Return the weights after 6 steps, and after 3, a checkpoint and 3 more."""
+    torch.set_num_threads(1)
+    data = batches("tied-dropout", 6, 12, 12)
+    found = []
+    with closing(join_world()) as world:
+        for stops in (False, True):
+            parts = [data[:3], data[3:]] if stops else [data]
+            for number, part in enumerate(parts):
+                with hocket.Pipeline(
+                    make_model("tied-dropout"),
+                    specimen_of("tied-dropout").loss,
+                    optimizer=make_optimizer,
+                    example=data[0],
+                    num_replicas=world.world_size,
+                    num_microbatches=1,
+                    schedule=_order({"stages_per_device": 5, "k": 3}, 2),
+                    cut=["layers.0", "layers.1", "layers.2", "layers.3"],
+                    world=world,
+                ) as pipeline:
+                    if number:
+                        pipeline.load(folder)
+                    for _ in pipeline.train(part):
+                        pass
+                    if stops and not number:
+                        pipeline.save(folder)
+                    state = pipeline.state_dict()
+            found.append({name: x.flatten().tolist() for name, x in state.items()})
+    return found
