@@ -114,18 +114,23 @@ def _disordered(stages: Sequence[int], schedule: Schedule) -> tuple[Op, Op] | No
         return None  # held by several lanes, or old weights: these have other rules
     ops = [op for op in lanes[0].ops if op.stage in stages]
     owner = [op.stage for op in ops if op.kind is Kind.UPDATE and not op.step][-1]
-    ends: dict[tuple[Kind, int], Op] = {}
-    for op in ops:
-        if op.stage == owner and op.kind in STEP_ENDS:
-            ends[op.kind, op.step] = op
-        elif op.kind is Kind.FORWARD:
-            if op.step and (Kind.UPDATE, op.step - 1) not in ends:
-                return op, Op(Kind.UPDATE, owner, None, op.step - 1)
-        elif op.kind in WHOLE_OR_HALF_BACKWARD:
-            for kind in STEP_ENDS:
-                if (kind, op.step) in ends:
-                    return ends[kind, op.step], op
-    return None
+    place = {op: i for i, op in enumerate(ops)}
+    pairs = (pair for op in ops for pair in _in_order(op, owner))
+    wrong = (
+        (second, first)
+        for first, second in pairs
+        if second in place and place.get(first, len(ops)) > place[second]
+    )
+    return next(wrong, None)
+
+
+def _in_order(op: Op, owner: int) -> Iterator[tuple[Op, Op]]:
+    """Yield ops that must come one before the other, of a shared weight's holders."""
+    if op.kind is Kind.FORWARD and op.step:
+        yield Op(Kind.UPDATE, owner, None, op.step - 1), op
+    elif op.kind in WHOLE_OR_HALF_BACKWARD:
+        for kind in STEP_ENDS:
+            yield op, Op(kind, owner, None, op.step)
 
 
 def _why_not_tied(tie: StaleTie, schedule: Schedule) -> str:
