@@ -23,14 +23,15 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError
-from hocket.planner.data_parallel import group_layers
+from hocket.planner.stages import BUCKET_BYTES, group_layers
 from hocket.planner.work import LayerCost
 from hocket.schedules.entry import Shape
 from hocket.schedules.reverse_first_k import reverse_first_k
 
 SIZES: Final = tuple(2.0**i * 10**6 for i in range(-2, 6))
+PLANNED_SIZES: Final = (1e6, 4e6, BUCKET_BYTES)  # where there are many candidates
 MOST_BUCKETS: Final = 64
-_NUM_STEPS: Final = 5
+_NUM_STEPS: Final = 5  # that are simulated
 _FULL_STEP: Final = 2  # from here on, steps take equally long
 _GOLDEN: Final = (5**0.5 - 1) / 2
 _AS_FAST: Final = 1e-6  # of a step: smaller differences are ignored
@@ -111,7 +112,11 @@ class BucketSearch:
         order = self.schedule(boundaries, k, barrier=barrier)
         timeline = simulate(order, costs)
         return BucketChoice(
-            boundaries, k, _step_s(timeline), round(timeline.peak_bytes(0)), timeline
+            boundaries,
+            k,
+            steady_step_s(timeline),
+            round(timeline.peak_bytes(0)),
+            timeline,
         )
 
 
@@ -207,7 +212,7 @@ def golden_section(f: Callable[[int], float], low: int, high: int) -> int:
 _FEW: Final = 3
 
 
-def _step_s(timeline: Timeline) -> float:
+def steady_step_s(timeline: Timeline) -> float:
     """Return the mean time from a step's first forward to the next one's."""
     starts = [
         float(start_s)

@@ -11,13 +11,16 @@ ONE_DEVICE: Final = "one-device"
 DDP: Final = "ddp"
 ZERO_1: Final = "ddp+zero1"
 FSDP: Final = "fsdp"
+REVERSE_FIRST_K: Final = "reverse-first-k"
 
-# Plain data parallelism, and which class of torch runs it.
+# Data parallelism, and what runs it: a class of torch, or hocket.Pipeline.
 DATA_PARALLEL: Final = {
     ONE_DEVICE: "all on one device; the others have nothing to do",
     DDP: "torch's DistributedDataParallel: a whole copy on each device",
     ZERO_1: "the same with torch's ZeroRedundancyOptimizer: optimizer state sharded",
     FSDP: "torch's fully_shard: weights, gradients and optimizer state sharded",
+    REVERSE_FIRST_K: "hocket.Pipeline with this schedule: a whole copy on each device, "
+    "whose first weight gradients are computed last",
 }
 
 

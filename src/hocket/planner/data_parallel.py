@@ -1,4 +1,4 @@
-"""Predicts torch's plain data parallelism, which a pipeline must beat.
+"""Predicts data parallelism: torch's, which a pipeline must beat, and reverse first-k.
 
 Layers form groups of about 25 MB of weights, as torch's buckets and sharding units do;
 a group is a stage of a program on one device, so that the same simulator predicts it:
@@ -9,6 +9,8 @@ a group is a stage of a program on one device, so that the same simulator predic
     fsdp   .  F0 F1 F2 B2 B1 .  B0 U           g: gather a group's weights before each F
            g0 g1 g2    g1 g0 r2 r1 r0          and B, one ahead; r: reduce and scatter
 
+Groups of reverse first-k are of the size that is best for it (buckets.py).
+
 Sources: Li et al., "PyTorch Distributed", arXiv:2006.15704 (buckets, overlap);
 Rajbhandari et al., "ZeRO", arXiv:1910.02054; Zhao et al., "PyTorch FSDP",
 arXiv:2304.11277 (prefetch of one unit).
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -29,20 +32,26 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.step_end import repeat_step
 from hocket.core.timelines.timeline import Timeline
+from hocket.errors import FitError
+from hocket.planner.buckets import (
+    PLANNED_SIZES,
+    BucketChoice,
+    BucketSearch,
+    choose_buckets,
+)
 from hocket.planner.candidate import (
     DDP,
     FSDP,
     ONE_DEVICE,
+    REVERSE_FIRST_K,
     ZERO_1,
     Candidate,
     MemorySplit,
     Outcome,
 )
 from hocket.planner.predict import Predictor, reduced_alone
-from hocket.planner.stages import activation_bytes
+from hocket.planner.stages import activation_bytes, group_layers
 from hocket.planner.work import LayerCost
-
-BUCKET_BYTES: Final = 25 * 10**6  # torch's bucket_cap_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,9 @@ class _Parts:
 
 
 def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
-    """Predict plain data parallelism."""
+    """Predict data parallelism."""
+    if candidate.schedule == REVERSE_FIRST_K:
+        return _reversed_outcome(predictor, candidate)
     parts = _parts(predictor, candidate)
     timeline = _timeline(parts, candidate)
     step_s = timeline.begin_s + timeline.makespan_s  # the first gather comes before
@@ -93,42 +104,88 @@ def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome
 
 
 def data_parallel_timeline(predictor: Predictor, candidate: Candidate) -> Timeline:
-    """Return the timeline of one step on one of the devices."""
+    """Return the timeline of one step on one of the devices; or of a few."""
+    if candidate.schedule == REVERSE_FIRST_K:
+        return _chosen_buckets(predictor, candidate).timeline
     return _timeline(_parts(predictor, candidate), candidate)
 
 
-def group_layers(
-    layers: Sequence[LayerCost], bucket_bytes: float = BUCKET_BYTES
-) -> tuple[int, ...]:
-    """Return the layers at which groups 1, 2, ... begin.
+def _reversed_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
+    """Predict reverse first-k with the buckets and the k that are best for it."""
+    found = _chosen_buckets(predictor, candidate)
+    stages = _stages_of(predictor, candidate, found.boundaries)
+    weights, gradients, states = (
+        sum(getattr(stage, name) for stage in stages)
+        for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes")
+    )
+    busy_s = least_s(predictor, candidate)
+    rest = found.peak_bytes - weights - gradients - states
+    return Outcome(
+        candidate,
+        found.step_s,
+        predictor.batch_size / found.step_s,
+        max(0.0, 1.0 - busy_s / found.step_s),
+        (MemorySplit(weights, gradients, states, rest),),
+        predictor.cluster.memory_bytes,
+        0,
+        gradients,
+        found.boundaries,
+        busy_s,
+    )
 
-    Groups are formed from the last layer on, in the order of gradients: a group ends
-    when it has a bucket's worth of weights.
 
-    Args:
-        layers: the whole model's layers.
-        bucket_bytes: the least bytes of weights in all groups but the first.
-    """
-    boundaries = []
-    gathered = 0
-    seen: set[str] = set()
-    for i in range(len(layers) - 1, 0, -1):
-        new = {x.name: x.num_bytes for x in layers[i].weights if x.name not in seen}
-        seen |= new.keys()
-        gathered += sum(new.values())
-        if gathered >= bucket_bytes:
-            boundaries.append(i)
-            gathered = 0
-    return tuple(reversed(boundaries))
+def least_s(predictor: Predictor, candidate: Candidate) -> float:
+    """Return the seconds that a device computes in a step."""
+    stages = _stages_of(predictor, candidate, ())
+    return sum(
+        candidate.num_microbatches * (x.forward_s + x.seconds(Kind.BACKWARD))
+        + x.update_s
+        for x in stages
+    )
+
+
+def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
+    cluster, num = predictor.cluster, candidate.num_replicas
+    link = cluster.reduce_link(1, num)
+
+    @cache
+    def stages(boundaries: tuple[int, ...]) -> tuple[StageCost, ...]:
+        found = _stages_of(predictor, candidate, boundaries)
+        if not cluster.shares_cores:
+            return found
+        return tuple(reduced_alone(stage, link, num) for stage in found)
+
+    search = BucketSearch(
+        predictor.cuts.layers(candidate.samples_of_microbatch(predictor.batch_size)),
+        stages,
+        Costs((), reduce_link=Link() if cluster.shares_cores else link),
+        num,
+        candidate.num_microbatches,
+        cluster.memory_bytes,
+        PLANNED_SIZES,
+    )
+    try:
+        return choose_buckets(search)
+    except FitError as error:
+        return choose_buckets(replace(search, memory_bytes=error.needed_bytes))
+
+
+def _stages_of(
+    predictor: Predictor, candidate: Candidate, boundaries: tuple[int, ...]
+) -> tuple[StageCost, ...]:
+    return predictor.cuts.stage_costs(
+        candidate.samples_of_microbatch(predictor.batch_size),
+        1,
+        boundaries,
+        recomputes=candidate.recomputes,
+    )
 
 
 def _parts(predictor: Predictor, candidate: Candidate) -> _Parts:
     num_samples = candidate.samples_of_microbatch(predictor.batch_size)
     layers = predictor.cuts.layers(num_samples)
     boundaries = group_layers(layers)
-    groups = predictor.cuts.stage_costs(
-        num_samples, 1, boundaries, recomputes=candidate.recomputes
-    )
+    groups = _stages_of(predictor, candidate, boundaries)
     program = Program.chain(
         [0] * len(groups),
         candidate.num_microbatches,

@@ -21,12 +21,17 @@ from hocket.planner.candidate import (
     DDP,
     FSDP,
     ONE_DEVICE,
+    REVERSE_FIRST_K,
     ZERO_1,
     Candidate,
     Outcome,
 )
 from hocket.planner.cluster import Cluster
-from hocket.planner.data_parallel import data_parallel_outcome, data_parallel_timeline
+from hocket.planner.data_parallel import (
+    data_parallel_outcome,
+    data_parallel_timeline,
+    least_s,
+)
 from hocket.planner.predict import Predictor
 from hocket.planner.ranking.notes import notes_on
 from hocket.planner.ranking.ranking import Ranking
@@ -290,10 +295,11 @@ def _try(
 def _bounds(
     predictor: Predictor, candidates: Iterable[Candidate], most_delay: float
 ) -> Iterator[tuple[float, Candidate]]:
-    """Return the candidates with their bounds; plain data parallelism comes first."""
+    """Return the candidates with their bounds; torch's data parallelism comes first."""
     for candidate in candidates:
         if candidate.is_data_parallel:
-            yield 0.0, candidate
+            is_searched = candidate.schedule == REVERSE_FIRST_K
+            yield least_s(predictor, candidate) if is_searched else 0.0, candidate
             continue
         try:
             if predictor.delay(candidate) <= most_delay:
@@ -318,7 +324,7 @@ def _plain(num_devices: int) -> Iterator[tuple[str, int]]:
     """Yield plain data parallelism on all devices; and one device alone."""
     yield ONE_DEVICE, 1
     if num_devices > 1:
-        for name in (DDP, ZERO_1, FSDP):
+        for name in (DDP, ZERO_1, FSDP, REVERSE_FIRST_K):
             yield name, num_devices
 
 
@@ -326,6 +332,8 @@ def _pipelines(predictor: Predictor, search: Search, p: int) -> Iterator[Candida
     num_replicas = predictor.cluster.num_devices // p
     microbatches = _microbatches(predictor, num_replicas, search)
     for name in search.schedules or sorted(SCHEDULES):
+        if SCHEDULES[name].is_data_parallel:
+            continue
         for v in _stages_per_device(predictor, search, name, p):
             for m in microbatches:
                 for recomputes in search.recompute:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Final
 
 from hocket.core.costs import StageCost
 from hocket.planner.work import LayerCost
+
+BUCKET_BYTES: Final = 25 * 10**6  # torch's bucket_cap_mb
 
 
 def stage_costs(
@@ -30,6 +33,31 @@ def stage_costs(
         _stage(layers, begin, end, recomputes, update_s_per_byte)
         for begin, end in pairwise(edges)
     )
+
+
+def group_layers(
+    layers: Sequence[LayerCost], bucket_bytes: float = BUCKET_BYTES
+) -> tuple[int, ...]:
+    """Return the layers at which groups 1, 2, ... begin.
+
+    Groups are formed from the last layer on, in the order of gradients: a group ends
+    when it has a bucket's worth of weights.
+
+    Args:
+        layers: the whole model's layers.
+        bucket_bytes: the least bytes of weights in all groups but the first.
+    """
+    boundaries = []
+    gathered = 0
+    seen: set[str] = set()
+    for i in range(len(layers) - 1, 0, -1):
+        new = {x.name: x.num_bytes for x in layers[i].weights if x.name not in seen}
+        seen |= new.keys()
+        gathered += sum(new.values())
+        if gathered >= bucket_bytes:
+            boundaries.append(i)
+            gathered = 0
+    return tuple(reversed(boundaries))
 
 
 def add_layers(layers: Sequence[LayerCost], following: LayerCost | None) -> StageCost:

@@ -1,0 +1,1 @@
+"""Reverse first-k beside DistributedDataParallel, on two hosts with a limited link."""
