@@ -78,7 +78,8 @@ def _launched_s(
     updates = [x for place, x in of_region.items() if place.kind is Kind.UPDATE]
     others = (x for place, x in of_region.items() if place.kind is not Kind.UPDATE)
     together_s = [sum(x) for x in zip_longest(*updates, fillvalue=0.0)]
-    return sum(max(x, hardware.op_s) for x in (*chain(*others), *together_s))
+    kernels = (*chain(*others), *together_s)
+    return sum(max(x + GRAPH_S, hardware.op_s) for x in kernels)
 
 
 def _kernels(nodes: Iterable[fx.Node], hardware: Hardware) -> Iterable[float]:
