@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.core.check import check
 from hocket.core.costs import Costs, StageCost
-from hocket.core.gates import early_updates, gates_of
+from hocket.core.gates import early_updates, flushes, gates_of
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Schedule
@@ -77,11 +77,14 @@ def test_every_filled_order_is_accepted_with_one_version(
     """All ops are there once, and no weights are kept beside those in use.
 
     A teacher of delay `d` is `d` batches ahead, which is why one version is enough. All
-    of the student's updates may wait for all of its gradients, as clipping needs.
+    of the student's updates wait for all of its gradients, as in the order that was
+    filled.
     """
     filled = data.draw(cases(name)).filled(num_steps)
     assert set(check(filled).num_versions) == {1}
-    one_gate = gates_of(filled.program, overlaps=False, clips=True)
+    assert flushes(filled)
+    one_gate = gates_of(filled, clips=False)
+    assert len(one_gate) == 1
     assert not early_updates(filled, one_gate)
     assert Schedule.parse(str(filled)) == filled
     if filled.body:

@@ -11,29 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 
+_TRAINED: Final = ""  # the work of all trained nets, and updates; no net is named so
 # The stages of each gate.
 Gates = tuple[tuple[int, ...], ...]
 
 
-def gates_of(program: Program, *, overlaps: bool, clips: bool) -> Gates:
-    """Return the gates of a program: one of all stages, per delay, or per stage.
+def gates_of(schedule: Schedule, *, clips: bool) -> Gates:
+    """Return the gates of an order: one of all stages, per delay, or per stage.
 
     Args:
-        program: the program, with the delays of its stages.
-        overlaps: whether a step begins before the one before it has ended. If not, all
-            stages are one gate, so that no weight is updated where any gradient is not
-            finite.
+        schedule: the order. If it flushes, all stages are one gate, so that no weight
+            is updated where any gradient is not finite.
         clips: whether gradients are clipped by the norm of their gate.
     """
-    trained = [n for n, stage in enumerate(program.stages) if stage.trainable]
-    if not overlaps:
-        return (tuple(trained),)
+    program = schedule.program
+    trained = _trained(program)
+    if flushes(schedule):
+        return (trained,)
     if not clips:
         return tuple((number,) for number in trained)
     delays = sorted({program.stages[number].delay for number in trained})
@@ -41,6 +42,60 @@ def gates_of(program: Program, *, overlaps: bool, clips: bool) -> Gates:
         tuple(n for n in trained if program.stages[n].delay == delay)
         for delay in delays
     )
+
+
+def flushes(schedule: Schedule) -> bool:
+    """Return whether each step of the trained stages ends before the next begins.
+
+    An order without a body does. One with a body does if its body has one step of each
+    net on all devices, and of those that are trained the same one, as where a teacher's
+    forwards of the next batch fill a student's order:
+
+        d0   |: 2F0 2F1 0F0@1 2B0 2B1 2U :|      stages 0 and 1 are the teacher's
+        d1   |: 3F0 3F1 3B0 3B1 1F0@1 3U :|
+
+    Then one gate of all stages makes no lane wait for ever.
+    """
+    if not schedule.body:
+        return True
+    program = schedule.program
+    trained = _trained(program)
+    if any(program.stages[number].delay for number in trained):
+        return False
+    return _has_one_step(schedule) and not early_updates(schedule, (trained,))
+
+
+def _has_one_step(schedule: Schedule) -> bool:
+    """Return whether the body is one step of each net, and of all trained ones.
+
+    What stands before it is of earlier steps, and trained steps follow each other. The
+    updates of a net that follows another one are of that one's step.
+    """
+    step_of: dict[str, int] = {}
+    bodies = [*zip(schedule.lanes, schedule.body, strict=True)]
+    for lane, (begin, end) in bodies:
+        for op in lane.ops[begin : begin + (end - begin) // schedule.num_repeats]:
+            if step_of.setdefault(_work_of(op, schedule), op.step) != op.step:
+                return False
+    for lane, (begin, _) in bodies:
+        steps = [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
+        if steps != sorted(steps):
+            return False
+        for op in lane.ops[:begin]:
+            if op.step >= step_of.get(_work_of(op, schedule), 0):
+                return False
+    return True
+
+
+def _work_of(op: Op, schedule: Schedule) -> str:
+    """Return the net whose forwards an op is one of; `_TRAINED` for other ops."""
+    stage = schedule.program.stages[op.stage]
+    is_trained = stage.trainable or op.kind is Kind.UPDATE
+    return _TRAINED if is_trained else stage.net
+
+
+def _trained(program: Program) -> tuple[int, ...]:
+    return tuple(n for n, stage in enumerate(program.stages) if stage.trainable)
 
 
 def stage_gates(gates: Gates) -> dict[int, tuple[int, ...]]:

@@ -22,9 +22,11 @@ from hocket.core.checker.links import Links
 from hocket.core.gates import early_updates, gates_of
 from hocket.core.schedule import Schedule
 from hocket.errors import RunError
+from hocket.passes.fill_with import fill_with
 from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.schedules import SCHEDULES, make_schedule
+from tests.passes.support.teachers import FROZEN, equal_costs, with_teacher
 from tests.run.support.forked import answers_of
 from tests.run.support.program_pool import ProgramPools
 from tests.run.support.random_programs import random_schedule
@@ -57,7 +59,7 @@ def run(pools: ProgramPools, schedule: Schedule, clip_norm: float | None) -> Non
 
 def may_clip(schedule: Schedule) -> bool:
     """Return whether no update comes before its gate's norm is complete."""
-    gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=True)
+    gates = gates_of(schedule, clips=True)
     return not (schedule.body and early_updates(schedule, gates))
 
 
@@ -178,6 +180,16 @@ def test_every_schedule_of_ours_can_be_ordered(name: str, *, clips: bool) -> Non
         num_steps=6 if name in FLUSH_FREE else 1,
     )
     assert may_be_ordered(schedule, clips=clips)
+
+
+@pytest.mark.parametrize("delay", [FROZEN, 0, 1, 2])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"])
+def test_every_filled_order_can_be_ordered(name: str, delay: int | None) -> None:
+    """With replicas, and one gate over all of the student's stages."""
+    student = make_schedule(name, num_devices=4, num_microbatches=8, num_replicas=2)
+    program = with_teacher(student.program, 8, delay=delay, num_steps=4)
+    filled = fill_with(student, program, costs=equal_costs(program, 0.7))
+    assert may_be_ordered(filled, clips=False)
 
 
 @settings(NO_SHRINKING, max_examples=60)

@@ -103,7 +103,6 @@ FROZEN = hocket.Teacher(nn.Linear(6, 6))
         ),
         ({"compile": True}, "compile=True compiles the stages of a single net"),
         ({"accumulate": 2}, "Take batches 2 times as large"),
-        ({"precision": "float16"}, 'take "bfloat16"'),
     ],
 )
 def test_settings_that_teachers_do_not_go_with(more: Any, words: str) -> None:

@@ -34,7 +34,8 @@ class StepBatch:
             numbered from `step.first` on, in each replica.
         microbatches: this replica's microbatches.
         ends_step: whether gradients are reduced and weights updated after it.
-        loss_scale: the factor of the loss before the backward.
+        read_scale: returns the factor of the loss before the backward, which is known
+            when all earlier steps are over; 1 when not given.
         everywhere: the net's microbatches in all replicas, one replica after the other.
         counts: each microbatch's weight and the whole step's, before the division; by
             samples when not given.
@@ -43,7 +44,7 @@ class StepBatch:
     step: StepHeader
     microbatches: tuple[Microbatch, ...]
     ends_step: bool = True
-    loss_scale: float = 1.0
+    read_scale: Callable[[], float] | None = None
     everywhere: tuple[Microbatch, ...] = ()
     counts: tuple[tuple[float, ...], float] | None = None
 
@@ -51,6 +52,11 @@ class StepBatch:
         """Return a microbatch's share of the whole step; 0 if nothing in it counts."""
         sizes, total = self.counts or (self.step.sizes, self.step.num_samples)
         return sizes[index] / total if total else 0.0
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss; to be read once all earlier steps are over."""
+        return 1.0 if self.read_scale is None else self.read_scale()
 
     def shares(self) -> dict[int, float]:
         """Return the shares of all microbatches, by their numbers in the step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -103,7 +104,7 @@ class Executor:
             self.sync.begin(nets)
             self.player.begin(nets)
         if self.scale is not None:
-            batches = _scaled(batches, self.scale.value)
+            batches = _scaled(batches, self.scale)
         return self.player.play(portion, first, batches)
 
     def resume_from(self, number: int) -> None:
@@ -142,9 +143,11 @@ class Executor:
             updater.swap()
 
 
-def _scaled(batches: Batches, scale: float) -> Batches:
-    """Multiply the losses of batches by the loss scale."""
-    return {
-        step: {net: replace(work, loss_scale=scale) for net, work in nets.items()}
-        for step, nets in batches.items()
-    }
+def _scaled(batches: Batches, scale: LossScale) -> Batches:
+    """Multiply the losses of batches by the loss scale of their steps."""
+
+    def scaled(nets: NetBatches) -> NetBatches:
+        read = cache(lambda: scale.value)  # a GPU's is read once in a step
+        return {net: replace(work, read_scale=read) for net, work in nets.items()}
+
+    return {step: scaled(nets) for step, nets in batches.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
-from hocket.core.gates import describe, early_updates, gates_of
+from hocket.core.gates import describe, early_updates, flushes, gates_of
 from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_HALF_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
@@ -182,13 +182,16 @@ def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
             f"accumulate is {settings.accumulate}: without flushes each batch is a "
             "step; take larger batches, and as many more microbatches"
         )
+    if flushes(schedule):
+        yield from _frozen_faults(settings, schedule)
+        return
     if settings.precision == "float16":
         yield (
             'precision is "float16": whether a step overflowed is known only when '
             'others have been begun with its weights; take "bfloat16"'
         )
     if settings.clip_norm is not None:
-        gates = gates_of(schedule.program, overlaps=True, clips=True)
+        gates = gates_of(schedule, clips=True)
         for op in early_updates(schedule, gates):
             gate = next(gate for gate in gates if op.stage in gate)
             yield (
@@ -196,3 +199,16 @@ def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
                 f"{describe(gate, schedule.program)}, whose norm it needs: move it "
                 "behind them, or leave clip_norm out"
             )
+
+
+def _frozen_faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
+    """Refuse a loss scale on devices that no gradient tells of an overflow."""
+    program = schedule.program
+    trained = {stage.device for stage in program.stages if stage.trainable}
+    frozen = sorted({*range(program.num_devices)} - trained)
+    if settings.precision == "float16" and frozen:
+        yield (
+            f'precision is "float16", and device {frozen[0]} has no stage that is '
+            "trained: it works for the next batch before it could know whether a step "
+            'overflowed; take "bfloat16", or cut the model so that it trains some'
+        )

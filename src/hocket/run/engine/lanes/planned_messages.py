@@ -55,7 +55,7 @@ def plan_messages(plan: PlayPlan, part: PortionPlan) -> dict[int, Queue]:
         ScheduleError: the planned order differs at the two ends of a pair.
     """
     devices = [lane.device for lane in plan.schedule.lanes]
-    gates = gates_of(plan.program, overlaps=plan.overlaps, clips=True)
+    gates = gates_of(plan.schedule, clips=True)
     try:
         queues = plan_queues(part.lanes, devices, gates)
     except DeadlockError as error:

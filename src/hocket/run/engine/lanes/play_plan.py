@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hocket.core.dataflow import makes, needs
-from hocket.core.gates import Gates, gates_of
+from hocket.core.gates import Gates, flushes, gates_of
 from hocket.core.plans.lane_plan import OpPlan, plan_lanes
 from hocket.core.plans.portions import plan_portions
 from hocket.core.program import Program
@@ -83,6 +83,7 @@ class PlayPlan:
         num_steps: batches that a prologue takes.
         num_ended: how many of these steps are over when the prologue is.
         gates: the stages whose gradients are judged together.
+        flushes: whether each step of the trained stages ends before the next begins.
     """
 
     schedule: Schedule
@@ -90,6 +91,7 @@ class PlayPlan:
     num_steps: int = 1
     num_ended: int = 1
     gates: Gates = ()
+    flushes: bool = True
 
     @property
     def overlaps(self) -> bool:
@@ -109,7 +111,7 @@ def plan_to_play(schedule: Schedule, *, clips: bool = False) -> PlayPlan:
         schedule: accepted by `check`, without explicit messages.
         clips: whether gradients are clipped, by the norms of gates.
     """
-    gates = gates_of(schedule.program, overlaps=bool(schedule.body), clips=clips)
+    gates = gates_of(schedule, clips=clips)
     parts = {Portion.STEP: PortionPlan(plan_lanes(one_step(schedule), gates))}
     if not schedule.body:
         return PlayPlan(schedule, parts, gates=gates)
@@ -119,4 +121,5 @@ def plan_to_play(schedule: Schedule, *, clips: bool = False) -> PlayPlan:
         Portion.BODY: PortionPlan(body),
         Portion.EPILOGUE: PortionPlan(epilogue, 1),
     }
-    return PlayPlan(schedule, parts, cut.num_steps, cut.num_ended, gates)
+    num_steps, is_flushed = cut.num_steps, flushes(schedule)
+    return PlayPlan(schedule, parts, num_steps, cut.num_ended, gates, is_flushed)

@@ -8,7 +8,6 @@ from functools import reduce
 
 import torch
 
-from hocket.core.gates import gates_of
 from hocket.core.program import Program
 from hocket.model.stages.cut import StageModule
 from hocket.run.cluster.group import WorkerGroup
@@ -89,9 +88,8 @@ class SyncMaker:
     def _gates(self) -> tuple[list[Gate], dict[int, Gate]]:
         """Return this worker's gates, and the gate of each of its trained stages."""
         clips = self.settings.clip_norm is not None
-        overlaps, stages = self.plan.overlaps, self.plan.program.stages
-        groups = gates_of(self.plan.program, overlaps=overlaps, clips=clips)
-        waits = clips or not overlaps
+        groups, stages = self.plan.gates, self.plan.program.stages
+        waits = clips or self.plan.flushes
         gates: list[Gate] = []
         gate_of: dict[int, Gate] = {}
         for number, group in enumerate(groups):

@@ -67,11 +67,6 @@ def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
             "ahead works for the next update, and each batch is one. Take batches "
             f"{config.accumulate} times as large, with as many more microbatches"
         )
-    if is_ahead and config.precision == "float16":
-        raise ConfigError(
-            'precision is "float16": whether a step overflowed is known only when the '
-            'teacher has begun with the next batch; take "bfloat16"'
-        )
     if config.compile:
         raise ConfigError(
             "compile=True compiles the stages of a single net: leave it out with "

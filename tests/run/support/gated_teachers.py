@@ -1,0 +1,179 @@
+"""Workers whose students overflow, or have gradients that are not finite."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import HocketError
+from hocket.run.cluster.world import World, join_world
+from hocket.run.data.batch import split_batch
+from hocket.run.stage.teacher_outputs import TeacherOutputs
+from tests.run.support.teacher_models import (
+    distil,
+    make_batches,
+    make_student,
+    make_teacher,
+)
+from tests.run.support.training_workers import fragile_batches, make_fragile
+
+NUM_MICROBATCHES = 2
+
+
+def near(output: Tensor, targets: Tensor, teachers: Mapping[str, Any]) -> Tensor:
+    """Return the classes' loss, and a finite share of the distance to the teacher."""
+    read = teachers["teacher"].own.nan_to_num()
+    return F.cross_entropy(output, targets) + (output - read).square().mean()
+
+
+def teacher_of(net: nn.Module, delay: int | None) -> hocket.Teacher:
+    """Make a teacher that moves with a delay, or a frozen one if there is none."""
+    if delay is None:
+        return hocket.Teacher(net)
+    return hocket.Teacher(net, update=hocket.Momentum(0.5), delay=delay)
+
+
+def train_fragile(delays: list[int | None], folder: str) -> list[list[Any]]:
+    """Train until a gradient of step 4 is not finite.
+
+    Returns:
+        For each delay: the error's kind and words, the steps that were done, and
+        whether this worker's weights are those behind step 3.
+    """
+    torch.set_num_threads(1)
+    world = join_world()
+    return [_fragile(world, delay, folder) for delay in delays]
+
+
+def _fragile(world: World, delay: int | None, folder: str) -> list[Any]:
+    model, net = make_fragile(), make_fragile()
+    batches = fragile_batches(6, poisoned=4)
+    pipeline = hocket.Pipeline(
+        model,
+        near,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
+        example=batches[0],
+        num_microbatches=NUM_MICROBATCHES,
+        schedule="1f1b",
+        teachers={"teacher": teacher_of(net, delay)},
+        profile_dir=Path(folder) / "profiles",
+        world=world,
+    )
+    told, num_done, before = ["", ""], 0, list[Tensor]()
+    try:
+        for result in pipeline.train(batches):
+            before = [p.detach().clone() for p in model.parameters()]
+            num_done = result.step + 1
+    except HocketError as error:
+        told = [type(error).__name__, str(error)]
+    after = [p.detach() for p in model.parameters()]
+    return [*told, num_done, all(map(torch.equal, before, after))]
+
+
+def large(output: Tensor, targets: Tensor, teachers: Mapping[str, Any]) -> Any:
+    """Return losses whose scaled gradients float16 cannot hold at first."""
+    named = distil(output, targets, teachers)
+    return {name: 200.0 * value for name, value in named.items()}
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Make an optimizer whose steps are proportional to the gradients."""
+    return torch.optim.SGD(parameters, lr=2e-4)
+
+
+def train_in_float16(delays: list[int | None], folder: str) -> list[dict[str, Any]]:
+    """Train with a loss scale that is too large for the first steps.
+
+    Returns:
+        For each delay: the steps that were skipped, here and in a loop with torch's
+        `GradScaler`; and the largest difference of a weight.
+    """
+    torch.set_num_threads(1)
+    world = join_world()
+    return [_in_float16(world, delay, folder) for delay in delays]
+
+
+def _in_float16(world: World, delay: int | None, folder: str) -> dict[str, Any]:
+    kind = "frozen" if delay is None else "momentum"
+    student, net = make_student().float(), make_teacher(kind).float()
+    loop = _Loop(copy.deepcopy(student), copy.deepcopy(net), delay)
+    batches = [(x.float(), y) for x, y in make_batches()] * 2
+    with hocket.Pipeline(
+        student,
+        large,
+        optimizer=sgd,
+        example=batches[0],
+        num_microbatches=NUM_MICROBATCHES,
+        schedule="1f1b",
+        precision="float16",
+        teachers={"teacher": teacher_of(net, delay)},
+        profile_dir=Path(folder) / "profiles",
+        world=world,
+    ) as pipeline:
+        skipped = [result.skipped for result in pipeline.train(batches)]
+        state = pipeline.state_dict()
+    expected = [loop.step(batch) for batch in batches]
+    return {
+        "skipped": skipped,
+        "expected": expected,
+        "off": max(
+            float((state[name] - x).abs().max())
+            for name, x in loop.student.state_dict().items()
+        ),
+    }
+
+
+class _Loop:
+    """A plain loop with torch's scaler, whose teacher may be some updates behind."""
+
+    def __init__(self, student: nn.Module, net: nn.Module, delay: int | None) -> None:
+        self.student, self._net, self._delay = student.train(), net, delay or 0
+        self._moves = delay is not None
+        self._net.train(self._moves)
+        self._versions = [self._weights()]
+        self._optimizer = sgd(student.parameters())
+        self._scaler = torch.amp.GradScaler("cpu")
+
+    def _weights(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._net.parameters()]
+
+    def _put(self, weights: list[Tensor]) -> None:
+        for p, value in zip(self._net.parameters(), weights, strict=True):
+            p.detach().copy_(value)
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> bool:
+        """Train a step; return whether its update was skipped."""
+        self._put(self._versions[max(0, len(self._versions) - 1 - self._delay)])
+        for part in split_batch(batch, NUM_MICROBATCHES):
+            with torch.autocast("cpu", torch.float16):
+                with torch.no_grad():
+                    read = self._net(part.leaves[0])
+                found = large(
+                    self.student(part.leaves[0]),
+                    part.targets,
+                    {"teacher": TeacherOutputs("teacher", read)},
+                )
+                share = part.num_samples / len(batch[0])
+            self._scaler.scale(sum(found.values()) * share).backward()
+        before = self._scaler.get_scale()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+        is_skipped = self._scaler.get_scale() < before
+        newest = self._versions[-1]
+        if self._moves and not is_skipped:
+            named = dict(self.student.named_parameters())
+            names = [name for name, _ in self._net.named_parameters()]
+            newest = [
+                0.5 * x + 0.5 * named[name].detach()
+                for name, x in zip(names, newest, strict=True)
+            ]
+        self._versions.append(newest)
+        return is_skipped
