@@ -3,7 +3,7 @@
     PipelineConfig ─▶ order ─▶ transport ─▶ Plan ─▶ Executor
                         │ schedule="auto": chosen here
                         │ "zb-auto": measured and made here
-                        └ with teachers: filled with their forwards here
+                        └ with teachers: chosen and filled with their forwards here
 
 Only the outline of the uncut model is kept: if the user keeps no reference to it, the
 weights of other workers' stages are freed.
@@ -47,7 +47,6 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
 from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
 from hocket.run.tune.teachers.joint import joint_order
-from hocket.run.tune.teachers.refusals import refuse_chosen_orders
 from hocket.run.tune.timed_order import is_timed, timed_order
 
 
@@ -101,13 +100,12 @@ def _assembled(
 ) -> tuple[Plan, Executor]:
     store = _own_store(world)
     if config.teachers:
-        refuse_chosen_orders(config)
         loss = with_teachers(config.loss, tuple(config.teachers))
         config = replace(config, loss=loss)
     asked, profiled = config.schedule, None
-    if asked == "auto":
+    if asked == "auto" and not config.teachers:
         config, profiled = choose_order(config, world, layout)
-    order, known = _make_order(
+    config, order, known = _make_order(
         config, world, layout, recorder, store, timeout_s, profiled
     )
     if asked != "auto":  # which may choose one without old weights
@@ -150,8 +148,11 @@ def _make_order(
     store: dist.Store,
     timeout_s: float,
     profiled: ProfiledModel | None,
-) -> tuple[Schedule, ProfiledModel | CutModel | None]:
-    """Return the order, and what is known of the model by then."""
+) -> tuple[PipelineConfig, Schedule, ProfiledModel | CutModel | None]:
+    """Return the order, and what is known of the model by then.
+
+    The configuration that comes first has the name of a schedule that was chosen.
+    """
     if not is_timed(config) and not config.teachers:
         order = make_order(
             config.schedule,
@@ -161,7 +162,7 @@ def _make_order(
             clips=config.clip_norm is not None,
             whole_batch=config.whole_batch,
         )
-        return order, profiled
+        return config, order, profiled
     store = dist.PrefixStore("before the order", store)
     transport = make_transport(
         config.transport,
@@ -180,7 +181,7 @@ def _make_order(
         )
         if config.teachers:
             return joint_order(config, context)
-        return timed_order(config, context, profiled)
+        return config, *timed_order(config, context, profiled)
 
 
 _num_pipelines = count()

@@ -46,7 +46,6 @@ def test_a_teacher_reads_back(free_dir: Path) -> None:
             [*FROZEN, "teacher.soft_weight=0", "teacher.hard_weight=0"],
             "soft_weight and hard_weight are 0",
         ),
-        ([*FROZEN, "pipeline.schedule=auto"], "is chosen for the times of a single"),
         ([*FROZEN, "task.loss=a:b"], "task.loss: has no effect with a section"),
         (["teacher_model.kind=vit"], "has no effect without a section [teacher]"),
         (

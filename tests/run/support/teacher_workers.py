@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import hocket
+from hocket.core.costs import Costs
+from hocket.passes.fill_with import long_step_s
 from hocket.run.cluster.world import World, join_world
 from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.teacher_models import (
@@ -156,6 +159,21 @@ def _resumed(
         for _ in pipeline.train(make_batches()[step:]):
             pass
         return pipeline.state_dict()
+
+
+def steps_of(schedules: list[str], folder: str) -> dict[str, float]:
+    """Return the predicted seconds of a filled step, by the student's schedule."""
+    torch.set_num_threads(1)
+    world = join_world()
+    found = {}
+    with captured_once() as shelf:
+        for name in schedules:
+            case = {"schedule": name, "teachers": {"teacher": {"kind": "frozen"}}}
+            with make_pipeline(case, world, Path(folder), shelf) as pipeline:
+                plan = pipeline.plan
+                stages = tuple(replace(x, update_s=0.0) for x in plan.costs.stages)
+                found[name] = long_step_s(plan.schedule, Costs(stages))
+    return found
 
 
 def influences(folder: str) -> list[float]:

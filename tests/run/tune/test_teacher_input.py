@@ -93,8 +93,6 @@ FROZEN = hocket.Teacher(nn.Linear(6, 6))
         ),
         ({"loss": two_arguments}, r"loss\(output, targets, teachers\)"),
         ({"loss": nn.CrossEntropyLoss()}, "cannot be called with three arguments"),
-        ({"schedule": "auto"}, "'auto' is made for the times of the student alone"),
-        ({"schedule": "zb-auto"}, "name the student's schedule, such as"),
         ({"schedule": "pipedream-2bw"}, "the steps of schedule pipedream-2bw overlap"),
         ({"teachers": {"my teacher": FROZEN}}, "use letters, digits, _ and -"),
         (

@@ -35,6 +35,9 @@ TWO_WORKERS: Final = [
     case_of("momentum", "gpipe", delay=1, whole_batch=True, loss="contrast-with-all"),
     case_of("momentum", "zb-v", is_tied=True),
     case_of("copies", "1f1b", delay=1),
+    case_of("frozen", "auto"),
+    case_of("momentum", "auto", delay=1),
+    case_of("frozen", "zb-auto"),
     {
         "schedule": "1f1b",
         "teachers": {
@@ -51,6 +54,10 @@ MORE_ON_TWO: Final = [
     case_of("frozen", "zb-h1", num_parts=2),
     case_of("frozen", "1f1b", whole_batch=True, loss="contrast-with-all"),
     case_of("frozen", "1f1b", is_tied=True),
+    case_of("momentum", "zb-auto", delay=1),
+    case_of("frozen", "ooo-modulo"),
+    case_of("momentum", "auto", stages_per_device=2),
+    case_of("frozen", "auto", recompute="all"),
     case_of("momentum", "1f1b", delay=1, frozen_blocks=3),
     case_of("momentum", "zb-h1", delay=1, drain_every=3),
     case_of("momentum", "gpipe", delay=0, interrupts=True),
@@ -178,3 +185,17 @@ def test_each_sample_counts_once(tmp_path: Path) -> None:
     ):
         assert len(off) == 14
         assert max(off) <= TOLERANCE
+
+
+@pytest.mark.timeout(120)
+def test_the_fastest_filled_order_is_chosen(tmp_path: Path) -> None:
+    """Of schedules by name, none has a much shorter step with the same profile."""
+    named = ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b"]
+    for found in answers_of(
+        "tests.run.support.teacher_workers:steps_of",
+        ["auto", *named],
+        str(tmp_path),
+        num_workers=2,
+        folder=tmp_path,
+    ):
+        assert found["auto"] <= 1.1 * min(found[name] for name in named)

@@ -62,14 +62,9 @@ def _model_faults(recipe: Recipe, teacher: AnyTeacher) -> Iterator[str]:
 
 
 def _pipeline_faults(recipe: Recipe) -> Iterator[str]:
-    """Check what would be a second loss, or an order for a single net."""
+    """Check what would be a second loss."""
     if recipe.task.loss is not None:
         yield "task.loss: has no effect with a section [teacher], whose kind is a loss"
-    if recipe.pipeline.schedule == "auto":
-        yield (
-            "pipeline.schedule 'auto' is chosen for the times of a single net: with a "
-            "section [teacher] name the student's, such as '1f1b' or 'gpipe'"
-        )
 
 
 def _two_view_faults(recipe: Recipe, teacher: TwoViewSettings) -> Iterator[str]:

@@ -59,7 +59,7 @@ def choose_order(
 
     def decide() -> tuple[str, int]:
         cluster = usual_cluster(world, most)
-        return _best(config, known, cluster, _search(config, layout))
+        return _best(config, known, cluster, search_of(config, layout))
 
     name, num_stages = decide_on_rank_0(world, decide, "choice of the schedule")
     chosen = replace(config, schedule=name, stages_per_device=num_stages, max_delay=0)
@@ -113,7 +113,13 @@ def _nothing_fits(least: Outcome) -> FitError:
     )
 
 
-def _search(config: PipelineConfig, layout: Layout) -> Search:
+def search_of(config: PipelineConfig, layout: Layout) -> Search:
+    """Return which orders `schedule="auto"` considers.
+
+    Args:
+        config: the pipeline's.
+        layout: the ranks by device and replica.
+    """
     num_microbatches = config.num_microbatches
     choices: tuple[int, ...] = STAGES_PER_DEVICE
     if config.stages_per_device is not None:

@@ -27,6 +27,7 @@ from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
+from hocket.run.cluster.layout import Layout
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import bucketed_order
@@ -52,14 +53,17 @@ _AS_FAST: Final = 1e-9  # of a step: smaller differences are ignored
 def is_timed(config: PipelineConfig) -> bool:
     """Return whether the order depends on measured times."""
     schedule = config.schedule
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        return False
-    is_free = config.stages_per_device is None and config.cut is None
     return (
-        _takes_costs(schedule)
-        or _is_data_parallel(schedule)
-        or (schedule == _MODULO and is_free)
+        takes_costs(schedule)
+        or has_free_stages(config)
+        or (isinstance(schedule, str) and _is_data_parallel(schedule))
     )
+
+
+def has_free_stages(config: PipelineConfig) -> bool:
+    """Return whether the number of stages per device is chosen for measured times."""
+    is_free = config.stages_per_device is None and config.cut is None
+    return config.schedule == _MODULO and is_free
 
 
 def timed_order(
@@ -82,7 +86,7 @@ def timed_order(
         ModelError: the model cannot be captured or cut as asked.
     """
     name = str(config.schedule)
-    if _takes_costs(name):
+    if takes_costs(name):
         return _for_costs(name, config, context, known)
     if _is_data_parallel(name):
         return bucketed_order(config, context, known)
@@ -98,12 +102,14 @@ def timed_order(
     return order, known
 
 
-def _takes_costs(name: str) -> bool:
-    return "costs" in SCHEDULES[name].options
+def takes_costs(schedule: object) -> bool:
+    """Return whether a schedule's order is made for measured costs."""
+    is_named = isinstance(schedule, str) and schedule in SCHEDULES
+    return is_named and "costs" in SCHEDULES[str(schedule)].options
 
 
 def _is_data_parallel(name: str) -> bool:
-    return SCHEDULES[name].is_data_parallel
+    return name in SCHEDULES and SCHEDULES[name].is_data_parallel
 
 
 def _for_costs(
@@ -115,26 +121,51 @@ def _for_costs(
     """Make the order for measured costs."""
     shape = context.layout, config.num_microbatches, config.stages_per_device
     world = context.world
-    make = partial(make_order, name, *shape, whole_batch=config.whole_batch)
-    first = make()  # whatever its costs, it has these stages
+    # Whatever its costs, it has these stages.
+    first = make_order(name, *shape, whole_batch=config.whole_batch)
     found = cut_and_measure(config, first.program, context, known)
     most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
 
     def decide() -> str:
-        offered: dict[str, Any] = {"memory_bytes": most}
-        taken = SCHEDULES[name].options
-        options = {key: offered[key] for key in offered if key in taken}
-        *before, last = _recomputing(config, first, found)
-        for costs in before:  # the fewer recompute, the better
-            try:
-                return str(make(costs=costs, **options))
-            except FitError:
-                continue
-        return str(make(costs=last, **options))
+        return str(order_for_costs(config, context.layout, first, found, most))
 
     text = decide_on_rank_0(world, decide, f"order of {name}")
     return Schedule.parse(text), found
+
+
+def order_for_costs(
+    config: PipelineConfig,
+    layout: Layout,
+    first: Schedule,
+    found: CutModel,
+    most: int,
+) -> Schedule:
+    """Make an order for the costs of its stages.
+
+    Args:
+        config: the pipeline's, with the schedule's name.
+        layout: the ranks by device and replica.
+        first: its order for any costs.
+        found: its stages, and their costs.
+        most: the bytes that it may take on each device.
+
+    Raises:
+        FitError: no order of this name fits the memory.
+    """
+    name = str(config.schedule)
+    shape = layout, config.num_microbatches, config.stages_per_device
+    make = partial(make_order, name, *shape, whole_batch=config.whole_batch)
+    offered: dict[str, Any] = {"memory_bytes": most}
+    taken = SCHEDULES[name].options
+    options = {key: offered[key] for key in offered if key in taken}
+    *before, last = _recomputing(config, first, found)
+    for costs in before:  # the fewer recompute, the better
+        try:
+            return make(costs=costs, **options)
+        except FitError:
+            continue
+    return make(costs=last, **options)
 
 
 def _recomputing(

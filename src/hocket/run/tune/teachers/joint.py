@@ -1,8 +1,8 @@
 """Makes the order of a student and its teachers, for measured times.
 
-All workers make the student's order of one step, and profile and cut all nets together.
-Rank 0 fills the waits of that order with the teachers' forwards, and sends the result
-to all.
+All workers profile all nets, and rank 0 chooses the student's schedule where it is not
+named. All make the student's order of one step, and cut all nets together. Rank 0 fills
+the waits of that order with the teachers' forwards, and broadcasts the result.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from functools import partial
 
 from torch.utils import _pytree as pytree
 
-from hocket.core.check import check
 from hocket.core.schedule import Schedule
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import profile_forwards
-from hocket.model.stages.cut import num_frozen_stages
-from hocket.passes.fill_with import fill_with
-from hocket.passes.freeze_stages import freeze_stages
 from hocket.run.cluster.broadcast import decide_on_rank_0
+from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import call_arguments, count_samples, digest, split_batch
+from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.net_setup import example_output
 from hocket.run.engine.same_everywhere import refuse_differences
@@ -36,12 +34,10 @@ from hocket.run.tune.build import (
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
 from hocket.run.tune.profile_workers import measured_together
+from hocket.run.tune.teachers.choose import choose_schedule
 from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries
-from hocket.run.tune.teachers.program import (
-    joint_costs,
-    joint_program,
-    measure_teacher_updates,
-)
+from hocket.run.tune.teachers.filled import filled_order, joined
+from hocket.run.tune.teachers.program import measure_teacher_updates
 from hocket.run.tune.teachers.refusals import (
     refuse_unfillable,
     warn_of_low_momentum,
@@ -51,11 +47,12 @@ from hocket.run.tune.teachers.stages import (
     check_followed,
 )
 from hocket.run.tune.teachers.teacher import Teacher
+from hocket.run.tune.timed_order import has_free_stages
 
 
 def joint_order(
     config: PipelineConfig, context: WorkerContext
-) -> tuple[Schedule, CutModel]:
+) -> tuple[PipelineConfig, Schedule, CutModel]:
     """Make the order of all nets. Every worker must call this, and gets the same.
 
     Args:
@@ -63,23 +60,22 @@ def joint_order(
         context: this worker's context, with a transport that is used for nothing else.
 
     Returns:
-        The order, and the stages of all nets with their costs.
+        The configuration, with the name of the schedule if that was chosen; the order;
+        and the stages of all nets with their costs.
 
     Raises:
-        ConfigError: the student's order is chosen or made for measured times, or its
-            steps overlap; or the teachers' microbatches cannot be played.
+        ConfigError: the steps of the student's order overlap; or the teachers'
+            microbatches cannot be played.
+        FitError: no order that could be chosen, or made for the costs, fits the memory.
         ModelError: a model cannot be captured or cut as asked; or a teacher that
             follows the student has a parameter that the student lacks.
     """
     layout, world = context.layout, context.world
-    student = make_order(
-        config.schedule,
-        layout,
-        config.num_microbatches,
-        config.stages_per_device,
-        clips=config.clip_norm is not None,
-        whole_batch=config.whole_batch,
-    )
+    is_chosen = config.schedule == "auto" or has_free_stages(config)
+    named = config
+    if is_chosen:  # for the number of its nets and stages
+        named = replace(config, schedule="1f1b", stages_per_device=None)
+    student = _order_of(named, layout)
     refuse_unfillable(config, student)
     for name, teacher in config.teachers.items():
         if teacher.moves:
@@ -100,31 +96,36 @@ def joint_order(
         for known in teachers
     ]
     profiled = profile_model(config, world, num_stages, outputs)
+    if is_chosen:
+        config = choose_schedule(config, context, profiled, teachers)
+        student = _order_of(config, layout)
     boundaries = student_boundaries(
         config, student.program, context, profiled, teachers
     )
     found = cut_and_measure(config, student.program, context, profiled, boundaries)
-    # A stage that a teacher follows keeps its op U, so none is frozen then.
-    if not any(teacher.moves for teacher in config.teachers.values()):
-        student = freeze_stages(student, num_frozen_stages(found.modules))
     cuts = cut_teachers(teachers, found, student.program)
     update_s = measure_teacher_updates(cuts, context)
-    joint = replace(
-        found,
-        modules=(*(m for cut in cuts for m in cut.modules), *found.modules),
-        costs=joint_costs(cuts, found.costs, update_s),
-        teachers=tuple(cuts),
-    )
-    program = joint_program(student.program, cuts, whole_batch=config.whole_batch)
+    nets = joined(config, student, found, cuts, update_s)
+    most = config.memory_bytes
+    most = memory_bytes(world) if most is None else most
 
     def decide() -> str:
-        names = [cut.name for cut in cuts]
-        filled = fill_with(student, program, names, costs=joint.costs)
-        check(filled)
-        return str(filled)
+        return str(filled_order(config, layout, student, nets, most))
 
     text = decide_on_rank_0(world, decide, "order with the teachers")
-    return Schedule.parse(text), joint
+    return config, Schedule.parse(text), nets.model
+
+
+def _order_of(config: PipelineConfig, layout: Layout) -> Schedule:
+    """Make the student's order, for any costs."""
+    return make_order(
+        config.schedule,
+        layout,
+        config.num_microbatches,
+        config.stages_per_device,
+        clips=config.clip_norm is not None,
+        whole_batch=config.whole_batch,
+    )
 
 
 def _known(

@@ -11,7 +11,6 @@ from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.teachers.teacher import Teacher
-from hocket.run.tune.timed_order import is_timed
 from hocket.run.weights.momentum import Momentum
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,20 +19,6 @@ _LOW: Final = 0.9  # a momentum below it makes a delay of 1 felt
 
 class LowMomentumWarning(UserWarning):
     """A delayed teacher moves so fast that its delay changes the training."""
-
-
-def refuse_chosen_orders(config: PipelineConfig) -> None:
-    """Refuse schedules that are chosen or made for the times of one net.
-
-    Raises:
-        ConfigError: the schedule is such a one; says the way out.
-    """
-    if config.schedule == "auto" or is_timed(config):
-        raise ConfigError(
-            f"schedule {config.schedule!r} is made for the times of the student alone: "
-            'with teachers name the student\'s schedule, such as "1f1b", "gpipe" or '
-            '"zb-h1"'
-        )
 
 
 def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
