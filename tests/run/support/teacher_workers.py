@@ -16,6 +16,7 @@ import hocket
 from hocket.core.costs import Costs
 from hocket.passes.fill_with import long_step_s
 from hocket.run.cluster.world import World, join_world
+from hocket.run.stage.compiled.function import CompiledFunction
 from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.teacher_models import (
     LOSSES,
@@ -50,7 +51,14 @@ def make_pipeline(
     """Make the pipeline of a case."""
     num_frozen, is_tied = case.get("frozen_blocks", 0), case.get("is_tied", False)
     make = partial(make_student, num_frozen, is_tied=is_tied)
-    keys = ("clip_norm", "accumulate", "stages_per_device", "cut", "recompute")
+    keys = (
+        "clip_norm",
+        "accumulate",
+        "stages_per_device",
+        "cut",
+        "recompute",
+        "compile",
+    )
     return hocket.Pipeline(
         shelf.model(f"student, {num_frozen}, {is_tied}", make),
         LOSSES[case.get("loss", "distil")],
@@ -102,7 +110,20 @@ def _train(
             "predicted_s": pipeline.predicted.makespan_s,
             "order": str(pipeline.plan.schedule),
             "stage_names": pipeline.plan.stage_names,
+            "compiled": _compiled(pipeline),
         }
+
+
+def _compiled(pipeline: hocket.Pipeline) -> dict[str, bool]:
+    """Say for this worker's stage of each net whether its compiled code ran."""
+    codes = {
+        runner.net: runner.module.code_in(training=runner.training).function
+        for runner in pipeline._executor.runners.values()
+    }
+    return {
+        net: isinstance(x, CompiledFunction) and x.num_calls > 0
+        for net, x in codes.items()
+    }
 
 
 def resume_all(

@@ -99,7 +99,6 @@ FROZEN = hocket.Teacher(nn.Linear(6, 6))
             {"teachers": {"teacher": hocket.Teacher(FROZEN.net, num_microbatches=3)}},
             "has 3 microbatches, and the student 2: take a multiple",
         ),
-        ({"compile": True}, "compile=True compiles the stages of a single net"),
         ({"accumulate": 2}, "Take batches 2 times as large"),
     ],
 )

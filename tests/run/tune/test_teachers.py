@@ -82,6 +82,12 @@ FOUR_WORKERS: Final = [
 ]
 
 
+COMPILED: Final = [
+    case_of("frozen", "1f1b", compile=True),
+    case_of("momentum", "zb-h1", delay=1, compile=True),
+]
+
+
 def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> None:
     """Train all cases in one job, and compare each with the plain loop."""
     answers = answers_of(
@@ -105,6 +111,8 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
             assert not is_alone or answer["names"] == [*state], case
             assert answer["flags_kept"], case
             assert answer["measured_ops"] > 0
+            is_compiled = case.get("compile", False)
+            assert set(answer["compiled"].values()) == {is_compiled}, case
             assert len(answer["losses"]) == NUM_STEPS
             for own, named in zip(answer["losses"], history, strict=True):
                 assert own == pytest.approx(named, rel=1e-9), case
@@ -118,6 +126,7 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
     [
         pytest.param(ONE_WORKER, 1, id="1"),
         pytest.param(TWO_WORKERS, 2, id="2"),
+        pytest.param(COMPILED, 2, id="2, compiled"),
         pytest.param(MORE_ON_TWO, 2, id="2, more", marks=pytest.mark.long),
         pytest.param(FOUR_WORKERS, 4, id="4", marks=pytest.mark.long),
     ],

@@ -108,23 +108,32 @@ class StageModule(nn.Module):
     @property
     def training_code(self) -> Code:
         """The code that `forward` runs in training."""
-        return self._mode_runs[True].code
+        return self.code_in(training=True)
+
+    def code_in(self, *, training: bool) -> Code:
+        """Return the code that `forward` runs in a mode."""
+        return self._mode_runs[training].code
+
+    def set_code_in(self, code: Code, *, training: bool) -> None:
+        """Run other code in a mode, on the very same state."""
+        run = self._mode_runs[training]
+        self._mode_runs[training] = replace(run, code=code)
 
     def set_training_code(self, code: Code) -> None:
         """Run other code in training, on the very same state."""
-        run = self._mode_runs[True]
-        self._mode_runs[True] = replace(run, code=code)
+        self.set_code_in(code, training=True)
 
-    def training_arguments(
-        self, values: Sequence[Any], device: torch.device
+    def arguments_in(
+        self, values: Sequence[Any], device: torch.device, *, training: bool
     ) -> tuple[Any, ...]:
-        """Return the state and constants that the code in training takes.
+        """Return the state and constants that the code in a mode takes.
 
         Args:
             values: the arguments of `forward`; of tensors, only the shapes matter.
             device: the device of the constants.
+            training: the mode.
         """
-        run = self._mode_runs[True]
+        run = self._mode_runs[training]
         state = [home[name] for home, name in run.state]
         if run.code.constants is None:
             return tuple(state)

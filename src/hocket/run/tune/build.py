@@ -7,7 +7,7 @@ before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,13 @@ from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import call_arguments, digest
+from hocket.run.data.batch import (
+    Microbatch,
+    call_arguments,
+    count_samples,
+    digest,
+    split_batch,
+)
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.memory import memory_bytes
@@ -41,6 +47,7 @@ from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Wiring, wire, wire_one_net
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.programs.net_setup import NetSetup, example_output
+from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.same_everywhere import (
     losses_of_random_outputs,
     refuse_differences,
@@ -260,10 +267,7 @@ def build_plan(
         order = freeze_stages(order, num_frozen_stages(modules))
     costs = _recomputing(found.costs, order, config, world)
     if config.compile:
-        work = CompileConfig(
-            modules, config.loss, world.device, config.compute_precision
-        )
-        compile_stages(work, order, microbatches, context)
+        compile_stages([*_to_compile(config, order, found, world)], order, context)
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
     nets, wiring = _nets(config, order.program, found)
@@ -300,6 +304,37 @@ def build_plan(
     )
     refuse_differences(world, {"plan": plan.digest})
     return plan, play_plan, nets, channels, wiring
+
+
+def _to_compile(
+    config: PipelineConfig, order: Schedule, found: CutModel, world: World
+) -> Iterator[tuple[CompileConfig, Sequence[Microbatch]]]:
+    """Yield each net with the microbatches whose sizes its stages are compiled for."""
+    sizes_of = part_sizes(order.program)
+    microbatches, example = config.microbatches(), config.example
+    device, precision = world.device, config.compute_precision
+    first = 0
+    for teacher in found.teachers:
+        known = teacher.known
+        num_parts = known.num_microbatches * config.num_replicas
+        parts = split_batch(example, num_parts, sizes_of=sizes_of[known.name])
+        training = known.teacher.is_training
+        yield (
+            CompileConfig(
+                teacher.modules, None, device, precision, first, training=training
+            ),
+            parts,
+        )
+        first += len(teacher.modules)
+    read = (
+        teacher.known.output_for_loss(
+            microbatches[0], count_samples(example), over_batch=config.whole_batch
+        )
+        for teacher in found.teachers
+    )
+    own, loss = found.modules[first:], config.loss
+    work = CompileConfig(own, loss, device, precision, first, read=tuple(read))
+    yield work, microbatches
 
 
 def _nets(

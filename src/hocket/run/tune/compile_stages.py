@@ -7,7 +7,7 @@ waits for a message while another compiles.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, Final
@@ -57,40 +57,49 @@ class CompileConfig:
     """What is compiled, and for which device and types.
 
     Args:
-        modules: all stages, on the host.
-        loss: the last stage's loss function.
+        modules: all stages of one net, on the host.
+        loss: the last stage's loss function; None of a net without backwards.
         device: the device of this worker's stages.
         precision: the type that forwards compute in.
+        first: the number of the net's first stage in the order.
+        training: the mode in which the net runs.
+        read: the outputs of other nets for the first microbatch, which the loss reads.
     """
 
     modules: Sequence[StageModule]
-    loss: LossFunction
+    loss: LossFunction | None
     device: torch.device
     precision: Precision
+    first: int = 0
+    training: bool = True
+    read: tuple[Any, ...] = ()
 
 
 def compile_stages(
-    work: CompileConfig,
+    nets: Sequence[tuple[CompileConfig, Sequence[Microbatch]]],
     order: Schedule,
-    parts: Sequence[Microbatch],
     context: WorkerContext,
 ) -> None:
     """Compile this worker's stages, in place. Every worker must call this.
 
     Args:
-        work: what is compiled.
-        order: one step.
-        parts: microbatches of the sizes to compile for.
+        nets: what is compiled of each net, and microbatches of the sizes to compile
+            for.
+        order: the order of all nets.
         context: this worker's context.
 
     Warns:
         CompileWarning: a stage runs uncompiled; says why.
     """
-    sizes: Mapping[int, Microbatch] = {part.num_samples: part for part in parts}
+    here = order.program.stages_on[context.layout.device]
     with settings():
-        for stage in order.program.stages_on[context.layout.device]:
-            needs = _required_graphs(order, stage)
-            compile_stage(work, stage, needs, list(sizes.values()))
+        for work, parts in nets:
+            sizes = {part.num_samples: part for part in parts}
+            for stage in range(len(work.modules)):
+                number = work.first + stage
+                if number in here:
+                    needs = _required_graphs(order, number)
+                    compile_stage(work, stage, needs, list(sizes.values()))
     context.world.barrier("compiling", _TIMEOUT_S)
 
 
@@ -101,23 +110,27 @@ def compile_stage(
 
     Args:
         work: what is compiled.
-        stage: the stage's number.
+        stage: the stage's number in its net.
         needs: the graphs that the schedule needs.
         parts: microbatches of the sizes to compile for.
     """
     module = work.modules[stage]
-    module.train()
-    code = module.training_code
-    function = CompiledFunction(code, len(code.state), work.device)
+    module.train(work.training)
+    code = module.code_in(training=work.training)
+    has_backward = work.loss is not None
+    function = CompiledFunction(
+        code, len(code.state), work.device, has_backward=has_backward
+    )
     for part in parts:
         try:
             with warnings.catch_warnings(action="ignore"):  # they are torch's own
                 form, capture = _captured(work, stage, needs, part)
         except Exception as error:
-            warnings.warn(_warning_text(stage, error), CompileWarning, stacklevel=2)
+            text = _warning_text(work.first + stage, error)
+            warnings.warn(text, CompileWarning, stacklevel=2)
             return
         function.captures[form] = capture
-    module.set_training_code(replace(code, function=function))
+    module.set_code_in(replace(code, function=function), training=work.training)
 
 
 def _required_graphs(order: Schedule, stage: int) -> RequiredGraphs:
@@ -138,10 +151,13 @@ def _captured(
     work: CompileConfig, stage: int, needs: RequiredGraphs, part: Microbatch
 ) -> tuple[Any, CompiledCapture]:
     module = work.modules[stage]
+    code = module.code_in(training=work.training)
     values = _values(work, stage, part)
-    with check_traceable(modules_of(module.training_code)):
+    with check_traceable(modules_of(code)):
         fake_run = _seen(work, stage, values)
-        if stage == len(work.modules) - 1:
+        if work.loss is None:
+            differentiated = [False] * len(fake_run.outputs)
+        elif stage == len(work.modules) - 1:
             differentiated = _used(work, fake_run, part)
         else:
             differentiated = [
@@ -150,15 +166,16 @@ def _captured(
             ]
         num_fixed = len(fake_run.call.args) - len(values)
         capture = capture_stage(fake_run, differentiated, num_fixed, needs)
-    form = form_of(fake_run.call.args[len(module.training_code.state) :])
+    form = form_of(fake_run.call.args[len(code.state) :])
     return form, check_compiled(capture, fake_run)
 
 
 def _seen(work: CompileConfig, stage: int, values: Sequence[Any]) -> FakeRun:
-    module = work.modules[stage]
-    args = (*module.training_arguments(values, _HOST), *values)
+    module, training = work.modules[stage], work.training
+    args = (*module.arguments_in(values, _HOST, training=training), *values)
     autocast = work.precision.autocast(work.device)
-    return run_on_fakes(module.training_code, args, work.device, autocast)
+    code = module.code_in(training=training)
+    return run_on_fakes(code, args, work.device, autocast)
 
 
 def _values(work: CompileConfig, stage: int, part: Microbatch) -> list[Any]:
@@ -177,7 +194,7 @@ def _values(work: CompileConfig, stage: int, part: Microbatch) -> list[Any]:
             value.shape_for(part.num_samples),
             dtype=types[value.name],
             device="meta",
-            requires_grad=value.requires_grad,
+            requires_grad=value.requires_grad and work.loss is not None,
         )
         for value in module.inputs
     ]
@@ -201,11 +218,14 @@ def _used(work: CompileConfig, fake_run: FakeRun, part: Microbatch) -> list[bool
     leaves = [x.requires_grad_() for x in compress(outputs, wants)]
     try:
         with on_fakes(mode), work.precision.autocast(work.device):
-            targets = pytree.tree_map_only(
-                Tensor, lambda x: mode.from_tensor(x).to(work.device), part.targets
+            targets, read = pytree.tree_map_only(
+                Tensor,
+                lambda x: mode.from_tensor(x).to(work.device),
+                (part.targets, work.read),
             )
             out = work.modules[-1].rebuilt(fake_run.shape.filled(outputs))
-            total = losses_of(work.loss, out, targets)[TOTAL]
+            assert work.loss is not None
+            total = losses_of(work.loss, out, targets, *read)[TOTAL]
             grads = torch.autograd.grad(total, leaves, allow_unused=True)
     except Exception as error:
         raise CannotCompileError(

@@ -31,6 +31,7 @@ class CompiledFunction:
         code: the stage's own code, for sizes that are not compiled.
         num_state: how many arguments are parameters and buffers.
         device: the stage's device.
+        has_backward: whether the stage is run with gradients; if not, without.
 
     Attributes:
         captures: the compiled graphs, by the form of a microbatch.
@@ -38,12 +39,20 @@ class CompiledFunction:
             B or is split.
     """
 
-    def __init__(self, code: Code, num_state: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        code: Code,
+        num_state: int,
+        device: torch.device,
+        *,
+        has_backward: bool = True,
+    ) -> None:
         self.code = code
         self.num_state = num_state
         self.captures: dict[Hashable, CompiledCapture] = {}
         self.num_calls = 0
         self._device = device
+        self._has_backward = has_backward
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
     def __call__(self, objects: Any, device: torch.device, *args: Any) -> Any:
@@ -55,7 +64,7 @@ class CompiledFunction:
 
     def found(self, args: Sequence[Any]) -> CompiledCapture | None:
         """Return what was compiled for such arguments; None if nothing was."""
-        if not torch.is_grad_enabled():
+        if self._has_backward and not torch.is_grad_enabled():
             return None
         return self.captures.get(form_of(args[self.num_state :]))
 

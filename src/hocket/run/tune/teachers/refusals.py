@@ -52,11 +52,6 @@ def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
             "ahead works for the next update, and each batch is one. Take batches "
             f"{config.accumulate} times as large, with as many more microbatches"
         )
-    if config.compile:
-        raise ConfigError(
-            "compile=True compiles the stages of a single net: leave it out with "
-            "teachers"
-        )
 
 
 def _check_counts(config: PipelineConfig, name: str, teacher: Teacher) -> None:
