@@ -1,0 +1,77 @@
+"""Workers that count what a student and its teacher keep."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hocket
+from hocket.run.cluster.world import join_world
+from hocket.run.stage.runner import StageRunner
+from tests.run.support.captured_once import captured_once
+from tests.run.support.teacher_models import case_of, make_batches
+from tests.run.support.teacher_workers import make_pipeline
+
+
+def kept(folder: str) -> list[dict[str, Any]]:
+    """Train with a frozen teacher, and with one that moves, over 1F1B.
+
+    Returns:
+        For each: the tensors that autograd saved in the forwards of each net, the most
+        microbatches of the student that waited for their backward, and the number of
+        tensors that were alive behind each step but the first and the last.
+    """
+    torch.set_num_threads(1)
+    world = join_world()
+    found = []
+    with captured_once() as shelf:
+        for case in (case_of("frozen", "1f1b"), case_of("momentum", "1f1b", delay=1)):
+            with make_pipeline(case, world, Path(folder), shelf) as pipeline:
+                found.append(_count(pipeline))
+    return found
+
+
+def _count(pipeline: hocket.Pipeline) -> dict[str, Any]:
+    saved, most, alive = Counter[str](), 0, list[int]()
+    for runner in pipeline._executor.runners.values():
+        saved[runner.net] += 0
+        runner.forward = _counting(runner, saved)  # type: ignore[method-assign]
+    students = [x for x in pipeline._executor.runners.values() if x.net == "model"]
+
+    def note(function: Callable[..., Any], runner: StageRunner) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal most
+            result = function(*args, **kwargs)
+            most = max(most, len(runner.live))
+            return result
+
+        return called
+
+    for runner in students:
+        runner.forward = note(runner.forward, runner)  # type: ignore[method-assign]
+    batches = [make_batches(1)[0]] * 8
+    for result in pipeline.train(batches):
+        del result
+        gc.collect()
+        alive.append(sum(isinstance(x, Tensor) for x in gc.get_objects()))
+    return {"saved": dict(saved), "most": most, "alive": alive[1:-1]}
+
+
+def _counting(runner: StageRunner, saved: Counter[str]) -> Callable[..., Any]:
+    forward = runner.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        def pack(x: Tensor) -> Tensor:
+            saved[runner.net] += 1
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            return forward(*args, **kwargs)
+
+    return counted
