@@ -28,6 +28,7 @@ from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
 from bench.teacher.table import contestants
 from bench.teacher.table import emulated as emulated_teachers
+from bench.teacher_quality.table import qualities as taught
 from bench.wpipe import picture as wpipe_beside_2bw
 from bench.wpipe.table import beside_2bw, in_blocks
 from bench.zoo.table import predictions, speed_and_memory
@@ -155,6 +156,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("flush_free", "blocks"): blocks,
     ("teacher", "table"): contestants,
     ("teacher", "emulated"): emulated_teachers,
+    ("teacher_quality", "table"): taught,
     ("wpipe", "table"): beside_2bw,
     ("wpipe", "blocks"): in_blocks,
     ("compiled", "table"): beside_eager,

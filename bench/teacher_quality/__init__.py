@@ -1,0 +1,1 @@
+"""What a teacher gives its student, and what a delay of the teacher costs."""
