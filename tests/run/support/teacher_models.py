@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.run.data.batch import split_batch
+from hocket.run.data.step_batch import grouped
 
 WIDTH: Final = 6
 NUM_CLASSES: Final = WIDTH
@@ -253,10 +254,10 @@ def plain_loop(
     }
     optimizer = adamw([x for x in student.parameters() if x.requires_grad])
     history = []
-    for step, batch in enumerate(make_batches()):
+    for step, batches in enumerate(grouped(make_batches(), case.get("accumulate", 1))):
         for teacher in teachers.values():
             teacher.read_by(step)
-        history.append(_step(case, student, teachers, batch))
+        history.append(_sum_of(case, student, teachers, batches))
         if "clip_norm" in case:
             nn.utils.clip_grad_norm_(student.parameters(), case["clip_norm"])
         optimizer.step()
@@ -271,11 +272,28 @@ def plain_loop(
     return state, history, _evaluated(case, student, teachers)
 
 
+def _sum_of(
+    case: Mapping[str, Any],
+    student: nn.Module,
+    teachers: Mapping[str, PlainTeacher],
+    batches: Sequence[tuple[Tensor, Tensor]],
+) -> dict[str, float]:
+    """Add up the gradients and losses of several batches, weighted by samples."""
+    sums = dict[str, float]()
+    total = sum(len(x) for x, _ in batches)
+    for batch in batches:
+        share = len(batch[0]) / total
+        for name, value in _step(case, student, teachers, batch, share).items():
+            sums[name] = sums.get(name, 0.0) + share * value
+    return sums
+
+
 def _step(
     case: Mapping[str, Any],
     student: nn.Module,
     teachers: Mapping[str, PlainTeacher],
     batch: tuple[Tensor, Tensor],
+    share: float,
 ) -> dict[str, float]:
     loss, sums = LOSSES[case.get("loss", "distil")], dict[str, float]()
     m = case.get("num_microbatches", 4) * case.get("num_replicas", 1)
@@ -289,7 +307,7 @@ def _step(
         outputs = torch.cat([student(part.leaves[0]) for part in parts])
         whole = {name: Outputs(torch.cat(x), None, None) for name, x in read.items()}
         named = _named(loss.loss(outputs, batch[1], whole))
-        named["loss"].backward()
+        (named["loss"] * share).backward()
         return {key: x.item() for key, x in named.items()}
     counted = isinstance(loss, hocket.TokenMean)
     counts = [
@@ -307,7 +325,7 @@ def _step(
         inner = getattr(loss, "loss", loss)
         named = _named(inner(student(part.leaves[0]), part.targets, own))
         weight = counts[i] / sum(counts)
-        (named["loss"] * weight).backward()
+        (named["loss"] * (weight * share)).backward()
         for key, value in named.items():
             sums[key] = sums.get(key, 0.0) + value.item() * weight
     return sums

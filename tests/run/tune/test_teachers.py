@@ -82,6 +82,13 @@ FOUR_WORKERS: Final = [
 ]
 
 
+ACCUMULATED: Final = [
+    case_of("frozen", "1f1b", accumulate=3),
+    case_of("frozen", "gpipe", accumulate=2, num_parts=8),
+    case_of("frozen", "1f1b", accumulate=3, whole_batch=True, loss="contrast-with-all"),
+    case_of("frozen", "zb-h1", accumulate=2, interrupts=True, clip_norm=0.05),
+    case_of("momentum", "gpipe", accumulate=3),
+]
 COMPILED: Final = [
     case_of("frozen", "1f1b", compile=True),
     case_of("momentum", "zb-h1", delay=1, compile=True),
@@ -113,7 +120,8 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
             assert answer["measured_ops"] > 0
             is_compiled = case.get("compile", False)
             assert set(answer["compiled"].values()) == {is_compiled}, case
-            assert len(answer["losses"]) == NUM_STEPS
+            num_steps = -(-NUM_STEPS // case.get("accumulate", 1))
+            assert len(answer["losses"]) == num_steps
             for own, named in zip(answer["losses"], history, strict=True):
                 assert own == pytest.approx(named, rel=1e-9), case
             if is_alone:
@@ -126,6 +134,8 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
     [
         pytest.param(ONE_WORKER, 1, id="1"),
         pytest.param(TWO_WORKERS, 2, id="2"),
+        pytest.param(ACCUMULATED[::2], 1, id="1, accumulated"),
+        pytest.param(ACCUMULATED, 2, id="2, accumulated"),
         pytest.param(COMPILED, 2, id="2, compiled"),
         pytest.param(MORE_ON_TWO, 2, id="2, more", marks=pytest.mark.long),
         pytest.param(FOUR_WORKERS, 4, id="4", marks=pytest.mark.long),

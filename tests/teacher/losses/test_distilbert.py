@@ -77,7 +77,7 @@ def test_the_three_losses(sizes: list[int]) -> None:
 def test_without_an_attention_mask_every_token_counts() -> None:
     """Texts that fill their windows need none."""
     student, teacher, (labels, _) = random_texts(3)
-    own = {"teacher": Outputs(teacher, slice(0, 3))}
+    own = {"teacher": Outputs.at(teacher, slice(0, 3))}
     loss = DistilBERT()
     everywhere = labels, torch.ones_like(labels)
     assert loss(student, labels, own) == loss(student, everywhere, own)
@@ -87,7 +87,7 @@ def test_without_an_attention_mask_every_token_counts() -> None:
 def test_reads_what_transformers_returns() -> None:
     """A mapping with logits and all hidden states, of which the last ones count."""
     student, teacher, targets = random_texts(3)
-    own = {"teacher": Outputs(teacher, slice(0, 3))}
+    own = {"teacher": Outputs.at(teacher, slice(0, 3))}
     output = {"logits": student[0], "hidden_states": (torch.zeros(3), student[1])}
     assert DistilBERT()(output, targets, own) == DistilBERT()(student, targets, own)
     output["hidden_states"] = student[1]
@@ -116,7 +116,7 @@ def test_outputs_that_do_not_match_are_refused(output: Any, message: str) -> Non
     """With both shapes, or what is missing."""
     _, teacher, targets = random_texts(3)
     with pytest.raises(ModelError, match=message):
-        DistilBERT()(output, targets, {"teacher": Outputs(teacher, slice(0, 3))})
+        DistilBERT()(output, targets, {"teacher": Outputs.at(teacher, slice(0, 3))})
 
 
 def test_targets_that_do_not_match_are_refused() -> None:

@@ -80,7 +80,7 @@ def test_the_soft_gradient_keeps_its_size() -> None:
 def test_names_its_losses() -> None:
     """What is trained is the sum of both, by their weights."""
     student, teacher, labels = random_logits(5, 7)
-    own = {"big": Outputs(teacher, slice(0, 5))}
+    own = {"big": Outputs.at(teacher, slice(0, 5))}
     loss = Distillation(2.0, 0.7, hard_weight=0.3, teacher="big")
     named = loss({"logits": student, "hidden": None}, labels, own)
     torch.testing.assert_close(named["loss"], 0.3 * named["hard"] + 0.7 * named["soft"])
@@ -102,14 +102,14 @@ def test_shapes_that_do_not_match_are_refused(
     message: str,
 ) -> None:
     """With both shapes, and what to do."""
-    own = {"teacher": Outputs(torch.zeros(teacher), slice(0, 4))}
+    own = {"teacher": Outputs.at(torch.zeros(teacher), slice(0, 4))}
     with pytest.raises(ModelError, match=message):
         Distillation()(torch.zeros(student), torch.zeros(labels).long(), own)
 
 
 def test_outputs_without_logits_are_refused() -> None:
     """With whose they are."""
-    own = {"teacher": Outputs({"hidden": torch.zeros(4, 3)}, slice(0, 4))}
+    own = {"teacher": Outputs.at({"hidden": torch.zeros(4, 3)}, slice(0, 4))}
     with pytest.raises(ModelError, match=r"output of teacher 'teacher' is a NoneType"):
         Distillation()(torch.zeros(4, 3), torch.zeros(4).long(), own)
 

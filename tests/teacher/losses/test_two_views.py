@@ -86,7 +86,7 @@ def test_every_row_has_its_own_part_of_the_loss(loss: Byol | MocoV3) -> None:
     whole = joint(loss, student, None, teacher, [6])
     (expected,) = torch.autograd.grad(whole, student)
     for row in range(6):
-        own = Outputs(teacher, slice(row, row + 1))
+        own = Outputs.at(teacher, slice(row, row + 1))
         alone = loss(student[row : row + 1], None, {"teacher": own}) / 6
         (found,) = torch.autograd.grad(alone, student)
         torch.testing.assert_close(found[row], expected[row], rtol=1e-12, atol=1e-15)
@@ -129,21 +129,21 @@ def test_outputs_that_do_not_match_are_refused(
     student: tuple[int, ...], teacher: tuple[int, ...], rows: slice, message: str
 ) -> None:
     """With both shapes, and what to do."""
-    found = {"teacher": Outputs(torch.randn(teacher), rows)}
+    found = {"teacher": Outputs.at(torch.randn(teacher), rows)}
     with pytest.raises(ModelError, match=message):
         Byol()(torch.randn(student), None, found)
 
 
 def test_another_output_than_a_tensor_is_refused() -> None:
     """A dict of features is not guessed at."""
-    own = Outputs(torch.randn(4, 3), slice(0, 4))
+    own = Outputs.at(torch.randn(4, 3), slice(0, 4))
     with pytest.raises(ModelError, match="student's output is a dict: Byol reads one"):
         Byol()({"z": torch.randn(4, 3)}, None, {"teacher": own})
 
 
 def test_a_teacher_of_another_name_is_refused() -> None:
     """With the names that there are."""
-    own = Outputs(torch.randn(4, 3), slice(0, 4))
+    own = Outputs.at(torch.randn(4, 3), slice(0, 4))
     with pytest.raises(ConfigError, match=r"'teacher'.*teachers are 'target'"):
         MocoV3()(torch.randn(4, 3), None, {"target": own})
 

@@ -18,7 +18,13 @@ class Outputs:
     """The outputs of one teacher, as a loss reads them."""
 
     all: Any
-    rows: slice | Tensor
+    rows: Tensor
+
+    @classmethod
+    def at(cls, every: Any, rows: slice) -> Outputs:
+        """Outputs of which consecutive rows are the microbatch's."""
+        num_rows = len(pytree.tree_leaves(every)[0])
+        return cls(every, torch.arange(*rows.indices(num_rows)))
 
     @property
     def own(self) -> Any:
@@ -65,7 +71,7 @@ def joint(
         own = rows_of((output, targets), rows)
         weight = rows.stop - rows.start if count is None else float(count(own[1]))
         if weight:
-            value = loss(*own, {"teacher": Outputs(teacher, rows)})
+            value = loss(*own, {"teacher": Outputs.at(teacher, rows)})
             losses.append(weight * total(value))
             weights.append(weight)
     return torch.stack(losses).sum() / sum(weights)

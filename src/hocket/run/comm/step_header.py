@@ -45,6 +45,10 @@ class StepHeader:
     sizes: tuple[int, ...]
     first: int = 0
 
+    def place_of(self, microbatch: int) -> tuple[int, int]:
+        """Return the step's number, and a microbatch's among all of the step."""
+        return self.number, self.first + microbatch
+
     def header(self) -> Tensor:
         """Return the three numbers that are sent."""
         return torch.tensor([self.number, self.salt, self.num_samples])

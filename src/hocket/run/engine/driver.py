@@ -45,9 +45,9 @@ class _Segment:
     """What is played between two drains.
 
     Args:
-        first: the step that it begins with.
-        offset: steps by which the next portion is later than the first.
-        num_ended: steps that are over.
+        first: the number of what it begins with, among all that was begun.
+        offset: steps, or batches, by which the next portion is later than the first.
+        num_ended: how many of them are over.
         records: the times of all portions.
         num_ops: the number of ops in them.
     """
@@ -84,7 +84,8 @@ class Driver:
         self._recorder = recorder
         self._guard = guard
         self._waiting: deque[list[NetBatches]] = deque()  # read, and not begun
-        self._works: dict[int, NetBatches] = {}  # begun, and not over
+        self._works: dict[int, NetBatches] = {}  # begun, and not over, in their order
+        self._num_begun = 0  # steps, or batches where forwards run ahead
         self._open: _Segment | None = None
         self._last: _Segment | None = None
         self._results: deque[StepResult] = deque()  # of the loop that goes on
@@ -109,8 +110,8 @@ class Driver:
         own = self._results = deque()  # another loop may be half way through its own
         for works in steps:
             self._results = own
-            self._waiting.append(works)
             with self._guard():
+                self._enqueue(works)
                 self._advance()
             if drains(first_of(works[0]).step.number):
                 self.drain()
@@ -123,7 +124,8 @@ class Driver:
 
     def step(self, works: list[NetBatches]) -> StepResult:
         """Play one step, and all before it, to its end."""
-        self._waiting.append(works)
+        with self._guard():
+            self._enqueue(works)
         self.drain()
         return self._results.pop()
 
@@ -163,6 +165,18 @@ class Driver:
             )
         return self._order_of(segment.num_ended), OpTimes.joined(segment.records)
 
+    def _enqueue(self, works: list[NetBatches]) -> None:
+        """Let a step's batches wait to be played.
+
+        Where forwards run ahead, each batch is played by itself: a body has the
+        forwards of the next batch, which may be of the same step.
+        """
+        works = self._executor.sync.with_counts(works)
+        if self._plan.overlaps:
+            self._waiting += [[work] for work in works]
+        else:
+            self._waiting.append(works)
+
     def _advance(self) -> None:
         """Play all that can be played whether or not more batches come."""
         if not self._plan.overlaps:
@@ -194,26 +208,27 @@ class Driver:
                 self._last.offset += 1
 
     def _new_segment(self) -> _Segment:
-        return _Segment(first_of(self._waiting[0][0]).step.number)
+        return _Segment(self._num_begun)
 
     def _play(
         self, segment: _Segment, portion: Portion, *, num_begun: int, num_ended: int
     ) -> None:
         begin_s = perf_counter()
         sync = self._executor.sync
-        begun = [sync.with_counts(self._waiting.popleft()) for _ in range(num_begun)]
+        begun = [self._waiting.popleft() for _ in range(num_begun)]
         first = segment.first + segment.offset
         busy_s = 0.0
         for i in range(max((len(works) for works in begun), default=1)):
             batches = [works[i] for works in begun]
-            self._works |= {first_of(x).step.number: x for x in batches}
+            self._works |= dict(enumerate(batches, self._num_begun))
             record = self._executor.play(portion, first, self._works, batches)
             busy_s += self._executor.player.busy_s(portion, record)
+        self._num_begun += num_begun
         segment.keep(record)
         number = segment.first + segment.num_ended
-        over = [self._works.pop(number + i) for i in range(num_ended)]
-        self._recorder.begin("losses", number)
-        headers = [first_of(batches).step for batches in over]
+        over = [first_of(self._works.pop(number + i)) for i in range(num_ended)]
+        headers = [work.step for work in over if work.ends_step]
+        self._recorder.begin("losses", headers[0].number if headers else -1)
         ends = [sync.end(header.number) for header in headers]
         self._recorder.end()
         segment.num_ended += num_ended

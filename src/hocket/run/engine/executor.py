@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hocket.errors import ConfigError
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.transport import Transport
-from hocket.run.data.step_batch import Batches, NetBatches
+from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.player import Player
@@ -97,7 +97,8 @@ class Executor:
         Raises:
             RunError: something went wrong.
         """
-        self.trained.check(first)
+        steps = (first_of(nets).step.number for nets in batches.values())
+        self.trained.check(min(steps, default=0))
         for runner in self.runners.values():
             runner.train(mode=runner.training)
         for nets in begun:

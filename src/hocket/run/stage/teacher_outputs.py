@@ -24,15 +24,13 @@ class TeacherOutputs:
     Args:
         name: the teacher's name.
         own: its outputs of the samples that the loss is called with.
-        batch: its outputs of the whole batch, joined along dimension 0; None where
+        whole: its outputs of the whole batch, joined along dimension 0; None where
             microbatches read their own samples alone.
-        own_rows: the places of these samples in the batch, (samples,) of int64.
     """
 
     name: str
     own: Any
-    batch: Any = None
-    own_rows: Tensor | None = None
+    whole: BatchOutput | None = None
 
     @property
     def all(self) -> Any:
@@ -41,27 +39,25 @@ class TeacherOutputs:
         Raises:
             ConfigError: the teacher has `whole_batch=False`.
         """
-        self._check_whole("all")
-        return self.batch
+        return self._whole("all").all
 
     @property
     def rows(self) -> Tensor:
-        """The rows of `all` that are `own`.
+        """The rows of `all` that are `own`: (samples,) of int64.
 
         Raises:
             ConfigError: the teacher has `whole_batch=False`.
         """
-        self._check_whole("rows")
-        assert self.own_rows is not None
-        return self.own_rows
+        return self._whole("rows").rows
 
-    def _check_whole(self, what: str) -> None:
-        if self.own_rows is None:
+    def _whole(self, what: str) -> BatchOutput:
+        if self.whole is None:
             raise ConfigError(
                 f"the loss reads teachers[{self.name!r}].{what}, and each microbatch "
                 "has this teacher's outputs of its own samples alone (.own): give "
                 "Teacher(..., whole_batch=True)"
             )
+        return self.whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +86,12 @@ class TeacherLoss:
 
     def _outputs(self, name: str, other: Any) -> TeacherOutputs:
         if isinstance(other, BatchOutput):
-            return TeacherOutputs(name, other.own, other.all, other.rows)
+            return TeacherOutputs(name, other.own, other)
         if not self.over_batch:
             return TeacherOutputs(name, other)
         first = pytree.tree_leaves(other)[0]
         rows = torch.arange(len(first), device=first.device)
-        return TeacherOutputs(name, other, other, rows)
+        return TeacherOutputs(name, other, BatchOutput(other, rows))
 
 
 def with_teachers(loss: LossFunction, names: Sequence[str]) -> LossFunction:

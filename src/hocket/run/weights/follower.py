@@ -1,4 +1,8 @@
-"""Moves weights and buffers behind those that they follow, at op U of their stage."""
+"""Updates the weights and buffers of a net that follows another one (op U).
+
+The update is an exponential moving average of the followed net's weights, as in MoCo
+and BYOL, or a copy of them every so many steps.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from hocket.run.weights.momentum import FollowerUpdate
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Tensors and those that they follow, by name.
+    """Tensors that follow others, and these, by name.
 
     Args:
-        own: the tensors that move.
-        followed: the followed tensors.
+        own: the tensors that an update changes.
+        followed: the tensors that it reads.
         holders: the stages that hold each followed tensor: several if it is tied.
     """
 
@@ -47,20 +51,21 @@ class Pairs:
 
 
 class Follower:
-    """Weights and buffers that follow others.
+    """Updates one stage of a net that follows another one.
 
-    Step t's move reads the followed weights after their update of step t, and the
-    followed buffers after their forwards of step t. Where their next update, or their
-    next forward, comes first, it keeps a copy for that move:
+    The update of step t reads the followed weights after their own update of step t,
+    and the followed buffers after the forwards of step t. If the followed stage updates
+    again, or runs its next forward, before this update, the follower copies its values
+    first:
 
-        followed    U of 0 ── U of 1 ───────────┐
-                              └ keeps a copy    │
-        follower                     U of 0 ── U of 1
+        followed    U of step 0 ── U of step 1 ──────────────────────┐
+                                   └ first copies the weights of 0   │
+        follower                                U of step 0 ── U of step 1
 
     Args:
-        update: how they move.
-        weights: the parameters.
-        buffers: the buffers that move; none if a net keeps its own.
+        update: the moving average, or the copies.
+        weights: the stage's parameters.
+        buffers: the buffers that are updated; none if the net keeps its own.
     """
 
     def __init__(
@@ -80,10 +85,11 @@ class Follower:
         return self.buffers.stages
 
     def update(self, step: int) -> None:
-        """Move all, once the weights that they follow are updated.
+        """Update weights and buffers, once the followed weights are updated.
 
-        At a momentum of 1 nothing moves, buffers included; nor where the update of the
-        followed weights was skipped, but a copy is made then, too.
+        At a momentum of 1 nothing changes, buffers included. Nor does a moving average
+        change in a step whose update of the followed weights was skipped; a copy is
+        made also then.
 
         Raises:
             ConfigError: the momentum is below 0 or above 1.
@@ -101,7 +107,7 @@ class Follower:
             _move(momentum if averages else 0.0, self.buffers, kept)
 
     def before_update_of(self, stage: int, step: int, *, skips: bool = False) -> None:
-        """Keep the weights of a followed stage where a move has not read them yet.
+        """Copy the weights of a followed stage that the next update still reads.
 
         Args:
             stage: the stage that is about to be updated.
@@ -120,7 +126,7 @@ class Follower:
                 self.weights.keep_copies(stage, kept)
 
     def after_forwards_of(self, stage: int, step: int) -> None:
-        """Keep the buffers of a followed stage, before forwards of the next step.
+        """Copy the buffers of a followed stage, before forwards of the next step.
 
         Args:
             stage: the stage whose last forward of the step has run.
@@ -132,12 +138,12 @@ class Follower:
 
 @torch.no_grad()
 def _move(momentum: float, pairs: Pairs, kept: Mapping[str, Tensor]) -> None:
-    """Move tensors in place; those that are not floating-point are copied.
+    """Average tensors in place with those that they follow; integers are copied.
 
     Args:
-        momentum: from 0, for a copy.
+        momentum: the share that a tensor keeps of itself; 0 for a copy.
         pairs: the tensors.
-        kept: what stands in the place of followed tensors that have changed since.
+        kept: copies of followed tensors that have changed since, by name.
     """
     averaged: dict[str, Tensor] = {}
     copied: dict[str, Tensor] = {}
@@ -164,13 +170,13 @@ def follow(
     others: Mapping[int, StageModule],
     where: str,
 ) -> Follower:
-    """Let the weights of one stage follow those of others.
+    """Make the follower of one stage.
 
     Args:
-        update: how they move.
+        update: the moving average, or the copies.
         own: the stage.
-        weights: those of its parameters that it moves; of a weight that stages of one
-            device share, one stage moves it.
+        weights: the parameters that it updates; of a weight that stages of one device
+            share, one stage updates it.
         others: the stages that it follows, by number.
         where: names the stage in errors.
 

@@ -58,8 +58,8 @@ def partners_of(
 
     Args:
         output: the student's output of a microbatch: (R, D).
-        teachers: the teachers' outputs by name; `.all` (n, D) and `.rows`, a slice or
-            (R,) of int64, are read.
+        teachers: the teachers' outputs by name; `.all` (n, D) and `.rows` (R,) of
+            int64 are read.
         name: the teacher's name.
         owner: the name of the loss, for errors.
 
@@ -72,11 +72,8 @@ def partners_of(
     way_out = f"{owner} reads one tensor of each net, (samples, width)"
     student = require_tensor(output, "the student's output", way_out)
     whole = require_tensor(found.all, f"the output of teacher {name!r}", way_out)
-    rows, num_rows = found.rows, len(whole)
-    if isinstance(rows, slice):
-        rows = torch.arange(*rows.indices(num_rows))
+    rows, num_rows = found.rows.to(student.device), len(whole)
     _check(student, whole, len(rows), name)
-    rows = rows.to(student.device)
     partner = (rows + num_rows // 2) % num_rows
     student = widened(student)
     return Partners(student, whole.detach().to(student.dtype), rows, partner)

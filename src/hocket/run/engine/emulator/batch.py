@@ -1,4 +1,6 @@
-"""One step of the emulator: forwards when they are asked for, losses, backwards.
+"""Computes one step in the emulator: forwards, losses, backwards.
+
+A net's forward of a microbatch runs when its output is first read.
 
 Nets between which gradients flow are one group. The losses of a group are added up and
 differentiated at once: those of one microbatch; or, where one of its losses is over the
@@ -29,7 +31,7 @@ from hocket.run.engine.programs.net_setup import connected_nets
 
 @dataclass(slots=True)
 class Step:
-    """One step's work.
+    """Computes the losses and gradients of one step.
 
     Args:
         nets: the captured nets, by name.
@@ -52,7 +54,7 @@ class Step:
     _outputs: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def output(self, name: str, number: int) -> Any:
-        """A net's output for one microbatch, counted over all replicas."""
+        """Return a net's output for one microbatch, counted over all replicas."""
         key = name, number
         if key not in self._outputs:
             net, part = self.nets[name], self.parts[name][number]
@@ -62,7 +64,7 @@ class Step:
         return self._outputs[key]
 
     def run_group(self, group: Sequence[str]) -> None:
-        """Losses and backwards of the nets of one group; gradients are added up.
+        """Compute the losses and backwards of a group of nets; add up the gradients.
 
         Args:
             group: the names of its nets.
@@ -78,7 +80,7 @@ class Step:
                 self._outputs.pop(key, None)
 
     def _rows(self, group: Sequence[str]) -> Iterator[Mapping[str, range]]:
-        """The microbatches of each net whose losses are differentiated at once."""
+        """Yield microbatches by net whose losses are differentiated at once."""
         if not any(self.facts[name].batch_loss for name in group):
             for number in range(len(self.parts[group[0]])):
                 yield {name: range(number, number + 1) for name in group}
@@ -93,7 +95,7 @@ class Step:
             }
 
     def _losses(self, name: str, rows: range) -> Iterator[Tensor]:
-        """The weighted losses of some microbatches of one net."""
+        """Yield the weighted losses of some microbatches of one net."""
         facts = self.facts[name]
         each = facts.num_microbatches if facts.batch_loss else 1
         if facts.loss_over_replicas:
@@ -102,7 +104,7 @@ class Step:
             yield self._loss(name, range(begin, begin + each))
 
     def _loss(self, name: str, rows: range) -> Tensor:
-        """The loss of some microbatches together, weighted by samples or targets."""
+        """Return the loss of some microbatches, weighted by samples or targets."""
         parts = [self.parts[name][number] for number in rows]
         output = joined([self.output(name, number) for number in rows])
         others = [self._read(name, rows, x) for x in self.nets[name].plan.loss_inputs]
@@ -119,7 +121,7 @@ class Step:
         return named[TOTAL] * weight
 
     def _read(self, name: str, rows: Sequence[int], source: str) -> Any:
-        """What some microbatches of a net, together, read of another net's output.
+        """Return what some microbatches of a net together read of another net's output.
 
         Microbatches of nets nest: one of them is made of those that begin in it, or is
         a part of the last one that begins at or before it.
@@ -147,12 +149,12 @@ class Step:
 
 
 def _begins(parts: Sequence[Microbatch]) -> list[int]:
-    """The first row of each microbatch of all replicas, and the end of the last."""
+    """Return the first row of each microbatch of all replicas, and the last's end."""
     return list(accumulate((part.num_samples for part in parts), initial=0))
 
 
 def gradient_groups(program: Program) -> list[list[str]]:
-    """The nets between which gradients flow, in groups."""
+    """Return groups of nets between which gradients flow."""
     stages = program.stages
     flows = [(a, b) for a, b in program.flows if stages[a].trainable]
     return connected_nets(program, [x for x in flows if stages[x[1]].trainable])

@@ -1,4 +1,4 @@
-"""Train any program in one process: what every run of it must equal.
+"""Trains any program in one process; every run of the program must equal it.
 
 Stage s computes step t with the weights after `max(0, t - delay)` updates, and its
 gradient is applied to the newest:
@@ -11,8 +11,8 @@ gradient is applied to the newest:
 A weight that stages share has the largest of their delays, in all of them. The first
 stage of that delay updates it, with the gradients of all.
 
-A correction may put other values into old weights (weight prediction), or change the
-updates: both are the updater's, and the old weights know nothing of it.
+A correction may replace the old weights by predicted ones, or change the updates; both
+is the updater's work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One net in the emulator: its stages in a chain, cut where layers freeze, too."""
+"""Runs one net of the emulator: its stages in a chain.
+
+Where `freeze_at` freezes a part of a stage, the stage is cut there, too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ CPU: Final = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """Where a net stands in the program.
+    """The stages of one net, and what flows into them.
 
     Args:
         name: the net.
@@ -54,7 +57,10 @@ class EmulatedStages:
     num_replicas: int
 
     def buffer_set(self, number: int) -> int:
-        """Whose buffers a microbatch, counted over all replicas, reads and changes."""
+        """Return the number of the buffers that a microbatch reads and changes.
+
+        Microbatches are counted over all replicas.
+        """
         replica, rest = divmod(number, sum(self.shares))
         ends = accumulate(self.shares)
         return replica * len(self.shares) + sum(rest >= end for end in ends)
@@ -62,10 +68,10 @@ class EmulatedStages:
 
 @dataclass(slots=True)
 class EmulatedNet:
-    """A net that is captured and cut.
+    """A captured and cut net, with its current weights and buffers.
 
     Args:
-        plan: where it stands in the program.
+        plan: its stages, and what flows into them.
         modules: each stage, with the newest weights.
         owners: the stage that updates each parameter.
         weights: the parameters that move, by name.
@@ -86,7 +92,7 @@ class EmulatedNet:
     frozen: list[Weight] = field(default_factory=list)
 
     def forward(self, leaves: Sequence[Any], seed: int, step: int, number: int) -> Any:
-        """The model's output for one microbatch.
+        """Return the model's output for one microbatch.
 
         Args:
             leaves: its arguments.
@@ -104,7 +110,7 @@ class EmulatedNet:
         return values
 
     def begin(self, step: int) -> None:
-        """Freeze what this step freezes."""
+        """Freeze the layers that `freeze_at` names for this step."""
         num_layers = self.frozen_layers.get(step)
         if num_layers is None:
             return
@@ -152,7 +158,7 @@ def make_net(
     """Capture a model and cut it.
 
     Args:
-        plan: where it stands.
+        plan: its stages, and what flows into them.
         program: the whole.
         model: trained in place.
         leaves: the arguments of one microbatch.
@@ -194,7 +200,7 @@ def make_net(
 
 
 def example_output(net: EmulatedNet, leaves: Sequence[Any]) -> Any:
-    """The net's output for other nets to be captured with; nothing is left behind."""
+    """Return an output to capture other nets with; buffers stay as they are."""
     homes, _ = net.buffers
     before = [home[key] for home, key in homes]
     copies = [x.detach().clone() for x in before]
@@ -207,12 +213,12 @@ def example_output(net: EmulatedNet, leaves: Sequence[Any]) -> Any:
 
 
 def leaves_of(net_outputs: Sequence[Any], part: Microbatch) -> list[Any]:
-    """A model's arguments: other nets' outputs, then the batch's."""
+    """Return a model's arguments: other nets' outputs, then the batch's."""
     return [*pytree.tree_leaves(list(net_outputs)), *part.leaves]
 
 
 def _copies(homes: Sequence[Home]) -> list[Tensor]:
-    """A copy of each buffer; of a buffer that is kept in two places, one."""
+    """Copy each buffer; one that is kept in two places is copied once."""
     once = {id(home[key]): home[key].detach().clone() for home, key in homes}
     return [once[id(home[key])] for home, key in homes]
 
@@ -225,7 +231,7 @@ def _put(homes: Sequence[Home], values: Sequence[Tensor]) -> None:
 def _owners(
     held: Sequence[Mapping[str, nn.Parameter]], delays: Sequence[int]
 ) -> dict[str, int]:
-    """Which stage updates each weight: the first of those that have it the longest."""
+    """Return the stage that updates each weight: the first of the largest delay."""
     owners: dict[str, int] = {}
     for i, parameters in enumerate(held):
         for name in parameters:

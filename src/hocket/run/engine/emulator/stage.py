@@ -1,7 +1,7 @@
-"""A part of a net in the emulator, and the old weights that its forwards read.
+"""Runs a part of a net in the emulator, with the old weights that its delay promises.
 
-Old weights are leaves of their own, which `torch.func.functional_call` puts in the
-place of the stage's: what autograd saved of them stays valid, whatever is updated.
+Old weights are leaves of their own, which `torch.func.functional_call` uses instead of
+the stage's: what autograd saved of them stays valid after updates.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hocket.model.stages.stage import StageModule
 
 @dataclass(slots=True)
 class Weight:
-    """A parameter that moves, and what stages may still read in its place.
+    """A parameter that is updated, and its old values that forwards still read.
 
     Args:
-        parameter: the newest.
-        delay: in updates.
-        old: what it was before each of the last `delay` updates, or what was predicted
-            in its place, the oldest first; leaves.
+        parameter: the newest value.
+        delay: by how many updates forwards read an older one.
+        old: its values before each of the last `delay` updates, or predicted ones, the
+            oldest first; leaves.
     """
 
     parameter: nn.Parameter
@@ -35,12 +35,12 @@ class Weight:
     old: deque[Tensor] = field(default_factory=deque)
 
     def take_gradient(self) -> None:
-        """Give the newest the gradient of the old one that was read."""
+        """Move the gradient of the old value that was read to the newest."""
         if self.old:
             self.parameter.grad, self.old[0].grad = self.old[0].grad, None
 
     def keep(self, predicted: Tensor | None) -> None:
-        """Keep what it is before an update, and forget what is too old."""
+        """Keep the value before an update, and drop those that are too old."""
         if not self.delay:
             return
         value = self.parameter if predicted is None else predicted
@@ -49,7 +49,7 @@ class Weight:
             self.old.popleft()
 
     def freeze(self) -> None:
-        """Forwards read the newest from now on."""
+        """Let forwards read the newest value from now on."""
         self.delay = 0
         self.old.clear()
 
@@ -59,9 +59,9 @@ class Segment:
     """Some layers of one stage, which are frozen together.
 
     Args:
-        module: with the newest weights.
-        begin: the layer that it begins with.
-        weights: those of its parameters that move, by name.
+        module: the layers, with the newest weights.
+        begin: the number of the first layer.
+        weights: the parameters that are updated, by name.
         trains: whether gradients flow through it.
     """
 
@@ -82,7 +82,7 @@ class Segment:
                 return functional_call(self.module, leaves, values, tie_weights=False)
 
     def _places(self) -> Iterator[tuple[str, Weight]]:
-        """Where each parameter that moves stands in any module."""
+        """Yield each place in the modules of a parameter that is updated."""
         weights = {id(x.parameter): x for x in self.weights.values()}
         for path, module in self.module.named_modules():
             for key, parameter in module.named_parameters(recurse=False):

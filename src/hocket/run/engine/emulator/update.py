@@ -1,4 +1,4 @@
-"""The updates at the end of an emulated step: clipping, optimizers, momentum."""
+"""Updates all nets at the end of an emulated step: clip, optimizers, followers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Updates:
     Args:
         program: the whole.
         nets: by name.
-        optimizers: what updates are made with, by net.
-        settings: how each trained net is trained, and with which schedule.
+        optimizers: the optimizer, or the `Momentum` or `CopyEvery`, of each net.
+        settings: the training settings of each trained net.
         clip_norm: the most that the gradients of one gate may measure together. The
             stages of one delay are one gate.
 
@@ -54,7 +54,7 @@ class Updates:
                 self._followers += _followers(program, nets, net, update)
 
     def update(self, step: int) -> None:
-        """Update everything, once its gradients are there."""
+        """Update all weights, once all gradients are complete."""
         weights = [w for net in self._nets.values() for w in net.weights.items()]
         for _, weight in weights:
             weight.take_gradient()
@@ -90,7 +90,7 @@ class Updates:
 def _updaters(
     program: Program, net: EmulatedNet, settings: TrainingConfig
 ) -> list[tuple[int, Updater]]:
-    """Of each trained stage, with its delay."""
+    """Make the updater of each trained stage; return it behind the stage's delay."""
     found = []
     for i, number in enumerate(net.plan.stages):
         stage = program.stages[number]
@@ -101,7 +101,7 @@ def _updaters(
 
 
 def _owned(net: EmulatedNet, place: int) -> dict[str, nn.Parameter]:
-    """The parameters that one stage of a net moves."""
+    """Return the parameters that one stage of a net updates."""
     held = net.modules[place].named_parameters()
     return {name: p for name, p in held if net.owners[name] == place}
 
@@ -112,7 +112,10 @@ def _followers(
     net: EmulatedNet,
     update: FollowerUpdate,
 ) -> Iterator[Follower]:
-    """Of each stage that follows others; of its buffers, one for each replica."""
+    """Yield the follower of each stage that follows others.
+
+    Buffers have a further one for each further replica.
+    """
     modules = {
         number: module
         for other in nets.values()

@@ -188,7 +188,7 @@ class Incoming:
             self._unread.add(key)
             self._coming.append(_Coming(step, _HEADER, 0))
         self._coming.append(_Coming(step, microbatch, signature))
-        self._numbers[step.number, microbatch] = self._num_added
+        self._numbers[step.place_of(microbatch)] = self._num_added
         self._num_added += 1
 
     def announce(self) -> None:
@@ -202,7 +202,7 @@ class Incoming:
                 if schema is None:
                     return
                 tag = _tag(schema, step, microbatch)
-                self._tags[step.number, microbatch] = tag
+                self._tags[step.place_of(microbatch)] = tag
                 self._receiver.expect([tag], schema)
             self._coming.popleft()
 
@@ -219,19 +219,19 @@ class Incoming:
         """
         if self._shared is not None:
             return self._poll(self._shared, step, microbatch)
-        self._receiver.await_turn(self._numbers[step.number, microbatch])
+        self._receiver.await_turn(self._numbers[step.place_of(microbatch)])
         if self._unread and (key := _key(step)) in self._unread:
             self._announce_until(step, _HEADER)
             self._unread.remove(key)
             self._read_header(step)
         if self._coming:
             self._announce_until(step, microbatch)
-        return self._receiver.receive(self._tags[step.number, microbatch])
+        return self._receiver.receive(self._tags[step.place_of(microbatch)])
 
     def release(self, step: StepHeader, microbatch: int) -> None:
         """Release the buffer of a message."""
-        tag = self._tags.pop((step.number, microbatch))
-        del self._numbers[step.number, microbatch]
+        tag = self._tags.pop(step.place_of(microbatch))
+        del self._numbers[step.place_of(microbatch)]
         if self._shared is None:
             self._receiver.release(tag)
             return
@@ -248,7 +248,7 @@ class Incoming:
             shared.check()
             with shared.lock:
                 if self._has_come(step, microbatch):
-                    return self._receiver.receive(self._tags[step.number, microbatch])
+                    return self._receiver.receive(self._tags[step.place_of(microbatch)])
             if time.monotonic() >= until_s:
                 channel = self._channel
                 raise WaitError(
@@ -274,7 +274,7 @@ class Incoming:
             self._unread.remove(key)
             self._read_header(step)
         return self._is_announced(step, microbatch) and self._receiver.poll(
-            self._tags[step.number, microbatch]
+            self._tags[step.place_of(microbatch)]
         )
 
     def _is_announced(self, step: StepHeader, microbatch: int) -> bool:

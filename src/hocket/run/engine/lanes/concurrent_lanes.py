@@ -16,7 +16,7 @@ from functools import partial
 from hocket.core.accesses import accesses
 from hocket.core.dataflow import Value
 from hocket.core.op import Op
-from hocket.run.data.step_batch import Batches
+from hocket.run.data.step_batch import Batches, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.lane_ops import LaneOp, LaneOps
@@ -66,16 +66,13 @@ class ConcurrentLanes:
             part = plan.portions[portion]
             self._before[portion] = ordered_by_messages(part, numbers, plan.program)
 
-    def play(
-        self, portion: Portion, first: int, batches: Batches, *, ends_step: bool
-    ) -> None:
+    def play(self, portion: Portion, first: int, batches: Batches) -> None:
         """Play a portion; the lanes are joined at its end, where the next one begins.
 
         Args:
             portion: the portion.
             first: the step that its step 0 is.
             batches: all batches under way.
-            ends_step: whether its steps end, with reductions and updates.
 
         Raises:
             RunError: an op failed.
@@ -87,7 +84,8 @@ class ConcurrentLanes:
         device.fork()
         try:
             for number, lane_op in self._issued[portion]:
-                if lane_op.is_step_end and not ends_step:
+                work = first_of(batches[first + lane_op.op.step])
+                if lane_op.is_step_end and not work.ends_step:
                     continue
                 waits = [events[value] for value in lane_op.waits if value in made]
                 records = [events[value] for value in lane_op.records]
@@ -112,7 +110,8 @@ class ConcurrentLanes:
     ) -> None:
         number = first + lane_op.op.step
         with self._lock:
-            slot = self._recorder.begin(lane_op.text, number)
+            step = first_of(batches[number]).step.number
+            slot = self._recorder.begin(lane_op.text, step)
         sanitizer = self._device.sanitizer
         if sanitizer is not None:
             op = replace(lane_op.op, step=number)

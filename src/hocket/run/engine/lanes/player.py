@@ -169,20 +169,20 @@ class Player:
         Args:
             portion: the portion.
             first: the step that its step 0 is.
-            batches: all batches under way, by step and net. One that does not close
-                its step is played without reductions and updates.
+            batches: all batches under way, by number and net: that of their step, or
+                of the batch where steps have several. One that does not end its step
+                is played without reductions and updates.
 
         Raises:
             RunError: something went wrong.
         """
         self._channels.expect(self._orders[portion], first, batches)
         lanes = self._parts[portion]
-        ends_step = all(first_of(nets).ends_step for nets in batches.values())
         try:
             if self._concurrent is None:
-                self._play_lane(lanes[0], first, batches, ends_step=ends_step)
+                self._play_lane(lanes[0], first, batches)
             else:
-                self._concurrent.play(portion, first, batches, ends_step=ends_step)
+                self._concurrent.play(portion, first, batches)
         finally:
             for runner in self._runners.values():
                 if runner.versions is not None:
@@ -206,19 +206,20 @@ class Player:
             lanes
         )
 
-    def _play_lane(
-        self, lane: LaneOps, first: int, batches: Batches, *, ends_step: bool
-    ) -> None:
+    def _play_lane(self, lane: LaneOps, first: int, batches: Batches) -> None:
         recorder, end = self._recorder, self._end
+        steps = {number: first_of(nets) for number, nets in batches.items()}
         for lane_op in lane.ops:
-            if lane_op.is_step_end and not ends_step:
+            place = first + lane_op.op.step
+            work = steps[place]
+            if lane_op.is_step_end and not work.ends_step:
                 continue
-            number = first + lane_op.op.step
+            number = work.step.number
             recorder.begin(lane_op.text, number)
             try:
                 if lane_op.is_step_end:
                     self._channels.begin_step_end()
-                lane_op.action(batches[number])
+                lane_op.action(batches[place])
                 if end.reducing:
                     end.take_finished()
             except Exception as error:
@@ -227,11 +228,12 @@ class Player:
             recorder.end()
 
     def _play_op(
-        self, lane_op: LaneOp, number: int, batches: Batches, lane: int
+        self, lane_op: LaneOp, place: int, batches: Batches, lane: int
     ) -> None:
         """Play one op of several lanes."""
+        number = first_of(batches[place]).step.number
         try:
-            lane_op.action(batches[number])
+            lane_op.action(batches[place])
             if not lane and self._end.reducing:
                 self._end.take_finished()
         except Exception as error:

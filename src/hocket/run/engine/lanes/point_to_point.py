@@ -202,7 +202,7 @@ class PointToPoint:
                 signature = self._signature(route, batch, microbatch)
                 incoming.add(step, microbatch, signature)
                 if channels is not None:
-                    channels[step.number, microbatch] = incoming
+                    channels[step.place_of(microbatch)] = incoming
             incoming.announce()
         if orders.groups:
             groups = [
@@ -273,7 +273,7 @@ class PointToPoint:
         step = batch[self._nets[stage]].step
         incoming = self._incoming(fact, stage, step, microbatch)
         if stage_channels := self._from.get((fact, stage)):
-            del stage_channels[step.number, microbatch]
+            del stage_channels[step.place_of(microbatch)]
         incoming.release(step, microbatch)
 
     def _incoming(
@@ -282,7 +282,7 @@ class PointToPoint:
         channels = self._from.get((fact, stage))
         if channels is None:
             return self._only[fact, stage]
-        return channels[step.number, microbatch]
+        return channels[step.place_of(microbatch)]
 
     def _signature(self, route: Route, batch: NetBatches, microbatch: int) -> Signature:
         """Return what the shapes of a message follow from."""

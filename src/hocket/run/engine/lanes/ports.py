@@ -61,7 +61,7 @@ class NearInput(Input):
 
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`; they are there."""
-        return self._values.pop((batch[self._net].step.number, microbatch), ())
+        return self._values.pop(batch[self._net].step.place_of(microbatch), ())
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """See `Input.release`; there is nothing to release."""
@@ -108,7 +108,7 @@ class FarInput(Input):
             values = self._channels.receive(self._fact, self._stage, batch, microbatch)
             self._recorder.resume()
             return values
-        key = batch[self._net].step.number, microbatch
+        key = batch[self._net].step.place_of(microbatch)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._shared:
                 values = self._channels.receive(
@@ -121,7 +121,7 @@ class FarInput(Input):
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """See `Input.release`."""
         if self._is_shared:
-            key = batch[self._net].step.number, microbatch
+            key = batch[self._net].step.place_of(microbatch)
             with self._locks[key]:
                 count = self._num_released.pop(key, 0) + 1
                 if count < sum(microbatch < other for other in self._counts):
@@ -186,7 +186,7 @@ class RegroupedInput(Input):
         self._takes_all = takes_all
         self._joins_once = joins_once
         self._locks: dict[Key, threading.Lock] = {}  # for forwards in two lanes
-        # By step and the reader's group; of each microbatch of the maker, or joined.
+        # By the first of a group's readers; of each microbatch of the maker, or joined.
         self._kept: dict[Key, list[Values]] = {}
         self._num_taken: dict[Key, int] = {}
 
@@ -194,7 +194,7 @@ class RegroupedInput(Input):
         """See `Input.take`."""
         work, num_readers = batch[self._reader], self._rule.num_readers
         group = microbatch // num_readers
-        key = work.step.number, group
+        key = work.step.place_of(group * num_readers)
         num_read = self._rule.num_read
         numbers = range(group * num_read, (group + 1) * num_read)
         with self._locks.setdefault(key, threading.Lock()):
@@ -289,7 +289,7 @@ class Output:
         for way in self._near:
             if microbatch < way.count:
                 assert isinstance(way.to, dict)
-                key = batch[self._net].step.number, microbatch
+                key = batch[self._net].step.place_of(microbatch)
                 some = _picked(values, way.places)
                 way.to[key] = tuple(x.clone() for x in some) if copies else some
                 copies = True  # a stage may change what it reads in place

@@ -167,7 +167,7 @@ class StageOps:
         step = work.step
         received = self._take_inputs(batch, index)
         if splits:
-            self._received[step.number, index] = received
+            self._received[step.place_of(index)] = received
         values = self._timed(
             timer,
             self._runner.forward,
@@ -232,7 +232,7 @@ class StageOps:
             grads,
         )
         self._put_gradients(batch, index, timer, values)
-        key = step.number, index
+        key = step.place_of(index)
         held: list[Input] = []
         for inputs, tensors in (
             (self._gradients_from, grads),
@@ -247,7 +247,7 @@ class StageOps:
 
     def weight_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
         """Play W."""
-        waiting = self._waiting.pop((batch[self.net].step.number, index))
+        waiting = self._waiting.pop(batch[self.net].step.place_of(index))
         timer.start()
         waiting.remainder.finish()
         timer.end()

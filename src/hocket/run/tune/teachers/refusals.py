@@ -45,13 +45,14 @@ def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
                 f"a teacher is named {name!r}: use letters, digits, _ and -, and not "
                 f"{net.name!r}, which is the student's net in the schedule"
             )
-    is_ahead = any(teacher.num_ahead for teacher in config.teachers.values())
-    if is_ahead and config.accumulate > 1:
-        raise ConfigError(
-            f"accumulate is {config.accumulate}: a teacher whose forwards are a batch "
-            "ahead works for the next update, and each batch is one. Take batches "
-            f"{config.accumulate} times as large, with as many more microbatches"
-        )
+        if teacher.delay and config.accumulate > 1:
+            raise ConfigError(
+                f"accumulate is {config.accumulate}, and teacher {name!r} has a delay "
+                f"of {teacher.delay}: its forwards are so many batches ahead, and its "
+                f"delay is in updates, of {config.accumulate} batches. Take delay=0, "
+                f"or batches {config.accumulate} times as large, with as many more "
+                "microbatches"
+            )
 
 
 def _check_counts(config: PipelineConfig, name: str, teacher: Teacher) -> None:
