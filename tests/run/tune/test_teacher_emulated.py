@@ -1,0 +1,49 @@
+"""Pipelines with the losses of papers equal `hocket.emulate`, dropout included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.run.support.forked import answers_of
+
+TWENTY: Final = {"num_steps": 20, "schedule": "1f1b"}
+CASES: Final[list[dict[str, Any]]] = [
+    {**TWENTY, "loss": "byol", "mode": "train", "delay": 1, "is_lars": True},
+    {**TWENTY, "loss": "byol", "mode": "train", "delay": 0, "is_float32": True},
+    {**TWENTY, "loss": "moco", "mode": "train", "delay": 1, "schedule": "gpipe"},
+    {**TWENTY, "loss": "dino", "mode": "eval", "delay": 1},
+    # Fewer batches than the prologue takes.
+    {"num_steps": 1, "schedule": "1f1b", "loss": "byol", "mode": "train", "delay": 1},
+    {"num_steps": 2, "schedule": "1f1b", "loss": "byol", "mode": "train", "delay": 2},
+]
+ATTENTION: Final[list[dict[str, Any]]] = [
+    {**TWENTY, "loss": "distillation", "mode": "train", "schedule": "zb-h1"},
+    {"num_steps": 1, "schedule": "1f1b", "loss": "distillation", "mode": "eval"},
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(CASES, id="views"),
+        pytest.param(ATTENTION, id="attention", marks=pytest.mark.long),
+    ],
+)
+def test_training_equals_the_emulator(
+    cases: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Dropout, padding, batch norms in either mode, uneven microbatches."""
+    for found in answers_of(
+        "tests.run.support.emulated_teachers:train_all",
+        cases,
+        str(tmp_path),
+        num_workers=2,
+        folder=tmp_path,
+        whole_s=280.0,
+    ):
+        for case, off in zip(cases, found, strict=True):
+            assert off <= (2e-4 if case.get("is_float32") else 1e-9), case
