@@ -104,8 +104,11 @@ def train_all(cases: list[dict[str, Any]], folder: str) -> list[float]:
 def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
     torch.manual_seed(7)
     loss, delay = LOSSES[case["loss"]](), case.get("delay")
+    student: nn.Module
+    net: nn.Module
+    update: hocket.Momentum | None = None
     if case["loss"] == "distillation":
-        data, update = sentences(case["num_steps"]), None
+        data = sentences(case["num_steps"])
         student, net = Encoder(2), Encoder(2)
     else:
         data, update = views(case["num_steps"]), hocket.Momentum(0.9)
