@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from hocket.core.gates import flushes
+from hocket.core.schedule import Schedule
+from hocket.errors import ConfigError
+from hocket.run.engine.refusals import refuse_settings
+from hocket.run.weights.settings import TrainingConfig
 from tests.run.support.forked import answers_of
 
 DELAYS = [None, 0, 1, 2]  # None: a frozen teacher
@@ -61,3 +68,27 @@ def test_a_loss_scale_goes_with_a_teacher_ahead(
             assert answer["skipped"] == answer["expected"]
             assert 0 < sum(answer["skipped"]) < len(answer["skipped"])
             assert answer["off"] < 1e-3
+
+
+# A filled order whose first device has nothing that is trained.
+FROZEN_DEVICE = """steps 3
+repeats 2
+net t microbatches=1
+net s microbatches=1
+stage 0 net=t device=0 trainable=no
+stage 1 net=s device=0 trainable=no
+stage 2 net=s device=1
+flow 1>2
+flow 0>2
+d0  0F0 |: 1F0 0F0@1 1F0@1 0F0@2 :| 1F0@2
+d1  |: 2F0 2B0 2U 2F0@1 2B0@1 2U@1 :| 2F0@2 2B0@2 2U@2"""
+
+
+def test_a_device_without_gradients_knows_no_loss_scale() -> None:
+    """It works for the next batch before it could hear of an overflow."""
+    schedule = Schedule.parse(FROZEN_DEVICE)
+    assert flushes(schedule)
+    settings = TrainingConfig(optimizer=torch.optim.AdamW, precision="float16")
+    with pytest.raises(ConfigError, match="device 0 has no stage that is trained"):
+        refuse_settings(settings, schedule)
+    refuse_settings(replace(settings, precision="bfloat16"), schedule)

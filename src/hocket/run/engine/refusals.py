@@ -202,19 +202,8 @@ def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
 
 
 def _faults_ahead(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
-    """Refuse what does not go with forwards of other batches in a step.
-
-    A delay is in updates, and an order counts it in batches. A loss scale is known to
-    the devices that have gradients.
-    """
+    """Refuse a loss scale on devices that no gradient tells of an overflow."""
     program = schedule.program
-    delay = max(stage.delay for stage in program.stages)
-    if settings.accumulate > 1 and delay:
-        yield (
-            f"accumulate is {settings.accumulate}, and a net that follows another has "
-            f"a delay of {delay}: so many batches ahead, and not updates, are its "
-            "forwards. Take delay=0, or larger batches with as many more microbatches"
-        )
     trained = {stage.device for stage in program.stages if stage.trainable}
     frozen = sorted({*range(program.num_devices)} - trained)
     if settings.precision == "float16" and frozen:
