@@ -35,8 +35,8 @@ _HEAD: Final[Row] = (
     *("two lanes", "launched / graph", "graph / two lanes"),
 )
 _LEGEND: Final = (
-    "Steps on a V100 of 16 GB (p3.2xlarge), float32, SGD with momentum, estimated from "
-    "each kernel's multiplications and bytes, and 1.5 us between kernels; not measured. "
+    "Steps on a V100 of 16 GB, float32, SGD with momentum, estimated from each "
+    "kernel's multiplications and bytes, and 1.5 us between kernels; not measured. "
     "each launched: no kernel is faster than its launch from the host (6 us), as in "
     "eager mode. one graph: the serial order in a CUDA graph. two lanes: weight "
     "gradients and updates in a second lane, which fills the first one's gaps; both "
