@@ -18,10 +18,10 @@ LAYERS: Final = (
     ("errors", "env", "nearest", "restricted_pickle", "signatures"),
     ("core",),
     ("schedules", "passes"),
-    ("planner", "draw", "options"),
+    ("planner", "draw", "options", "freeze"),
     ("cuda",),
     ("model", "run"),
-    ("outoforder", "teacher", "freeze", "share", "checkpoint"),
+    ("outoforder", "teacher", "share", "checkpoint"),
     ("recipes",),
     ("cli",),
 )

@@ -1,0 +1,150 @@
+"""Policies that look at the gradients: where they are small, or change no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TypeAlias
+
+from hocket.freeze.policy import (
+    Interval,
+    Measures,
+    Observation,
+    after_patience,
+    patience_fault,
+    refuse,
+    share_fault,
+)
+
+Wishes: TypeAlias = tuple[int, ...]
+Norms: TypeAlias = tuple[tuple[float, ...], Wishes]
+
+
+@dataclass(frozen=True, slots=True)
+class ArgminGradient(Interval):
+    """Freezes up to the layer with the smallest gradient, at most a share at a time.
+
+    Source: the rule of PipeTransformer (ICML 2021, section 3.1), which its released
+    code does not run: `min(argmin_l ||g_l||, F + alpha * (L - F))` of L layers, of
+    which F are frozen, layers counted from 1.
+
+    Args:
+        alpha: the largest share of the layers left that freezes at a decision.
+        patience: as many decisions in a row must wish it; the smallest wish counts.
+        every_steps: steps between decisions; the ends of epochs when not given.
+        layers: the modules that count as layers, as "encoder.layers.*".
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    alpha: float
+    patience: int = 1
+
+    def __post_init__(self) -> None:
+        refuse(
+            [
+                *self.interval_faults(),
+                *share_fault("alpha", self.alpha),
+                *patience_fault(self.patience),
+            ]
+        )
+
+    @property
+    def measures(self) -> Measures:
+        """It measures gradients."""
+        return Measures.GRADIENTS
+
+    def begin(self) -> Wishes:
+        """Return no wishes."""
+        return ()
+
+    def observe(self, state: Wishes, seen: Observation) -> Wishes:
+        """Return the wishes with the newest."""
+        active = range(seen.num_frozen, seen.num_layers)
+        if not active:
+            return state
+        smallest = min(active, key=lambda layer: seen.measured[layer])
+        return (*state, smallest + 1)[-self.patience :]
+
+    def decide(self, state: Wishes, seen: Observation) -> int:
+        """Return what the wishes agree on, within the share."""
+        wish = after_patience(state, self.patience, seen.num_frozen)
+        most = ceil(self.alpha * (seen.num_layers - seen.num_frozen) - 1e-9)
+        return min(wish, seen.num_frozen + most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentile(Interval):
+    """Freezes the layers in front of the first whose gradient still changes.
+
+    The change of a layer is `|before - now| / before` of the norms of its accumulated
+    gradients. A layer still changes if its change is at least the percentile over the
+    layers that are not frozen. The last layer never freezes.
+
+    Source: AutoFreeze (Liu, Agarwal, Venkataraman 2021).
+
+    Args:
+        percentile: the percentile, from 0 to 100; between two changes it is
+            interpolated.
+        patience: as many decisions in a row must wish it; the smallest wish counts.
+        every_steps: steps between decisions; the ends of epochs when not given.
+        layers: the modules that count as layers, as "encoder.layers.*".
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    percentile: float = 50.0
+    patience: int = 1
+
+    def __post_init__(self) -> None:
+        faults = [*self.interval_faults(), *patience_fault(self.patience)]
+        if not 0.0 <= self.percentile <= 100.0:
+            faults.append(f"percentile is {self.percentile}: it must be from 0 to 100")
+        refuse(faults)
+
+    @property
+    def measures(self) -> Measures:
+        """It measures gradients."""
+        return Measures.GRADIENTS
+
+    def begin(self) -> Norms:
+        """Return no norms and no wishes."""
+        return (), ()
+
+    def observe(self, state: Norms, seen: Observation) -> Norms:
+        """Return the newest norms, and the wishes with the newest."""
+        before, wishes = state
+        if before and seen.num_frozen < seen.num_layers:
+            wishes = (*wishes, self._wish(before, seen))[-self.patience :]
+        return seen.measured, wishes
+
+    def decide(self, state: Norms, seen: Observation) -> int:
+        """Return what the wishes agree on."""
+        return after_patience(state[1], self.patience, seen.num_frozen)
+
+    def _wish(self, before: tuple[float, ...], seen: Observation) -> int:
+        active = range(seen.num_frozen, seen.num_layers)
+        changes = {i: _change(before[i], seen.measured[i]) for i in active}
+        threshold = percentile_of([*changes.values()], self.percentile)
+        return next(i for i, change in changes.items() if change >= threshold)
+
+
+def percentile_of(values: list[float], percentile: float) -> float:
+    """Return a percentile, interpolated between the two values beside it.
+
+    >>> percentile_of([4.0, 1.0, 2.0, 3.0], 50)
+    2.5
+    """
+    ordered = sorted(values)
+    place = percentile / 100 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    # No rounding may lift it above the largest value.
+    between = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return min(between, ordered[above])
+
+
+def _change(before: float, now: float) -> float:
+    return abs(before - now) / before if before else 0.0
