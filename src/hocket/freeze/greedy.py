@@ -1,0 +1,67 @@
+"""PipeTransformer's own partition and pipeline lengths, for comparison.
+
+    sizes    0.74 2.36 4.72 2.36 │ 4.72 2.36 │ ...       K devices, from the front
+                                 └ the next unit would pass mean + variance
+
+Source: the released code of PipeTransformer (ICML 2021); Algorithm 1 of its paper. It
+counts parameters alone; `hocket.planner.balance` cuts by measured seconds, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import pvariance
+from typing import Final
+
+FROZEN_SHARE: Final = 1 / 6  # the memory of a frozen layer relative to an active one
+
+
+def greedy(
+    sizes: Sequence[float], num_devices: int, frozen_size: float = 0.0
+) -> list[int]:
+    """Return how many units each device gets.
+
+    Args:
+        sizes: the units' sizes; PipeTransformer counts millions of parameters.
+        num_devices: devices; the last takes all that is left.
+        frozen_size: the size of the frozen part, which the first device runs: it counts
+            for a sixth.
+
+    >>> greedy([1.0, 2.0, 1.0, 2.0, 1.0], 2)
+    [2, 3]
+    """
+    counts, begin = [], 0
+    for device in range(num_devices - 1):
+        left = sizes[begin:]
+        num_left = num_devices - device
+        most = (sum(left) + (pvariance(left) if left else 0.0)) / num_left
+        load = -frozen_size * (1 - FROZEN_SHARE) if device == 0 else 0.0
+        end = begin
+        while end < len(sizes) and load + sizes[end] < most:
+            load += sizes[end]
+            end += 1
+        counts.append(end - begin)
+        begin = end
+    return [*counts, len(sizes) - begin]
+
+
+def largest_part(sizes: Sequence[float], num_devices: int) -> float:
+    """Return the size of the largest part that `greedy` makes."""
+    largest, begin = 0.0, 0
+    for count in greedy(sizes, num_devices):
+        largest = max(largest, sum(sizes[begin : begin + count]))
+        begin += count
+    return largest
+
+
+def halved(sizes: Sequence[float], num_devices: int, most: float) -> int:
+    """Return the shortest pipeline by halving whose parts are no larger than `most`.
+
+    Args:
+        sizes: the units that still train.
+        num_devices: devices now.
+        most: the largest part of the first pipeline, with nothing frozen.
+    """
+    while num_devices >= 2 and largest_part(sizes, num_devices // 2) <= most:
+        num_devices //= 2
+    return num_devices

@@ -1,0 +1,244 @@
+"""Chooses stages and replicas for the layers that still train.
+
+    6 workers    6 stages x 1 replica ─▶ 3 x 2 ─▶ 2 x 3 ─▶ 1 x 6
+
+A shape is taken when it fits the memory, and what it saves over the rest of the run is
+more than the transition takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import NamedTuple
+
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.errors import FitError, ShapeError
+from hocket.passes.add_frozen_prefix import add_frozen_prefix
+from hocket.planner.balance import Balancer
+from hocket.planner.stages import stage_costs
+from hocket.planner.work import LayerCost
+from hocket.schedules import make_schedule
+
+
+class Shape(NamedTuple):
+    """Stages of one pipeline, and copies of it.
+
+    >>> print(Shape(4, 2))
+    4x2
+    """
+
+    num_stages: int
+    num_replicas: int
+
+    def __str__(self) -> str:
+        """Return stages x replicas."""
+        return f"{self.num_stages}x{self.num_replicas}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A model of which the first layers are frozen.
+
+    Args:
+        layers: the costs of all layers, for one microbatch.
+        num_frozen: those of them that are frozen, from the first on.
+        update_s_per_byte: seconds of the optimizer's step per byte.
+        link: between devices.
+    """
+
+    layers: Sequence[LayerCost]
+    num_frozen: int
+    update_s_per_byte: float = 0.0
+    link: Link = field(default_factory=Link)
+
+    @property
+    def prefix(self) -> Sequence[LayerCost]:
+        """The frozen layers."""
+        return self.layers[: self.num_frozen]
+
+    def boundaries(self, num_stages: int) -> tuple[int, ...]:
+        """Return the layers at which stages begin that follow the frozen ones.
+
+        The slowest device is the fastest possible: the first one runs the frozen
+        layers' forwards, too.
+
+        Args:
+            num_stages: the stages that train.
+
+        Returns:
+            Where layers are frozen, the first stage that trains begins at the first
+            boundary; else the second stage.
+
+        Raises:
+            ShapeError: there are fewer layers left than stages.
+        """
+        active = self.layers[self.num_frozen :]
+        seconds = [layer.forward_s + layer.backward_s for layer in active]
+        if seconds:
+            seconds[0] += sum(layer.forward_s for layer in self.prefix)
+        messages = [
+            self.link.occupied_s(x.received_bytes + x.received_grad_bytes)
+            for x in active[1:]
+        ]
+        cut = Balancer(seconds, messages).cut(num_stages)
+        begins = tuple(self.num_frozen + place for place in cut)
+        return (self.num_frozen, *begins) if self.num_frozen else begins
+
+    def costs(self, boundaries: Sequence[int]) -> Costs:
+        """Return the costs of the stages of a cut."""
+        stages = stage_costs(
+            self.layers,
+            boundaries,
+            recomputes=False,
+            update_s_per_byte=self.update_s_per_byte,
+        )
+        if self.num_frozen:
+            stages = (_frozen(stages[0]), *stages[1:])
+        return Costs(stages, link=self.link, reduce_link=self.link)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a shape is predicted to take.
+
+    Args:
+        shape: stages and replicas.
+        boundaries: see `Frozen.boundaries`.
+        step_s: seconds of a step.
+        peak_bytes: the most on any device.
+    """
+
+    shape: Shape
+    boundaries: tuple[int, ...]
+    step_s: float
+    peak_bytes: int
+
+
+def shapes_of(num_workers: int, num_parts: int) -> list[Shape]:
+    """Return the shapes in which all workers work, the longest pipeline first.
+
+    Args:
+        num_workers: stages x replicas.
+        num_parts: microbatches of the whole batch, which the replicas share evenly.
+
+    >>> print(*shapes_of(6, 6))
+    6x1 3x2 2x3 1x6
+    >>> print(*shapes_of(6, 4))
+    6x1 3x2
+    """
+    return [
+        Shape(num_workers // replicas, replicas)
+        for replicas in range(1, num_workers + 1)
+        if num_workers % replicas == 0 and num_parts % replicas == 0
+    ]
+
+
+def predict(model: Frozen, shape: Shape, num_parts: int, schedule: str) -> Prediction:
+    """Simulate a step of one shape.
+
+    Args:
+        model: the layers, and how many of them are frozen.
+        shape: stages and replicas.
+        num_parts: microbatches of the whole batch.
+        schedule: the name of a schedule with one stage per device.
+
+    Raises:
+        ShapeError: the schedule's constraints refuse the numbers, or there are fewer
+            layers left than stages.
+    """
+    boundaries = model.boundaries(shape.num_stages)
+    order = order_of(schedule, shape, num_parts, has_prefix=model.num_frozen > 0)
+    timeline = simulate(order, model.costs(boundaries))
+    peak = max(round(timeline.peak_bytes(d)) for d in range(shape.num_stages))
+    return Prediction(shape, boundaries, timeline.makespan_s, peak)
+
+
+def order_of(
+    schedule: str, shape: Shape, num_parts: int, *, has_prefix: bool
+) -> Schedule:
+    """Make the order of one step.
+
+    Args:
+        schedule: its name.
+        shape: stages and replicas.
+        num_parts: microbatches of the whole batch.
+        has_prefix: whether frozen layers run before the pipeline.
+    """
+    order = make_schedule(
+        schedule,
+        num_devices=shape.num_stages,
+        num_microbatches=num_parts // shape.num_replicas,
+        num_replicas=shape.num_replicas,
+    )
+    return add_frozen_prefix(order) if has_prefix else order
+
+
+def next_shape(
+    now: Shape,
+    predictions: Sequence[Prediction],
+    *,
+    steps_left: int,
+    transition_s: float,
+    memory_bytes: int | None = None,
+) -> Prediction:
+    """Return the shape with which the rest of the run is over first.
+
+    Args:
+        now: the present shape, which needs no transition.
+        predictions: of all shapes that are possible, the present one among them.
+        steps_left: steps until the run, or the next decision, ends.
+        transition_s: seconds of a change of shape.
+        memory_bytes: what each device has; None: enough.
+
+    Raises:
+        FitError: no shape fits the memory.
+    """
+    most = inf if memory_bytes is None else memory_bytes
+    fits = [x for x in predictions if x.peak_bytes <= most]
+    if not fits:
+        least = min(predictions, key=lambda x: x.peak_bytes)
+        raise FitError(
+            f"no shape fits memory_bytes {memory_bytes}: {least.shape} (stages x "
+            f"replicas) needs the least, {least.peak_bytes} bytes on a device",
+            device=0,
+            needed_bytes=least.peak_bytes,
+            memory_bytes=int(most),
+        )
+
+    def rest_s(option: Prediction) -> float:
+        moves_s = 0.0 if option.shape == now else transition_s
+        return steps_left * option.step_s + moves_s
+
+    # Of shapes that are equally fast, the present one.
+    return min(fits, key=lambda x: (rest_s(x), x.shape != now))
+
+
+def possible(
+    model: Frozen, num_workers: int, num_parts: int, schedule: str
+) -> list[Prediction]:
+    """Return the predictions of all shapes that there are layers for."""
+    found = []
+    for shape in shapes_of(num_workers, num_parts):
+        try:
+            found.append(predict(model, shape, num_parts, schedule))
+        except ShapeError:
+            continue
+    return found
+
+
+def _frozen(cost: StageCost) -> StageCost:
+    """Return the cost of a stage that has forwards alone, and keeps nothing."""
+    return replace(
+        cost,
+        input_grad_s=0.0,
+        weight_grad_s=0.0,
+        input_grad_bytes=0,
+        activation_bytes=0,
+        gradient_bytes=0,
+        optimizer_bytes=0,
+        update_s=0.0,
+    )

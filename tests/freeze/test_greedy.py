@@ -1,0 +1,95 @@
+"""PipeTransformer's partitions and pipeline lengths, as its code makes them."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+
+from hocket.freeze.greedy import greedy, halved, largest_part
+from hocket.planner.balance import Balancer
+
+
+def units(embedding: int, hidden: int, num_layers: int, head: list[int]) -> list[float]:
+    """Millions of parameters: embedding, attention and MLP of each layer, end."""
+    attention = 4 * hidden * (hidden + 1) + 2 * hidden
+    mlp = 8 * hidden * hidden + 5 * hidden + 2 * hidden
+    return [x / 1e6 for x in (embedding, *(attention, mlp) * num_layers, *head)]
+
+
+VIT_EMBEDDING = 768 * (3 * 16 * 16 + 1) + 198 * 768
+
+
+def vit(num_classes: int) -> list[float]:
+    """ViT-B/16."""
+    return units(VIT_EMBEDDING, 768, 12, [2 * 768, 769 * num_classes])
+
+
+def bert(hidden: int, num_layers: int) -> list[float]:
+    """BERT with the head for spans."""
+    embedding = (30522 + 512 + 2 + 2) * hidden
+    return units(embedding, hidden, num_layers, [2 * (hidden + 1)])
+
+
+def test_vit_on_8_devices_equals_the_authors_partition() -> None:
+    """Counts and millions of parameters, to the last digit of a user's log."""
+    sizes = vit(100)
+    counts = greedy(sizes, 8)
+    assert counts == [4, 2, 3, 3, 3, 3, 4, 5]
+    edges = [0, *accumulate(counts)]
+    parts = [round(sum(sizes[a:b]), 6) for a, b in pairwise(edges)]
+    assert parts == [
+        10.194432,
+        7.087872,
+        11.81184,
+        9.451776,
+        11.81184,
+        9.451776,
+        14.175744,
+        11.890276,
+    ]
+
+
+def test_vit_on_4_devices_equals_the_authors_partition() -> None:
+    """With 1000 classes."""
+    sizes = vit(1000)
+    counts = greedy(sizes, 4)
+    assert counts == [7, 6, 6, 8]
+    edges = [0, *accumulate(counts)]
+    parts = [round(sum(sizes[a:b]), 3) for a, b in pairwise(edges)]
+    assert parts == [22.006, 21.264, 21.264, 22.034]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (vit(1000), [8] * 4 + [4] * 4 + [2] * 2 + [1] * 2),
+        (bert(768, 12), [4] * 5 + [2] * 3 + [1] * 4),
+        (bert(1024, 24), [8] * 8 + [4] * 8 + [2] * 4 + [1] * 4),
+    ],
+)
+def test_pipeline_lengths(sizes: list[float], expected: list[int]) -> None:
+    """After 1, 2, 3, ... frozen layers of a pipeline that began with 8 devices."""
+    most, num_devices, found = largest_part(sizes, 8), 8, []
+    for num_frozen in range(1, len(expected) + 1):
+        num_devices = halved(sizes[1 + 2 * num_frozen :], num_devices, most)
+        found.append(num_devices)
+    assert found == expected
+
+
+def test_a_frozen_part_counts_for_a_sixth() -> None:
+    """The first device takes less of the rest: more fits beside negative load."""
+    sizes = [1.0] * 12
+    assert greedy(sizes, 3) == [3, 4, 5]
+    assert greedy(sizes, 3, frozen_size=2.4) == [5, 3, 4]
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("num_frozen", range(6))
+def test_the_exact_cut_is_never_worse(num_devices: int, num_frozen: int) -> None:
+    """Its largest part is at most the greedy one's."""
+    sizes = vit(100)[2 * num_frozen + 1 :]
+    cut = Balancer(sizes, [0.0] * (len(sizes) - 1)).cut(num_devices)
+    edges = (0, *cut, len(sizes))
+    exact = max(sum(sizes[a:b]) for a, b in pairwise(edges))
+    assert exact <= largest_part(sizes, num_devices) + 1e-12

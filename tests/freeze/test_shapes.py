@@ -1,0 +1,113 @@
+"""The cut behind a frozen part, and which shape is worth a transition."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+
+from hocket.errors import FitError, ShapeError
+from hocket.freeze.shapes import (
+    Frozen,
+    Prediction,
+    Shape,
+    next_shape,
+    possible,
+    predict,
+    shapes_of,
+)
+from hocket.planner.work import LayerCost, Weights
+
+
+def layers(seconds: list[float], weight_bytes: int = 10) -> list[LayerCost]:
+    """Layers whose backward takes twice their forward, each with its own weights."""
+    return [
+        LayerCost(
+            f"layer {i}",
+            s,
+            s,
+            s,
+            activation_bytes=1,
+            weights=(Weights(f"w{i}", weight_bytes, weight_bytes, 2 * weight_bytes),),
+        )
+        for i, s in enumerate(seconds)
+    ]
+
+
+def test_the_first_device_runs_the_frozen_forwards_too() -> None:
+    """By hand, with layers that take 1 s frozen and 3 s trained."""
+    assert Frozen(layers([1.0] * 8), 3).boundaries(1) == (3,)
+    assert Frozen(layers([1.0] * 8), 3).boundaries(2) == (3, 5)  # 3 + 6 beside 9
+    assert Frozen(layers([1.0] * 8), 4).boundaries(2) == (4, 5)  # 4 + 3 beside 9
+
+
+@pytest.mark.parametrize("num_frozen", [0, 1, 3, 5])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_the_slowest_device_is_the_fastest_possible(
+    num_frozen: int, num_stages: int
+) -> None:
+    """Against all cuts."""
+    seconds = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
+    model = Frozen(layers(seconds), num_frozen)
+
+    def slowest(begins: tuple[int, ...]) -> float:
+        edges = (num_frozen, *begins, len(seconds))
+        parts = [3 * sum(seconds[a:b]) for a, b in pairwise(edges)]
+        return max(parts[0] + sum(seconds[:num_frozen]), *parts[1:], 0.0)
+
+    found = model.boundaries(num_stages)
+    found = found[1:] if num_frozen else found
+    cuts = combinations(range(num_frozen + 1, len(seconds)), num_stages - 1)
+    assert slowest(found) == min(map(slowest, cuts))
+
+
+def test_there_must_be_layers_for_all_stages() -> None:
+    """Shapes with more stages than layers left are not possible."""
+    model = Frozen(layers([1.0] * 6), 3)
+    with pytest.raises(ShapeError, match="3 layers cannot be cut into 4 stages"):
+        model.boundaries(4)
+    shapes = [x.shape for x in possible(model, 4, 4, "1f1b")]
+    assert shapes == [Shape(2, 2), Shape(1, 4)]
+
+
+def test_shapes_divide_workers_and_microbatches() -> None:
+    """Any divisors, not only powers of two."""
+    assert shapes_of(6, 12) == [(6, 1), (3, 2), (2, 3), (1, 6)]
+    assert shapes_of(4, 6) == [(4, 1), (2, 2)]
+
+
+def test_predictions_in_closed_form() -> None:
+    """GPipe with equal stages: (M + K - 1) times a microbatch's share of a device.
+
+    4 layers of 3 s left behind 2 frozen ones of 1 s each, with 8 microbatches in all.
+    """
+    model = Frozen(layers([1.0] * 6), 2)
+    alone = predict(model, Shape(1, 1), 8, "gpipe")
+    assert alone.step_s == 8 * (2 + 4 * 3.0)
+    assert predict(model, Shape(1, 4), 8, "gpipe").step_s == 2 * (2 + 4 * 3.0)
+    # Frozen: weights alone. Trained: weights, gradients and state.
+    assert alone.peak_bytes >= 2 * 10 + 4 * 40
+    whole = predict(Frozen(layers([1.0] * 6), 0), Shape(1, 1), 8, "gpipe")
+    assert whole.peak_bytes - alone.peak_bytes >= 2 * 30
+
+
+def test_takes_a_shape_only_if_it_saves_more_than_the_transition() -> None:
+    """A step takes 1 s less: 5 s of transition are worth it from 6 steps on."""
+    slow = Prediction(Shape(2, 1), (3,), 3.0, 10)
+    fast = Prediction(Shape(1, 2), (), 2.0, 20)
+    for steps_left, expected in ((4, slow), (5, slow), (6, fast)):
+        found = next_shape(
+            slow.shape, [slow, fast], steps_left=steps_left, transition_s=5.0
+        )
+        assert found is expected
+
+
+def test_takes_no_shape_that_does_not_fit() -> None:
+    """However fast it is; if none fits, the one that needs least is named."""
+    slow = Prediction(Shape(2, 1), (3,), 3.0, 10)
+    fast = Prediction(Shape(1, 2), (), 2.0, 20)
+    options = {"steps_left": 99, "transition_s": 0.0}
+    found = next_shape(slow.shape, [slow, fast], memory_bytes=15, **options)
+    assert found is slow
+    with pytest.raises(FitError, match=r"2x1 .* needs the least, 10 bytes"):
+        next_shape(slow.shape, [slow, fast], memory_bytes=9, **options)
