@@ -44,6 +44,6 @@ def test_is_due_at_epochs_or_every_few_steps() -> None:
     by_steps = Decider(Alpha(1 / 2, every_steps=3), 4)
     due = [n for n in range(1, 8) if by_steps.is_due(n, epoch_ended=False)]
     assert due == [3, 6]
-    assert not by_steps.is_due(6, epoch_ended=True)
+    assert not by_steps.is_due(7, epoch_ended=True)
     with pytest.raises(ConfigError, match="every_steps is 0"):
         Alpha(1 / 2, every_steps=0)

@@ -40,9 +40,7 @@ class Decider:
             epoch_ended: whether the loader has just ended.
         """
         every = self.policy.every_steps
-        return (
-            epoch_ended if every is None else not epoch_ended and not num_steps % every
-        )
+        return epoch_ended if every is None else num_steps % every == 0
 
     def ask(
         self, step: int, learning_rate: float = 0.0, measured: tuple[float, ...] = ()

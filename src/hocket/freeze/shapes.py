@@ -220,13 +220,23 @@ def next_shape(
 def possible(
     model: Frozen, num_workers: int, num_parts: int, schedule: str
 ) -> list[Prediction]:
-    """Return the predictions of all shapes that there are layers for."""
+    """Return the predictions of all shapes that there are layers for.
+
+    Raises:
+        ShapeError: there is none.
+    """
     found = []
     for shape in shapes_of(num_workers, num_parts):
         try:
             found.append(predict(model, shape, num_parts, schedule))
         except ShapeError:
             continue
+    if not found:
+        raise ShapeError(
+            f"{len(model.layers) - model.num_frozen} layers are left for "
+            f"{num_workers} workers with {num_parts} microbatches: freeze fewer, or "
+            "take a number of microbatches that more replicas divide"
+        )
     return found
 
 

@@ -35,6 +35,9 @@ from hocket.run.device.out_of_memory import (
     is_out_of_memory,
 )
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.elastic.freezing import Freezing
+from hocket.run.elastic.make import make_freezing, other_layouts
+from hocket.run.elastic.refusals import refuse_order, refuse_with_freezing
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
@@ -57,7 +60,7 @@ def assemble(
     recorder: FlightRecorder,
     stack: contextlib.ExitStack,
     timeout_s: float,
-) -> tuple[Plan, Executor]:
+) -> tuple[Plan, Executor, Freezing | None]:
     """Decide all that can be decided before the first step, and make the executor.
 
     Every worker must call this.
@@ -69,6 +72,9 @@ def assemble(
         recorder: records every op and wait.
         stack: gets what must be closed at the end.
         timeout_s: how long to wait for another worker.
+
+    Returns:
+        The plan, what plays it, and what freezes layers, if any may freeze.
 
     Raises:
         NoMemoryError: a device has no memory for it; says what holds it.
@@ -97,7 +103,7 @@ def _assembled(
     recorder: FlightRecorder,
     stack: contextlib.ExitStack,
     timeout_s: float,
-) -> tuple[Plan, Executor]:
+) -> tuple[Plan, Executor, Freezing | None]:
     store = _own_store(world)
     if config.teachers:
         loss = with_teachers(config.loss, tuple(config.teachers))
@@ -111,6 +117,9 @@ def _assembled(
     if asked != "auto":  # which may choose one without old weights
         refuse_without_effect(config, order)
     refuse_settings(config, order)
+    if config.freeze is not None:
+        refuse_with_freezing(config, config.freeze)
+        refuse_order(order)
     context = open_context(
         config.transport,
         world,
@@ -121,8 +130,11 @@ def _assembled(
         stack,
         timeout_s=timeout_s,
         clips=config.clip_norm is not None,
+        others=[] if config.freeze is None else other_layouts(config, world),
     )
-    plan, play_plan, nets, channels, wiring = build_plan(config, order, context, known)
+    plan, play_plan, nets, channels, wiring, captured = build_plan(
+        config, order, context, known
+    )
     if world.rank == 0:
         warn_of_repeating_bubble(asked, plan)
     executor = make_executor(
@@ -137,7 +149,10 @@ def _assembled(
         on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,
     )
     stack.callback(executor.sync.give_up)
-    return plan, executor
+    freezing = None
+    if config.freeze is not None:
+        freezing = make_freezing(config, captured, executor, context)
+    return plan, executor, freezing
 
 
 def _make_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from hocket.run.data.loader import check_last_batch, check_same_length, recorded
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
+from hocket.run.elastic.reshape import Played
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.gather import gather_state, holders_of
@@ -73,10 +75,11 @@ class Pipeline(WorkerRun):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             layout = self._layout = make_layout(world, config.num_replicas)
-            self.plan, executor = assemble(
+            self.plan, executor, self._freezing = assemble(
                 config, world, layout, recorder, self._stack, timeout_s
             )
             plan = self.plan
+            self._epoch_ended = False
             self._sizes_of = part_sizes(plan.schedule.program)
             self._outline = Outline.of(config.model).joined(
                 {
@@ -100,9 +103,7 @@ class Pipeline(WorkerRun):
             self._batch_counts = BatchCounts(
                 executor.store, world.rank, world.world_size, timeout_s
             )
-            self._evaluator = Evaluator(
-                executor, world, layout, recorder, plan, timeout_s=timeout_s
-            )
+            self._evaluator = self._make_evaluator()
 
     @classmethod
     def from_config(cls, config: PipelineConfig) -> Pipeline:
@@ -167,7 +168,9 @@ class Pipeline(WorkerRun):
         if not is_sized:
             batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))
-        yield from self._driver.train(steps, drains)
+        for result in self._driver.train(steps, drains):
+            yield self._described(result)
+        self._epoch_ended = True
         if overlaps and not is_sized:
             with self._reported():
                 self._batch_counts.agree()
@@ -181,7 +184,7 @@ class Pipeline(WorkerRun):
             RunError: training failed on some worker; no worker hangs, and the pipeline
                 cannot be used any more.
         """
-        return self._driver.step(self._next_batches((batch, *more)))
+        return self._described(self._driver.step(self._next_batches((batch, *more))))
 
     def evaluate(
         self,
@@ -363,6 +366,7 @@ class Pipeline(WorkerRun):
 
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
+        self._freeze_if_due()
         device, salts = self.world.device, [digest(batch) for batch in batches]
         here = [on_device(batch, device) for batch in batches]
         by_net = [
@@ -383,6 +387,43 @@ class Pipeline(WorkerRun):
             {net: x for made in parts for net, x in made.items()}
             for parts in zip(*by_net, strict=True)
         ]
+
+    def _freeze_if_due(self) -> None:
+        """Freeze layers before the next step, and change the layout with them."""
+        freezing, epoch_ended = self._freezing, self._epoch_ended
+        self._epoch_ended = False
+        if freezing is None or not freezing.is_due(self._step, epoch_ended=epoch_ended):
+            return
+        self._driver.finish()
+        with self._reported():
+            now = Played(self.plan, self._executor, self._layout)
+            played = freezing.follow(self._step, now)
+            if played.executor is self._executor:
+                return
+            self.plan, self._executor = played.plan, played.executor
+            self._layout = played.layout
+            self._stack.callback(played.executor.sync.give_up)
+            self._sizes_of = part_sizes(played.plan.schedule.program)
+            self._driver.go_on_with(played.executor)
+            self._checkpoints.go_on_with(played.executor, played.plan, played.layout)
+            self._evaluator = self._make_evaluator()
+
+    def _described(self, result: StepResult) -> StepResult:
+        """Return a result with what is frozen, and the layout that played it."""
+        if self._freezing is None:
+            return result
+        shape = f"{self._layout.num_devices}x{self._layout.num_replicas}"
+        return replace(result, num_frozen=self._freezing.num_frozen, layout=shape)
+
+    def _make_evaluator(self) -> Evaluator:
+        return Evaluator(
+            self._executor,
+            self.world,
+            self._layout,
+            self._recorder,
+            self.plan,
+            timeout_s=self._timeout_s,
+        )
 
     def _drain(self) -> None:
         """Finish all steps in flight, before weights are read."""
@@ -405,5 +446,10 @@ class Pipeline(WorkerRun):
 
     def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
         return worker_loader(
-            loader, self._executor, self.plan, self._layout, self.world.device
+            loader,
+            self._executor,
+            self.plan,
+            self._layout,
+            self.world.device,
+            changes_layout=self._freezing is not None,
         )

@@ -108,6 +108,12 @@ class CheckpointManager:
         self._folder: Path | None = None
         self._base: RunRecord | None = None
 
+    def go_on_with(self, executor: Executor, plan: Plan, layout: Layout) -> None:
+        """Save and load the stages of another layout from now on."""
+        self._writer.wait()
+        self._executor, self._plan, self._layout = executor, plan, layout
+        self._base = None
+
     def save(
         self, folder: Path, step: int, *, data: Any, background: bool, keep: int | None
     ) -> None:

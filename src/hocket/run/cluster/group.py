@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -180,7 +181,9 @@ def new_group(
 class GroupMaker:
     """Makes a run's process groups, and destroys them at the end of a `with` block.
 
-    Each gloo group has three threads, and those of a peer that has gone may spin.
+    Each gloo group has three threads, and those of a peer that has gone may spin. A run
+    that changes its layout asks for its groups `again`, and makes only those that no
+    earlier layout had.
 
     Args:
         rank: this worker's rank.
@@ -192,7 +195,21 @@ class GroupMaker:
         self._rank = rank
         self._timeout_s = timeout_s
         self._on_wait = on_wait
-        self._made: list[WorkerGroup] = []
+        # Those of equal members, in the order of making; None where it is no member.
+        self._made: dict[tuple[int, ...], list[WorkerGroup | None]] = {}
+        self._num_given: Counter[tuple[int, ...]] = Counter()
+
+    @property
+    def num_made(self) -> int:
+        """The groups of all workers that were made."""
+        return sum(map(len, self._made.values()))
+
+    def again(self) -> None:
+        """From now on, hand out the groups that there are, before making others.
+
+        Every worker must call this, when no operation is under way.
+        """
+        self._num_given.clear()
 
     def join(self, all_ranks: Sequence[tuple[int, ...]]) -> list[WorkerGroup]:
         """Make groups and return this worker's. Every worker must call this.
@@ -205,10 +222,15 @@ class GroupMaker:
         """
         own = []
         for ranks in all_ranks:
-            group = new_group(ranks, self._timeout_s)
-            if self._rank in ranks:
-                own.append(self._member(group, ranks))
-        self._made += own
+            made = self._made.setdefault(ranks, [])
+            if self._num_given[ranks] == len(made):
+                group = new_group(ranks, self._timeout_s)
+                is_member = self._rank in ranks
+                made.append(self._member(group, ranks) if is_member else None)
+            member = made[self._num_given[ranks]]
+            self._num_given[ranks] += 1
+            if member is not None:
+                own.append(member)
         return own
 
     def __enter__(self) -> Self:
@@ -218,7 +240,9 @@ class GroupMaker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Destroy the groups; after an error, an operation may be unfinished."""
         while self._made:
-            self._made.pop().leave(failed=kind is not None)
+            for member in reversed(self._made.popitem()[1]):
+                if member is not None:
+                    member.leave(failed=kind is not None)
 
     def _member(self, group: dist.ProcessGroup, ranks: tuple[int, ...]) -> WorkerGroup:
         waits = None

@@ -142,6 +142,11 @@ class Driver:
         with self._guard():
             self._executor.sync.check_last_status()
 
+    def go_on_with(self, executor: Executor) -> None:
+        """Play what another executor plays, from the next step on; no step is open."""
+        assert self.is_drained
+        self._executor, self._plan = executor, executor.plan
+
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""
         self._executor.resume_from(number)

@@ -249,7 +249,7 @@ def _make_runner(
         recomputes=recomputes,
         checks_loss=num_parts > 1,
         trainable=program.stages[stage].trainable,
-        training=net.training,
+        training=net.training and not (net.evaluates_first and module.index == 0),
         gradients=gradients,
         others=() if stage in program.loss_stages else net.others.get(stage, ()),
         saved_prefix=net.saved_prefix,

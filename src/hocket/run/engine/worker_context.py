@@ -130,6 +130,7 @@ def open_context(
     timeout_s: float,
     clips: bool,
     sanitize: bool = False,
+    others: Sequence[tuple[Schedule, Layout]] = (),
 ) -> WorkerContext:
     """Open the transport and the lanes that an order needs. Every worker must call.
 
@@ -144,6 +145,8 @@ def open_context(
         timeout_s: after which a wait for another worker ends.
         clips: whether gradients are clipped.
         sanitize: whether to look for races between lanes.
+        others: orders that are played later over the same transport, each with this
+            worker's place in its layout.
 
     Raises:
         ConfigError: `sanitize`, and every device has one lane.
@@ -155,14 +158,15 @@ def open_context(
             f"the {order.program.num_devices} devices of this order has one lane: "
             "leave it out"
         )
+    layouts = [(order, layout), *others]
     transport = make_transport(
         name,
         world,
         store,
         recorder,
-        num_buffers=buffers_needed(order, clips=clips),
+        num_buffers=max(buffers_needed(x, clips=clips) for x, _ in layouts),
         timeout_s=timeout_s,
-        pairs=talking_ranks(order, layout),
+        pairs={pair for x in layouts for pair in talking_ranks(*x)},
     )
     stack.callback(transport.close)
     groups = stack.enter_context(GroupMaker(layout.rank, timeout_s, recorder.wait))

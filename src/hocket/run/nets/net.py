@@ -98,6 +98,11 @@ class NetOnWorker:
         self._tensors = used
         return self.stages
 
+    def adopt(self, stages: Mapping[int, StageModule]) -> None:
+        """Keep stages that were cut elsewhere; release what they do not use."""
+        self.stages = dict(stages)
+        self._tensors = _tensors_of(self.stages.values(), self._first_name)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return this worker's part of the uncut model's `state_dict()`."""
         state = self.outline.state

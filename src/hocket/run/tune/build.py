@@ -54,6 +54,7 @@ from hocket.run.engine.same_everywhere import (
     refuse_different_losses,
 )
 from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.nets.freezable import freezable_modules
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.precision import Precision
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
@@ -122,7 +123,7 @@ def profile_model(
     microbatch = config.microbatches()[0]
     spec = pytree.tree_structure(call_arguments(config.example[0]))
     args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
-    captured = capture(config.model, args, kwargs, cut=config.cut or ())
+    captured = capture(config.model, args, kwargs, cut=_places_to_cut(config))
     if config.cut is None:
         captured = enough_layers(captured, num_stages or world.world_size)
     digests = {
@@ -149,6 +150,12 @@ def profile_model(
         world,
     )
     return ProfiledModel(captured, load_or_measure(captured, config, world, measure))
+
+
+def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
+    if config.freeze is None:
+        return config.cut or ()
+    return freezable_modules(config.model, config.freeze.layers)[1:]
 
 
 def _loss_with(
@@ -236,7 +243,7 @@ def build_plan(
     order: Schedule,
     context: WorkerContext,
     known: ProfiledModel | CutModel | None,
-) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, Wiring]:
+) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, Wiring, Captured]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
@@ -249,7 +256,7 @@ def build_plan(
 
     Returns:
         The plan, its schedule planned op by op, all nets with their stages, this
-        worker's messages, and which values go along each flow.
+        worker's messages, which values go along each flow, and the captured model.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -303,7 +310,7 @@ def build_plan(
         simulate(order, costs),
     )
     refuse_differences(world, {"plan": plan.digest})
-    return plan, play_plan, nets, channels, wiring
+    return plan, play_plan, nets, channels, wiring, captured
 
 
 def _to_compile(

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from hocket.errors import ConfigError
+from hocket.freeze.policy import Policy
 from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -54,6 +55,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             `loss(output, targets, teachers)`, where `teachers[name].own` are a
             teacher's outputs of the same samples. Their forwards go where the order of
             the student would wait.
+        freeze: freezes layers while training runs, such as `hocket.freeze.Alpha(1 / 5)`
+            at the ends of epochs.
+        shapes: with `freeze`: the stages and replicas from so many frozen layers on,
+            such as `{4: (2, 2), 6: (1, 4)}`; `{}` keeps the first shape. The fastest
+            that fits `memory_bytes`, as predicted, when not given.
         world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
@@ -69,11 +75,15 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     run_dir: str | Path | None = None
     transport: TransportName = "auto"
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
+    freeze: Policy[Any] | None = None
+    shapes: Mapping[int, tuple[int, int]] | None = None
     world: World | None = None
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
         faults = teacher_faults(self.teachers, self.model, self.loss)
+        if self.shapes is not None and self.freeze is None:
+            faults = [*faults, "shapes has no effect without freeze"]
         if text := "; ".join(faults):
             raise ConfigError(text)
 

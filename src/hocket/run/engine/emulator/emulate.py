@@ -104,8 +104,8 @@ def emulate(
         batches: one per step: a pair `(inputs, targets)` for all nets, or a mapping of
             pairs by net. Each is cut into the net's microbatches of all replicas.
         freeze_at: by step, the first module that still trains: from that step on,
-            everything before it has no gradient and no update, and reads its newest
-            weights.
+            everything before it has no gradient and no update, reads its newest
+            weights, and runs in evaluation mode.
         cut_at: the modules with which the stages of a net but the first begin, such as
             `pipeline.plan.stage_names[1:]`.
         schedulers: as for `Pipeline`; each stage's is stepped once per step.

@@ -115,7 +115,9 @@ class EmulatedNet:
         if num_layers is None:
             return
         for segment in self.segments:
-            segment.trains = segment.trains and segment.begin >= num_layers
+            if segment.begin < num_layers:
+                segment.trains = False
+                segment.module.eval()  # its statistics stay, and nothing is dropped
         training = {n for x in self.segments if x.trains for n in x.weights}
         self.frozen = [w for n, w in self.weights.items() if n not in training]
         for weight in self.frozen:

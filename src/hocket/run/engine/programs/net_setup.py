@@ -36,6 +36,8 @@ class NetSetup:
             number in the program.
         output: its own form, where other nets or a loss over the whole batch read it.
         saved_prefix: as for `StageRunner`.
+        evaluates_first: whether its first stage runs in evaluation mode all the same:
+            it was frozen while training ran.
     """
 
     name: str
@@ -49,6 +51,7 @@ class NetSetup:
     others: Mapping[int, tuple[NetOutput, ...]] = field(default_factory=dict)
     output: NetOutput | None = None
     saved_prefix: str | None = ""
+    evaluates_first: bool = False
 
 
 def stages_of(program: Program, net: str) -> tuple[int, ...]:

@@ -196,14 +196,22 @@ def _ignore(step: int, norms: torch.Tensor) -> None:
 def first_stages(
     program: Program, nets: Sequence[NetSetup], names: ParameterNames
 ) -> dict[str, int]:
-    """Return the first stage of each trained parameter, in the models' order."""
+    """Return the first stage of each trained parameter, in the models' order.
+
+    Stages that were frozen while training ran have none.
+    """
     found: dict[str, int] = {}
     for net in nets:
         if net.settings is None or not names.is_first(net.name):
             continue
         stages: dict[str, int] = {}
         numbers = stages_of(program, net.name)
-        for number, module in zip(numbers, net.modules, strict=True):
+        trained = [
+            (number, module)
+            for number, module in zip(numbers, net.modules, strict=True)
+            if program.stages[number].trainable
+        ]
+        for number, module in trained:
             for name, parameter in module.named_parameters():
                 if parameter.requires_grad:
                     stages.setdefault(name, number)

@@ -23,6 +23,8 @@ class StepResult:
             the process's resident set on a CPU).
         gradient_status: what its gradients were.
         losses_of: each net's losses by name.
+        num_frozen: the layers that were frozen.
+        layout: stages x replicas, such as "4x2"; empty where layers do not freeze.
     """
 
     step: int
@@ -34,6 +36,8 @@ class StepResult:
     peak_bytes: int
     gradient_status: PendingGradientStatus = field(repr=False, compare=False)
     losses_of: dict[str, dict[str, float]] = field(repr=False, default_factory=dict)
+    num_frozen: int = 0
+    layout: str = ""
 
     @property
     def grad_norm(self) -> float:

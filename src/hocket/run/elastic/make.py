@@ -1,0 +1,81 @@
+"""Makes what freezes the layers of a pipeline, once its first layout is set up."""
+
+from __future__ import annotations
+
+from hocket.core.schedule import Schedule
+from hocket.freeze.shapes import shapes_of
+from hocket.model.capture.captured import Captured
+from hocket.run.cluster.layout import Layout, make_layout
+from hocket.run.cluster.world import World
+from hocket.run.elastic.freezing import Freezing
+from hocket.run.elastic.reshape import Job, Reshaper
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.nets.freezable import freezable_modules, frozen_edges
+from hocket.run.nets.net import NetOnWorker
+from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.order import make_order
+
+
+def make_freezing(
+    config: PipelineConfig,
+    captured: Captured,
+    executor: Executor,
+    context: WorkerContext,
+) -> Freezing:
+    """Make what freezes layers.
+
+    Args:
+        config: the pipeline's, with a policy.
+        captured: the captured model.
+        executor: this worker's stages in the first layout.
+        context: this worker's connections.
+
+    Raises:
+        ModelError: the model cannot be cut behind its layers.
+        ConfigError: a weight is shared across an edge; or a shape is not possible.
+    """
+    assert config.freeze is not None
+    modules = freezable_modules(config.model, config.freeze.layers)
+    edges = frozen_edges(captured, modules)
+    net = NetOnWorker(executor.plan.program.nets[0].name, captured)
+    net.adopt({n: runner.module for n, runner in executor.runners.items()})
+    job = Job(
+        str(config.schedule),
+        config.num_parts,
+        config.loss,
+        config.training,
+        config.seed,
+        tuple(name for name, _ in config.model.named_parameters()),
+    )
+    return Freezing(
+        config.freeze,
+        edges,
+        config.shapes,
+        config.memory_bytes,
+        Reshaper(job, net, context),
+        context.world,
+    )
+
+
+def other_layouts(
+    config: PipelineConfig, world: World
+) -> list[tuple[Schedule, Layout]]:
+    """Return the orders of all shapes that the workers may take, with this one's place.
+
+    Args:
+        config: the pipeline's.
+        world: the job.
+    """
+    found = []
+    for shape in shapes_of(world.world_size, config.num_parts):
+        layout = make_layout(world, shape.num_replicas)
+        order = make_order(
+            config.schedule,
+            layout,
+            config.num_parts // shape.num_replicas,
+            None,
+            clips=config.clip_norm is not None,
+        )
+        found.append((order, layout))
+    return found

@@ -1,0 +1,279 @@
+"""Cuts a net that is being trained again, for another layout of the same workers.
+
+    4 stages x 1 replica      a b │ c d │ e f │ g h
+    frozen: a b c d           ▼ weights, moments and rates move by name
+    2 stages x 2 replicas     [a b c d] e f │ g h      [a b c d] e f │ g h
+
+What is frozen is a stage of its own on the first device of each replica, forward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.freeze.shapes import Frozen, Prediction
+from hocket.model.stages.cut import StageModule, cut
+from hocket.model.trace.layers import Layer
+from hocket.passes.add_frozen_prefix import add_frozen_prefix
+from hocket.planner.work import Weights
+from hocket.run.cluster.layout import Layout, make_layout
+from hocket.run.comm.renamed import RenamedTransport
+from hocket.run.data.loss import LossFunction
+from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.wiring import wire
+from hocket.run.engine.make_executor import make_executor
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.programs.net_setup import NetSetup
+from hocket.run.engine.same_everywhere import refuse_differences
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.nets.moves import Holders, holders_of, plan_moves
+from hocket.run.nets.net import NetOnWorker
+from hocket.run.nets.transfer import Bundle, transfer
+from hocket.run.tune.order import make_order
+from hocket.run.weights.migration import bundle_of, restore_updater, tensor_in
+from hocket.run.weights.settings import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What stays the same in every layout.
+
+    Args:
+        schedule: the name of the schedule.
+        num_parts: the microbatches of the whole batch.
+        loss: the loss of a microbatch.
+        training: how parameters are updated.
+        seed: of random numbers in the forward.
+        parameter_names: the uncut model's names, in its order.
+    """
+
+    schedule: str
+    num_parts: int
+    loss: LossFunction
+    training: TrainingConfig
+    seed: int
+    parameter_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the workers play in one layout.
+
+    Args:
+        plan: what was decided.
+        executor: this worker's.
+        layout: the ranks by device and replica.
+    """
+
+    plan: Plan
+    executor: Executor
+    layout: Layout
+
+
+class Reshaper:
+    """Cuts one net again and again.
+
+    Args:
+        job: what stays.
+        net: the net, with this worker's stages.
+        context: this worker's connections in the first layout.
+    """
+
+    def __init__(self, job: Job, net: NetOnWorker, context: WorkerContext) -> None:
+        self.job = job
+        self.net = net
+        self._context = context
+        self._own: RenamedTransport | None = None
+        self._number = 0
+
+    def costs_of(self, plan: Plan, num_frozen_layers: int) -> Frozen:
+        """Return the costs of the model's layers, some of them frozen.
+
+        Args:
+            plan: with the profile; its stages' costs say what updates take and keep.
+            num_frozen_layers: layers of the captured model that are frozen.
+        """
+        stages = plan.costs.stages
+        grad_bytes = sum(cost.gradient_bytes for cost in stages) or 1
+        state = sum(cost.optimizer_bytes for cost in stages) / grad_bytes
+        touched = sum(2 * x.gradient_bytes + x.optimizer_bytes for x in stages) or 1
+        tensors = self.net.outline.state.tensors
+
+        def weights_of(layer: Layer) -> tuple[Weights, ...]:
+            found = []
+            for name in (*layer.parameters, *layer.buffers):
+                trained = tensors[name].nbytes * tensors[name].requires_grad
+                num_bytes = tensors[name].nbytes
+                found.append(Weights(name, num_bytes, trained, round(state * trained)))
+            return tuple(found)
+
+        pairs = zip(plan.profile.layers, self.net.outline.layers, strict=True)
+        layers = [measured.cost(weights_of(layer)) for measured, layer in pairs]
+        return Frozen(
+            layers,
+            num_frozen_layers,
+            sum(cost.update_s for cost in stages) / touched,
+            plan.costs.link,
+        )
+
+    def reshape(
+        self, now: Played, chosen: Prediction, num_frozen_layers: int, step: int
+    ) -> Played:
+        """Cut the net as chosen. Every worker must call this, between two steps.
+
+        Args:
+            now: what was played so far.
+            chosen: stages, replicas and boundaries.
+            num_frozen_layers: layers of the captured model that are frozen.
+            step: the number of the next step.
+
+        Raises:
+            HocketError: see `hocket.Pipeline`.
+        """
+        self._number += 1
+        context = self._next_context(chosen)
+        layout = context.layout
+        order = make_order(
+            self.job.schedule,
+            layout,
+            self.job.num_parts // layout.num_replicas,
+            None,
+            clips=self.job.training.clip_norm is not None,
+        )
+        if num_frozen_layers:
+            order = add_frozen_prefix(order)
+        flows = order.program.flows
+        modules = list(cut(self.net.outline, chosen.boundaries, flows))
+        received, kept = self._move(now, chosen, order.program, layout)
+        here = order.program.stages_on[layout.device]
+        own = self.net.cut(
+            chosen.boundaries,
+            here,
+            {name: tensor_in(bundle) for name, bundle in received.items()},
+            flows,
+        )
+        for stage in here:
+            modules[stage] = own[stage]
+        plan = self._plan(now.plan, chosen, order, modules, num_frozen_layers)
+        refuse_differences(context.world, {"plan": plan.digest})
+        executor = self._executor(plan, modules, context, num_frozen_layers > 0)
+        updaters = now.executor.updaters.values()
+        before = next((x for x in updaters if x.optimizer is not None), None)
+        bundles = {**kept, **received}
+        for updater in executor.updaters.values():
+            restore_updater(updater, bundles, before)
+        executor.resume_from(step)
+        return Played(plan, executor, layout)
+
+    def _next_context(self, chosen: Prediction) -> WorkerContext:
+        """Return this worker's connections in the next layout."""
+        first = self._context
+        first.groups.again()
+        if self._own is not None:
+            self._own.close()
+        prefix = f"layout {self._number} "
+        self._own = RenamedTransport(first.transport, prefix)
+        return replace(
+            first,
+            layout=make_layout(first.world, chosen.shape.num_replicas),
+            transport=self._own,
+            store=dist.PrefixStore(prefix, first.store),
+        )
+
+    def _move(
+        self,
+        now: Played,
+        chosen: Prediction,
+        program: Program,
+        layout: Layout,
+    ) -> tuple[Mapping[str, Bundle], Mapping[str, Bundle]]:
+        """Send what other workers need; return what came, and what was here."""
+        net, world = self.net, self._context.world
+        held = net.names(now.plan.boundaries, now.plan.schedule.program.flows)
+        names = net.names(chosen.boundaries, program.flows)
+        before = self._holders(now.plan.schedule.program, now.layout, held)
+        after = self._holders(program, layout, names)
+        here = net.tensors
+        updaters = now.executor.updaters.values()
+        trained = {name: updater for updater in updaters for name in updater.parameters}
+        frozen = frozenset() if program.stages[0].trainable else names[0]
+
+        def bundle(_: str, name: str) -> Bundle:
+            updater = None if name in frozen else trained.get(name)
+            return bundle_of(name, here[name], updater)
+
+        moves = plan_moves(before, after, net.num_bytes())
+        came = transfer(moves, world.rank, bundle, world.device)
+        received = {name: x for (_, name), x in came.items()}
+        return received, {name: bundle(net.name, name) for name in here}
+
+    def _holders(
+        self,
+        program: Program,
+        layout: Layout,
+        names: Sequence[Set[str]],
+    ) -> Holders:
+        workers = [{*layout.replicas_of(x.device)} for x in program.stages]
+        return holders_of(self.net.name, names, workers)
+
+    def _plan(
+        self,
+        before: Plan,
+        chosen: Prediction,
+        order: Schedule,
+        modules: Sequence[StageModule],
+        num_frozen_layers: int,
+    ) -> Plan:
+        layers = self.net.outline.layers
+        predicted = self.costs_of(before, num_frozen_layers).costs(chosen.boundaries)
+        costs = replace(before.costs, stages=predicted.stages, links=())
+        return replace(
+            before,
+            boundaries=chosen.boundaries,
+            stage_names=tuple(layers[i].name for i in (0, *chosen.boundaries)),
+            state_names=tuple(tuple(module.state_dict()) for module in modules),
+            schedule=order,
+            costs=costs,
+            predicted=simulate(order, costs),
+        )
+
+    def _executor(
+        self,
+        plan: Plan,
+        modules: Sequence[StageModule],
+        context: WorkerContext,
+        has_prefix: bool,
+    ) -> Executor:
+        job = self.job
+        play_plan = plan_to_play(
+            plan.schedule, clips=job.training.clip_norm is not None
+        )
+        setup = NetSetup(
+            plan.schedule.program.nets[0].name,
+            modules,
+            job.parameter_names,
+            job.loss,
+            job.training,
+            evaluates_first=has_prefix,
+        )
+        watch = MemoryWatch(
+            plan.schedule, plan.costs, context.world, context.layout.device
+        )
+        return make_executor(
+            play_plan,
+            (setup,),
+            job.training,
+            context,
+            context.channels(play_plan),
+            wiring=wire(plan.schedule.program, modules, {}),
+            seed=job.seed,
+            on_error=watch.on_error,
+        )

@@ -1,0 +1,133 @@
+"""Workers that freeze layers and change their layout while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hocket
+from hocket.core.program import Program
+from hocket.freeze.alpha import Alpha
+from tests.run.support.bad_input_workers import join
+from tests.run.support.short_measurements import SHORT
+
+NUM_STEPS: Final = 9
+NUM_PARTS: Final = 4
+ADAMW: Final = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+SHAPES: Final = {"recut": {4: (2, 2), 6: (1, 4)}, "fixed": {}}
+
+
+class Block(nn.Module):
+    """A residual block with a norm and dropout."""
+
+    def __init__(self, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm(6)
+        self.linear = nn.Linear(6, 6)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From x_BW to x_BW."""
+        return x + torch.tanh(self.dropout(self.linear(self.norm(x))))
+
+
+class Model(nn.Module):
+    """A stem, eight blocks and a head."""
+
+    def __init__(self, norm: type[nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.stem = nn.Linear(5, 6)
+        self.blocks = nn.Sequential(*(Block(norm) for _ in range(8)))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From x_BW to logits_BC."""
+        return self.head(self.blocks(self.stem(x)))
+
+
+def make_model(norm: type[nn.Module] = nn.LayerNorm) -> Model:
+    """The same each time."""
+    torch.manual_seed(5)
+    return Model(norm).double()
+
+
+def make_batches() -> list[tuple[Tensor, Tensor]]:
+    """One for each step, of a size that the microbatches do not divide."""
+    rng = torch.Generator().manual_seed(6)
+    return [
+        (
+            torch.randn(10, 5, generator=rng, dtype=torch.float64),
+            torch.randint(3, (10,), generator=rng),
+        )
+        for _ in range(NUM_STEPS)
+    ]
+
+
+def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """The rate moves in each step."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 + t / 8)
+
+
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "clipped": {"clip_norm": 0.05, "scheduler": warm_up},
+}
+
+
+def train_freezing(shapes: str, options: str, norm: str, schedule: str) -> Any:
+    """Train, and return what results say of each step, and the weights."""
+    for name, value in SHORT.items():
+        path, _, attribute = name.rpartition(".")
+        setattr(__import__(path, fromlist=[attribute]), attribute, value)
+    world = join()
+    torch.set_num_threads(1)
+    batches = make_batches()
+    with hocket.Pipeline(
+        make_model(getattr(nn, norm)),
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=batches[0],
+        schedule=schedule,
+        num_microbatches=NUM_PARTS,
+        freeze=Alpha(1 / 2, every_steps=2),
+        shapes=SHAPES[shapes],
+        seed=3,
+        world=world,
+        **OPTIONS[options],
+    ) as pipeline:
+        results = [
+            [x.num_frozen, x.layout, x.loss, x.grad_norm]
+            for x in pipeline.train(batches)
+        ]
+        state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
+        evaluated = pipeline.evaluate(batches).loss
+    return {"results": results, "state": state, "evaluated": evaluated}
+
+
+def emulated(
+    options: str, norm: str, num_frozen: Sequence[int]
+) -> tuple[list[float], Model]:
+    """One process that freezes as many layers at each step."""
+    model = make_model(getattr(nn, norm))
+    names = {
+        step: f"blocks.{number}" if number < 8 else "head"
+        for step, number in enumerate(num_frozen)
+        if number
+    }
+    history = hocket.emulate(
+        Program.chain([0], NUM_PARTS),
+        model,
+        F.cross_entropy,
+        ADAMW,
+        make_batches(),
+        names,
+        seed=3,
+        clip_norm=OPTIONS[options].get("clip_norm"),
+        schedulers=OPTIONS[options].get("scheduler"),
+    )
+    return [losses["loss"] for losses in history], model
