@@ -104,6 +104,7 @@ ROOMS: Final = {
         "weights",
         "engine",
         "tune",
+        "elastic",
         "checkpoint",
     ),
     "model": ("trace", "capture", "stages", "profile"),

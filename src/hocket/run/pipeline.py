@@ -11,6 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
+from hocket.errors import ConfigError
 from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.manager import CheckpointManager
@@ -309,10 +310,12 @@ class Pipeline(WorkerRun):
             keep: how many checkpoints to keep: the newest. None keeps all.
 
         Raises:
+            ConfigError: layers may freeze.
             DataError: `data` is not JSON.
             CheckpointError: it could not be written, or another run saves there. Older
                 checkpoints are unchanged, and training may go on.
         """
+        self._refuse_checkpoints()
         self._drain()
         with self._reported():
             self._checkpoints.save(
@@ -337,9 +340,11 @@ class Pipeline(WorkerRun):
             The `data` that `save` was given.
 
         Raises:
+            ConfigError: layers may freeze.
             CheckpointError: there is none, or it is of another model, or damaged.
                 Nothing was changed.
         """
+        self._refuse_checkpoints()
         self._drain()
         with self._reported():
             loaded = self._checkpoints.load(
@@ -387,6 +392,13 @@ class Pipeline(WorkerRun):
             {net: x for made in parts for net, x in made.items()}
             for parts in zip(*by_net, strict=True)
         ]
+
+    def _refuse_checkpoints(self) -> None:
+        if self._freezing is not None:
+            raise ConfigError(
+                "checkpoints do not hold which layers are frozen: with freeze= keep "
+                "the weights of state_dict()"
+            )
 
     def _freeze_if_due(self) -> None:
         """Freeze layers before the next step, and change the layout with them."""

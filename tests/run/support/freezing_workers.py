@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
 from hocket.core.program import Program
 from hocket.freeze.alpha import Alpha
+from hocket.freeze.policy import Interval, Measures, Observation
 from tests.run.support.bad_input_workers import join
 from tests.run.support.short_measurements import SHORT
 
 NUM_STEPS: Final = 9
 NUM_PARTS: Final = 4
 ADAMW: Final = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
-SHAPES: Final = {"recut": {4: (2, 2), 6: (1, 4)}, "fixed": {}}
+SHAPES: Final[dict[str, Any]] = {
+    "recut": {4: (2, 2), 6: (1, 4)},
+    "fixed": {},
+    "chosen": None,
+}
+NUM_TRANSITIONS: Final = 20
 
 
 class Block(nn.Module):
@@ -79,11 +89,67 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def train_freezing(shapes: str, options: str, norm: str, schedule: str) -> Any:
-    """Train, and return what results say of each step, and the weights."""
+@dataclass(frozen=True, slots=True)
+class OneMore(Interval):
+    """Freezes one layer more before each step."""
+
+    @property
+    def measures(self) -> Measures:
+        """Nothing."""
+        return Measures.NOTHING
+
+    def begin(self) -> None:
+        """No state."""
+
+    def observe(self, state: None, seen: Observation) -> None:
+        """No state."""
+
+    def decide(self, state: None, seen: Observation) -> int:
+        """One more."""
+        return seen.number
+
+
+def train_many_layouts() -> Any:
+    """Go from 2x1 to 1x2 and back, 20 times, and count process groups.
+
+    Returns:
+        The layouts, and the groups and threads after each step.
+    """
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4) for _ in range(NUM_TRANSITIONS + 3)]
+    batch = torch.randn(8, 4), torch.randint(4, (8,))
+    found = []
+    with hocket.Pipeline(
+        nn.Sequential(*layers),
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=batch,
+        num_microbatches=2,
+        freeze=OneMore(every_steps=1),
+        shapes={n: (1, 2) if n % 2 else (2, 1) for n in range(NUM_TRANSITIONS + 1)},
+        clip_norm=1.0,
+        world=world,
+    ) as pipeline:
+        for _ in range(NUM_TRANSITIONS + 1):
+            result = pipeline.step(batch)
+            groups = len(dist.distributed_c10d._world.pg_map)
+            found.append([result.layout, groups, threading.active_count()])
+    return found
+
+
+def measure_briefly() -> None:
+    """Measure no longer than it takes to have numbers."""
     for name, value in SHORT.items():
         path, _, attribute = name.rpartition(".")
-        setattr(__import__(path, fromlist=[attribute]), attribute, value)
+        setattr(import_module(path), attribute, value)
+
+
+def train_freezing(shapes: str, options: str, norm: str, schedule: str) -> Any:
+    """Train, and return what results say of each step, and the weights."""
+    measure_briefly()
     world = join()
     torch.set_num_threads(1)
     batches = make_batches()

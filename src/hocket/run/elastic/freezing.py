@@ -21,6 +21,7 @@ from hocket.freeze.shapes import (
     predict,
 )
 from hocket.run.cluster.world import World
+from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.reshape import Played, Reshaper
 
 _FIRST_TRANSITION_S: Final = 2.0  # until one was measured
@@ -91,7 +92,7 @@ class Freezing:
         """
         steps_left = step - self._last_step  # as far ahead as it looked back
         self._last_step = step
-        decided = None
+        decided: Json = None
         if self._world.rank == 0:
             num_frozen, chosen = self._chosen(self._decider.ask(step), now, steps_left)
             decided = [num_frozen, [*chosen.shape], [*chosen.boundaries]]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
+from torch import nn
 
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
@@ -210,6 +211,7 @@ class Reshaper:
             updater = None if name in frozen else trained.get(name)
             return bundle_of(name, here[name], updater)
 
+        before = self._first_buffers(before, now.layout)
         moves = plan_moves(before, after, net.num_bytes())
         came = transfer(moves, world.rank, bundle, world.device)
         received = {name: x for (_, name), x in came.items()}
@@ -223,6 +225,22 @@ class Reshaper:
     ) -> Holders:
         workers = [{*layout.replicas_of(x.device)} for x in program.stages]
         return holders_of(self.net.name, names, workers)
+
+    def _first_buffers(self, holders: Holders, layout: Layout) -> Holders:
+        """Leave the first replica alone the holder of buffers: others have their own.
+
+        Args:
+            holders: before the cut.
+            layout: of then.
+        """
+        tensors = self.net.outline.state.tensors
+        first = range(layout.num_devices)
+        return {
+            (net, name): ranks
+            if isinstance(tensors[name], nn.Parameter)
+            else ranks.intersection(first)
+            for (net, name), ranks in holders.items()
+        }
 
     def _plan(
         self,
