@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hocket import checkpoint as checkpoint
+    from hocket import freeze as freeze
     from hocket.core.check import Proof as Proof
     from hocket.core.check import check as check
     from hocket.core.costs import Costs as Costs
@@ -182,7 +183,7 @@ _HOMES = {
 }
 
 # Public modules: `hocket.checkpoint.verify(path)` works after `import hocket`.
-_MODULES = frozenset({"checkpoint"})
+_MODULES = frozenset({"checkpoint", "freeze"})
 
 __all__ = [  # noqa: PLE0604  (strings, sorted; kept equal to _HOMES by a test)
     *_HOMES,

@@ -9,7 +9,7 @@ import pytest
 from hocket.errors import ConfigError
 from hocket.freeze.blocks import blocks_in, blocks_matching
 from hocket.freeze.decide import Decider
-from hocket.freeze.policy import Interval, Measures, Observation, Policy
+from hocket.freeze.policy import Interval, LayerObservation, Measures, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Listed(Interval):
     def begin(self) -> None:
         """No state."""
 
-    def observe(self, state: None, seen: Observation) -> None:
+    def observe(self, state: None, seen: LayerObservation) -> None:
         """No state."""
 
-    def decide(self, state: None, seen: Observation) -> int:
+    def decide(self, state: None, seen: LayerObservation) -> int:
         """The next of the list."""
         return self.numbers[seen.number - 1]
 

@@ -9,8 +9,8 @@ import pytest
 from hocket.errors import FitError, ShapeError
 from hocket.freeze.shapes import (
     Frozen,
+    PipelineShape,
     Prediction,
-    Shape,
     next_shape,
     possible,
     predict,
@@ -67,7 +67,7 @@ def test_there_must_be_layers_for_all_stages() -> None:
     with pytest.raises(ShapeError, match="3 layers cannot be cut into 4 stages"):
         model.boundaries(4)
     shapes = [x.shape for x in possible(model, 4, 4, "1f1b")]
-    assert shapes == [Shape(2, 2), Shape(1, 4)]
+    assert shapes == [PipelineShape(2, 2), PipelineShape(1, 4)]
 
 
 def test_shapes_divide_workers_and_microbatches() -> None:
@@ -82,19 +82,19 @@ def test_predictions_in_closed_form() -> None:
     4 layers of 3 s left behind 2 frozen ones of 1 s each, with 8 microbatches in all.
     """
     model = Frozen(layers([1.0] * 6), 2)
-    alone = predict(model, Shape(1, 1), 8, "gpipe")
+    alone = predict(model, PipelineShape(1, 1), 8, "gpipe")
     assert alone.step_s == 8 * (2 + 4 * 3.0)
-    assert predict(model, Shape(1, 4), 8, "gpipe").step_s == 2 * (2 + 4 * 3.0)
+    assert predict(model, PipelineShape(1, 4), 8, "gpipe").step_s == 2 * (2 + 4 * 3.0)
     # Frozen: weights alone. Trained: weights, gradients and state.
     assert alone.peak_bytes >= 2 * 10 + 4 * 40
-    whole = predict(Frozen(layers([1.0] * 6), 0), Shape(1, 1), 8, "gpipe")
+    whole = predict(Frozen(layers([1.0] * 6), 0), PipelineShape(1, 1), 8, "gpipe")
     assert whole.peak_bytes - alone.peak_bytes >= 2 * 30
 
 
 def test_takes_a_shape_only_if_it_saves_more_than_the_transition() -> None:
     """A step takes 1 s less: 5 s of transition are worth it from 6 steps on."""
-    slow = Prediction(Shape(2, 1), (3,), 3.0, 10)
-    fast = Prediction(Shape(1, 2), (), 2.0, 20)
+    slow = Prediction(PipelineShape(2, 1), (3,), 3.0, 10)
+    fast = Prediction(PipelineShape(1, 2), (), 2.0, 20)
     for steps_left, expected in ((4, slow), (5, slow), (6, fast)):
         found = next_shape(
             slow.shape, [slow, fast], steps_left=steps_left, transition_s=5.0
@@ -104,8 +104,8 @@ def test_takes_a_shape_only_if_it_saves_more_than_the_transition() -> None:
 
 def test_takes_no_shape_that_does_not_fit() -> None:
     """However fast it is; if none fits, the one that needs least is named."""
-    slow = Prediction(Shape(2, 1), (3,), 3.0, 10)
-    fast = Prediction(Shape(1, 2), (), 2.0, 20)
+    slow = Prediction(PipelineShape(2, 1), (3,), 3.0, 10)
+    fast = Prediction(PipelineShape(1, 2), (), 2.0, 20)
     options = {"steps_left": 99, "transition_s": 0.0}
     found = next_shape(slow.shape, [slow, fast], memory_bytes=15, **options)
     assert found is slow

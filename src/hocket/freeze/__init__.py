@@ -10,13 +10,13 @@ from __future__ import annotations
 from hocket.freeze.alpha import Alpha
 from hocket.freeze.gradients import ArgminGradient, Percentile
 from hocket.freeze.plasticity import Plasticity
-from hocket.freeze.policy import Measures, Observation, Policy
+from hocket.freeze.policy import LayerObservation, Measures, Policy
 
 __all__ = [
     "Alpha",
     "ArgminGradient",
+    "LayerObservation",
     "Measures",
-    "Observation",
     "Percentile",
     "Plasticity",
     "Policy",

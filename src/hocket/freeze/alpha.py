@@ -13,8 +13,8 @@ from math import ceil
 
 from hocket.freeze.policy import (
     Interval,
+    LayerObservation,
     Measures,
-    Observation,
     refuse,
     share_fault,
 )
@@ -33,7 +33,7 @@ class Alpha(Interval):
         ConfigError: a number is out of its range.
 
     >>> policy = Alpha(1 / 3)
-    >>> [policy.decide(None, Observation(e, e, 12, 0)) for e in range(1, 7)]
+    >>> [policy.decide(None, LayerObservation(e, e, 12, 0)) for e in range(1, 7)]
     [4, 7, 9, 10, 11, 11]
     """
 
@@ -50,10 +50,10 @@ class Alpha(Interval):
     def begin(self) -> None:
         """Return no state."""
 
-    def observe(self, state: None, seen: Observation) -> None:
+    def observe(self, state: None, seen: LayerObservation) -> None:
         """Return no state."""
 
-    def decide(self, state: None, seen: Observation) -> int:
+    def decide(self, state: None, seen: LayerObservation) -> int:
         """Return the bound after as many decisions."""
         return num_frozen_after(self.alpha, seen.num_layers, seen.number)
 

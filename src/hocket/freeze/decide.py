@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.errors import ConfigError
-from hocket.freeze.policy import Observation, Policy
+from hocket.freeze.policy import LayerObservation, Policy
 
 
 @dataclass(slots=True)
@@ -49,15 +49,15 @@ class Decider:
 
         Args:
             step: steps that were trained.
-            learning_rate: of the last update.
-            measured: see `Observation`.
+            learning_rate: the last update's.
+            measured: see `LayerObservation`.
 
         Raises:
             ConfigError: it decides on more layers than there are, or fewer than none;
                 or unfreezes some where that is not possible.
         """
         self._number += 1
-        seen = Observation(
+        seen = LayerObservation(
             self._number,
             step,
             self.num_layers,

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from hocket.freeze.policy import (
     Interval,
+    LayerObservation,
     Measures,
-    Observation,
     after_patience,
     patience_fault,
     refuse,
@@ -59,7 +59,7 @@ class ArgminGradient(Interval):
         """Return no wishes."""
         return ()
 
-    def observe(self, state: Wishes, seen: Observation) -> Wishes:
+    def observe(self, state: Wishes, seen: LayerObservation) -> Wishes:
         """Return the wishes with the newest."""
         active = range(seen.num_frozen, seen.num_layers)
         if not active:
@@ -67,7 +67,7 @@ class ArgminGradient(Interval):
         smallest = min(active, key=lambda layer: seen.measured[layer])
         return (*state, smallest + 1)[-self.patience :]
 
-    def decide(self, state: Wishes, seen: Observation) -> int:
+    def decide(self, state: Wishes, seen: LayerObservation) -> int:
         """Return what the wishes agree on, within the share."""
         wish = after_patience(state, self.patience, seen.num_frozen)
         most = ceil(self.alpha * (seen.num_layers - seen.num_frozen) - 1e-9)
@@ -113,18 +113,18 @@ class Percentile(Interval):
         """Return no norms and no wishes."""
         return (), ()
 
-    def observe(self, state: Norms, seen: Observation) -> Norms:
+    def observe(self, state: Norms, seen: LayerObservation) -> Norms:
         """Return the newest norms, and the wishes with the newest."""
         before, wishes = state
         if before and seen.num_frozen < seen.num_layers:
             wishes = (*wishes, self._wish(before, seen))[-self.patience :]
         return seen.measured, wishes
 
-    def decide(self, state: Norms, seen: Observation) -> int:
+    def decide(self, state: Norms, seen: LayerObservation) -> int:
         """Return what the wishes agree on."""
         return after_patience(state[1], self.patience, seen.num_frozen)
 
-    def _wish(self, before: tuple[float, ...], seen: Observation) -> int:
+    def _wish(self, before: tuple[float, ...], seen: LayerObservation) -> int:
         active = range(seen.num_frozen, seen.num_layers)
         changes = {i: _change(before[i], seen.measured[i]) for i in active}
         threshold = percentile_of([*changes.values()], self.percentile)

@@ -17,8 +17,8 @@ from statistics import mean
 
 from hocket.freeze.policy import (
     Interval,
+    LayerObservation,
     Measures,
-    Observation,
     patience_fault,
     refuse,
 )
@@ -87,7 +87,7 @@ class Plasticity(Interval):
         """Return a watch of the first layer."""
         return Watch()
 
-    def observe(self, state: Watch, seen: Observation) -> Watch:
+    def observe(self, state: Watch, seen: LayerObservation) -> Watch:
         """Return the watch with the newest plasticity, or one of the next layer."""
         if self._rate_dropped(state, seen):
             return Watch()
@@ -105,13 +105,13 @@ class Plasticity(Interval):
         num_flat = state.num_flat + 1 if is_flat or not steepest else 0
         return replace(state, values=values, steepest=steepest, num_flat=num_flat)
 
-    def decide(self, state: Watch, seen: Observation) -> int:
+    def decide(self, state: Watch, seen: LayerObservation) -> int:
         """Return one layer more if the first that trains is flat; 0 to unfreeze."""
         if state.num_frozen != seen.num_frozen:
             return 0
         return seen.num_frozen + (state.num_flat >= self.patience)
 
-    def _rate_dropped(self, state: Watch, seen: Observation) -> bool:
+    def _rate_dropped(self, state: Watch, seen: LayerObservation) -> bool:
         if self.unfreeze_at is None or not seen.num_frozen or not state.rate:
             return False
         return seen.learning_rate <= self.unfreeze_at * state.rate * (1 + 1e-9)

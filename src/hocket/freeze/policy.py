@@ -28,7 +28,7 @@ class Measures(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class LayerObservation:
     """What a policy sees when it is asked.
 
     Args:
@@ -36,8 +36,8 @@ class Observation:
         step: steps that were trained.
         num_layers: layers that may freeze.
         num_frozen: those of them that are frozen, from the first on.
-        learning_rate: of the last update.
-        measured: of each layer, what the policy measures, 0 for frozen ones: the
+        learning_rate: the last update's.
+        measured: what the policy measures of each layer, 0 for frozen ones: the
             1-norm of the sum of all gradients since the policy was last asked; or how
             far its activations are from a reference's. Empty if it measures nothing.
     """
@@ -69,10 +69,10 @@ class Policy(Protocol[State]):
     def begin(self) -> State:
         """Return the state before the first observation: tuples, numbers, None."""
 
-    def observe(self, state: State, seen: Observation) -> State:
+    def observe(self, state: State, seen: LayerObservation) -> State:
         """Return the state with an observation in it."""
 
-    def decide(self, state: State, seen: Observation) -> int:
+    def decide(self, state: State, seen: LayerObservation) -> int:
         """Return how many layers are frozen from now on."""
 
 

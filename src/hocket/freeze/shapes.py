@@ -24,10 +24,10 @@ from hocket.planner.work import LayerCost
 from hocket.schedules import make_schedule
 
 
-class Shape(NamedTuple):
+class PipelineShape(NamedTuple):
     """Stages of one pipeline, and copies of it.
 
-    >>> print(Shape(4, 2))
+    >>> print(PipelineShape(4, 2))
     4x2
     """
 
@@ -112,13 +112,13 @@ class Prediction:
         peak_bytes: the most on any device.
     """
 
-    shape: Shape
+    shape: PipelineShape
     boundaries: tuple[int, ...]
     step_s: float
     peak_bytes: int
 
 
-def shapes_of(num_workers: int, num_parts: int) -> list[Shape]:
+def shapes_of(num_workers: int, num_parts: int) -> list[PipelineShape]:
     """Return the shapes in which all workers work, the longest pipeline first.
 
     Args:
@@ -131,13 +131,15 @@ def shapes_of(num_workers: int, num_parts: int) -> list[Shape]:
     6x1 3x2
     """
     return [
-        Shape(num_workers // replicas, replicas)
+        PipelineShape(num_workers // replicas, replicas)
         for replicas in range(1, num_workers + 1)
         if num_workers % replicas == 0 and num_parts % replicas == 0
     ]
 
 
-def predict(model: Frozen, shape: Shape, num_parts: int, schedule: str) -> Prediction:
+def predict(
+    model: Frozen, shape: PipelineShape, num_parts: int, schedule: str
+) -> Prediction:
     """Simulate a step of one shape.
 
     Args:
@@ -158,7 +160,7 @@ def predict(model: Frozen, shape: Shape, num_parts: int, schedule: str) -> Predi
 
 
 def order_of(
-    schedule: str, shape: Shape, num_parts: int, *, has_prefix: bool
+    schedule: str, shape: PipelineShape, num_parts: int, *, has_prefix: bool
 ) -> Schedule:
     """Make the order of one step.
 
@@ -178,7 +180,7 @@ def order_of(
 
 
 def next_shape(
-    now: Shape,
+    now: PipelineShape,
     predictions: Sequence[Prediction],
     *,
     steps_left: int,
@@ -189,7 +191,7 @@ def next_shape(
 
     Args:
         now: the present shape, which needs no transition.
-        predictions: of all shapes that are possible, the present one among them.
+        predictions: those of all shapes that are possible, the present one among them.
         steps_left: steps until the run, or the next decision, ends.
         transition_s: seconds of a change of shape.
         memory_bytes: what each device has; None: enough.

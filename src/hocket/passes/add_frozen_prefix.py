@@ -18,7 +18,7 @@ def add_frozen_prefix(schedule: Schedule) -> Schedule:
     that stage. All other stages have a number higher by 1.
 
     Args:
-        schedule: of one net whose stages follow each other, without messages.
+        schedule: an order of one net whose stages follow each other, without messages.
 
     Raises:
         PlanError: it has several nets, copies of stages, or several first stages.

@@ -105,6 +105,8 @@ def _assembled(
     timeout_s: float,
 ) -> tuple[Plan, Executor, Freezing | None]:
     store = _own_store(world)
+    if config.freeze is not None:
+        refuse_with_freezing(config, config.freeze)
     if config.teachers:
         loss = with_teachers(config.loss, tuple(config.teachers))
         config = replace(config, loss=loss)
@@ -118,7 +120,6 @@ def _assembled(
         refuse_without_effect(config, order)
     refuse_settings(config, order)
     if config.freeze is not None:
-        refuse_with_freezing(config, config.freeze)
         refuse_order(order)
     context = open_context(
         config.transport,

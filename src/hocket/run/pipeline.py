@@ -22,7 +22,7 @@ from hocket.run.data.loader import check_last_batch, check_same_length, recorded
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.reshape import Played
+from hocket.run.elastic.reshape import PlayedLayout
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.gather import gather_state, holders_of
@@ -408,7 +408,7 @@ class Pipeline(WorkerRun):
             return
         self._driver.finish()
         with self._reported():
-            now = Played(self.plan, self._executor, self._layout)
+            now = PlayedLayout(self.plan, self._executor, self._layout)
             played = freezing.follow(self._step, now)
             if played.executor is self._executor:
                 return

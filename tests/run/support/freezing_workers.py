@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.core.program import Program
 from hocket.freeze.alpha import Alpha
-from hocket.freeze.policy import Interval, Measures, Observation
+from hocket.freeze.policy import Interval, Measures, LayerObservation
 from tests.run.support.bad_input_workers import join
 from tests.run.support.short_measurements import SHORT
 
@@ -101,10 +101,10 @@ class OneMore(Interval):
     def begin(self) -> None:
         """No state."""
 
-    def observe(self, state: None, seen: Observation) -> None:
+    def observe(self, state: None, seen: LayerObservation) -> None:
         """No state."""
 
-    def decide(self, state: None, seen: Observation) -> int:
+    def decide(self, state: None, seen: LayerObservation) -> int:
         """One more."""
         return seen.number
 

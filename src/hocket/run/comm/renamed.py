@@ -15,7 +15,7 @@ class RenamedTransport(Transport):
     """Puts a text before the names of channels, and closes only its own ends.
 
     Args:
-        transport: carries the messages, and is closed by whom it belongs to.
+        transport: carries the messages; it stays open.
         prefix: another one for each layout.
     """
 

@@ -14,15 +14,15 @@ from hocket.errors import ConfigError, ShapeError
 from hocket.freeze.decide import Decider
 from hocket.freeze.policy import Policy
 from hocket.freeze.shapes import (
+    PipelineShape,
     Prediction,
-    Shape,
     next_shape,
     possible,
     predict,
 )
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.reshape import Played, Reshaper
+from hocket.run.elastic.reshape import PlayedLayout, Reshaper
 
 _FIRST_TRANSITION_S: Final = 2.0  # until one was measured
 Shapes = Mapping[int, tuple[int, int]]
@@ -36,7 +36,7 @@ class Freezing:
         edges: for 1, 2, ... frozen layers, the place of the first that still trains.
         shapes: stages and replicas from so many frozen layers on; None: chosen by the
             predicted seconds.
-        memory_bytes: of each device; None: enough.
+        memory_bytes: each device's memory; None: enough.
         reshaper: cuts the net.
         world: the job.
 
@@ -80,7 +80,7 @@ class Freezing:
             return False
         return self._decider.is_due(step, epoch_ended=epoch_ended)
 
-    def follow(self, step: int, now: Played) -> Played:
+    def follow(self, step: int, now: PlayedLayout) -> PlayedLayout:
         """Ask the policy, and do what it says. Every worker must call this.
 
         Args:
@@ -101,7 +101,7 @@ class Freezing:
         )
         self._decider.num_frozen = num_frozen
         layers = self._edges[num_frozen]
-        chosen = Prediction(Shape(*shape), tuple(boundaries), 0.0, 0)
+        chosen = Prediction(PipelineShape(*shape), tuple(boundaries), 0.0, 0)
         has_same_shape = chosen.shape == _shape_of(now)
         if num_frozen == self.num_followed and has_same_shape:
             return now
@@ -112,7 +112,7 @@ class Freezing:
         return played
 
     def _chosen(
-        self, num_frozen: int, now: Played, steps_left: int
+        self, num_frozen: int, now: PlayedLayout, steps_left: int
     ) -> tuple[int, Prediction]:
         """Return the shape, and how many layers freeze: each stage keeps one."""
         while True:
@@ -123,7 +123,7 @@ class Freezing:
                     raise
                 num_frozen -= 1
 
-    def _shape(self, num_frozen: int, now: Played, steps_left: int) -> Prediction:
+    def _shape(self, num_frozen: int, now: PlayedLayout, steps_left: int) -> Prediction:
         job, shape = self._reshaper.job, _shape_of(now)
         model = self._reshaper.costs_of(now.plan, self._edges[num_frozen])
         if self._shapes is None:
@@ -136,7 +136,7 @@ class Freezing:
             )
         for least in sorted(self._shapes):
             if least <= num_frozen:
-                shape = Shape(*self._shapes[least])
+                shape = PipelineShape(*self._shapes[least])
         return predict(model, shape, job.num_parts, job.schedule)
 
 
@@ -152,13 +152,13 @@ def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:
         ConfigError: names all shapes that are not possible, and those that are.
     """
     faults = [
-        f"{Shape(*shape)} from {least} frozen layers on"
+        f"{PipelineShape(*shape)} from {least} frozen layers on"
         for least, shape in sorted(shapes.items())
         if shape[0] * shape[1] != num_workers or num_parts % shape[1]
     ]
     if faults:
         fit = [
-            str(Shape(num_workers // d, d))
+            str(PipelineShape(num_workers // d, d))
             for d in range(1, num_workers + 1)
             if num_workers % d == 0 and num_parts % d == 0
         ]
@@ -169,5 +169,5 @@ def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:
         )
 
 
-def _shape_of(now: Played) -> Shape:
-    return Shape(now.layout.num_devices, now.layout.num_replicas)
+def _shape_of(now: PlayedLayout) -> PipelineShape:
+    return PipelineShape(now.layout.num_devices, now.layout.num_replicas)

@@ -8,7 +8,7 @@ from hocket.model.capture.captured import Captured
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.elastic.freezing import Freezing
-from hocket.run.elastic.reshape import Job, Reshaper
+from hocket.run.elastic.reshape import Reshaper, SameSettings
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
@@ -40,7 +40,7 @@ def make_freezing(
     edges = frozen_edges(captured, modules)
     net = NetOnWorker(executor.plan.program.nets[0].name, captured)
     net.adopt({n: runner.module for n, runner in executor.runners.items()})
-    job = Job(
+    job = SameSettings(
         str(config.schedule),
         config.num_parts,
         config.loss,

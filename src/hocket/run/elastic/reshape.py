@@ -44,7 +44,7 @@ from hocket.run.weights.settings import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SameSettings:
     """What stays the same in every layout.
 
     Args:
@@ -52,7 +52,7 @@ class Job:
         num_parts: the microbatches of the whole batch.
         loss: the loss of a microbatch.
         training: how parameters are updated.
-        seed: of random numbers in the forward.
+        seed: the seed of random numbers in the forward.
         parameter_names: the uncut model's names, in its order.
     """
 
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedLayout:
     """What the workers play in one layout.
 
     Args:
@@ -88,7 +88,9 @@ class Reshaper:
         context: this worker's connections in the first layout.
     """
 
-    def __init__(self, job: Job, net: NetOnWorker, context: WorkerContext) -> None:
+    def __init__(
+        self, job: SameSettings, net: NetOnWorker, context: WorkerContext
+    ) -> None:
         self.job = job
         self.net = net
         self._context = context
@@ -126,8 +128,8 @@ class Reshaper:
         )
 
     def reshape(
-        self, now: Played, chosen: Prediction, num_frozen_layers: int, step: int
-    ) -> Played:
+        self, now: PlayedLayout, chosen: Prediction, num_frozen_layers: int, step: int
+    ) -> PlayedLayout:
         """Cut the net as chosen. Every worker must call this, between two steps.
 
         Args:
@@ -139,6 +141,7 @@ class Reshaper:
         Raises:
             HocketError: see `hocket.Pipeline`.
         """
+        now.executor.trained.check(step)
         self._number += 1
         context = self._next_context(chosen)
         layout = context.layout
@@ -172,7 +175,7 @@ class Reshaper:
         for updater in executor.updaters.values():
             restore_updater(updater, bundles, before)
         executor.resume_from(step)
-        return Played(plan, executor, layout)
+        return PlayedLayout(plan, executor, layout)
 
     def _next_context(self, chosen: Prediction) -> WorkerContext:
         """Return this worker's connections in the next layout."""
@@ -191,7 +194,7 @@ class Reshaper:
 
     def _move(
         self,
-        now: Played,
+        now: PlayedLayout,
         chosen: Prediction,
         program: Program,
         layout: Layout,
@@ -231,7 +234,7 @@ class Reshaper:
 
         Args:
             holders: before the cut.
-            layout: of then.
+            layout: the layout before the cut.
         """
         tensors = self.net.outline.state.tensors
         first = range(layout.num_devices)

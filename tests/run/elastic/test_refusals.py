@@ -1,0 +1,137 @@
+"""What does not go together with freezing layers is refused, with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hocket
+from hocket.errors import ConfigError, HocketError
+from hocket.freeze.blocks import blocks_matching
+from hocket.model.capture.capture import capture
+from hocket.run.elastic.freezing import refuse_shapes
+from hocket.run.nets.freezable import freezable_modules, frozen_edges
+
+
+def make_pipeline(folder: Path, **options: Any) -> hocket.Pipeline:
+    """A pipeline on one worker, whose four layers freeze one after the other."""
+    torch.manual_seed(0)
+    given: dict[str, Any] = {
+        "freeze": hocket.freeze.Alpha(1 / 4, every_steps=1),
+        "optimizer": torch.optim.SGD,
+        "example": batch(),
+        "num_microbatches": 2,
+        "run_dir": folder,
+        **options,
+    }
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    return hocket.Pipeline(model, F.cross_entropy, **given)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight samples."""
+    return torch.randn(8, 4), torch.randint(4, (8,))
+
+
+def test_one_worker_freezes_too(tmp_path: Path) -> None:
+    """Alpha 1/4 of four layers: 1, 2, 3, 3, 4; frozen weights stay, the head moves."""
+    with make_pipeline(tmp_path) as pipeline:
+        numbers = [pipeline.step(batch()).num_frozen for _ in range(6)]
+        before = pipeline.state_dict()
+        pipeline.step(batch())
+        after = pipeline.state_dict()
+    assert numbers == [0, 1, 2, 3, 3, 4]
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {"4.weight", "4.bias"}
+
+
+def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
+    """Before the first step of the next one; the results of an epoch are alike."""
+    with make_pipeline(tmp_path, freeze=hocket.freeze.Alpha(1 / 4)) as pipeline:
+        epochs = [
+            [result.num_frozen for result in pipeline.train([batch(), batch()])]
+            for _ in range(3)
+        ]
+    assert epochs == [[0, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"ema_decay": 0.9}, "ema_decay does not go together"),
+        ({"recompute": "all"}, "recompute does not go together"),
+        ({"cut": ()}, "cut names the stages of one shape"),
+        ({"schedule": "auto"}, "schedule='auto' is chosen once"),
+        ({"freeze": hocket.freeze.Percentile()}, "decides by gradients"),
+        ({"freeze": None, "shapes": {}}, "shapes has no effect without freeze"),
+        ({"shapes": {2: (2, 1)}}, "2x1 from 2 frozen layers on"),
+        (
+            {"freeze": hocket.freeze.Alpha(1 / 4, layers="layers.*")},
+            "names no module of the model",
+        ),
+    ],
+)
+def test_refuses(tmp_path: Path, options: dict[str, Any], match: str) -> None:
+    """Before the first step."""
+    with pytest.raises(ConfigError, match=match):
+        make_pipeline(tmp_path, **options)
+
+
+def test_refuses_checkpoints(tmp_path: Path) -> None:
+    """And goes on."""
+    with make_pipeline(tmp_path) as pipeline:
+        with pytest.raises(ConfigError, match="do not hold which layers are frozen"):
+            pipeline.save(tmp_path / "checkpoints")
+        pipeline.step(batch())
+
+
+def test_refuses_parameters_frozen_by_hand(tmp_path: Path) -> None:
+    """The policy decides; nothing else may."""
+    with make_pipeline(tmp_path) as pipeline:
+        pipeline.step(batch())
+        runner = pipeline._executor.runners[0]
+        next(iter(runner.parameters.values())).requires_grad_(False)
+        with pytest.raises(HocketError, match=r"requires_grad of 0\.weight"):
+            pipeline.step(batch())
+
+
+def test_shapes_divide_workers_and_microbatches() -> None:
+    """All that are wrong are named, and those that would do."""
+    with pytest.raises(ConfigError) as error:
+        refuse_shapes({1: (3, 2), 2: (2, 2), 3: (1, 6)}, 6, 4)
+    text = str(error.value)
+    possible = "6 workers with 4 microbatches in the whole batch can be 6x1, 3x2"
+    assert "2x2 from 2 frozen layers on, 1x6 from 3 frozen layers on cannot be" in text
+    assert text.endswith(possible)
+
+
+class Tied(nn.Module):
+    """A head that shares the stem's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.stem.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From x_BW to x_BW."""
+        return self.head(torch.tanh(self.blocks(torch.tanh(self.stem(x)))))
+
+
+def test_refuses_a_weight_on_both_sides_of_an_edge() -> None:
+    """The stem would be frozen, and the head not."""
+    model = Tied()
+    modules = freezable_modules(model, None)
+    assert modules == ("blocks.0", "blocks.1", "blocks.2")
+    assert modules == freezable_modules(model, "blocks.*")
+    captured = capture(model, (torch.randn(8, 4),), cut=modules[1:])
+    with pytest.raises(ConfigError, match=r"stem.weight is used by .* and by head"):
+        frozen_edges(captured, modules)
+    assert blocks_matching("blocks.*", modules) == [*modules]
