@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import hocket
+from hocket.freeze.decide import Decider
 from tests.run.support.forked_launch import launch_forked
 from tests.run.support.freezing_workers import (
+    ADAMW,
+    NUM_PARTS,
     NUM_STEPS,
+    POLICIES,
     emulated,
     make_batches,
+    make_model,
 )
 
 ENTRY = "tests.run.support.freezing_workers:train_freezing"
@@ -27,12 +34,12 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "shapes", "options", "norm", "schedule"),
+    ("num_workers", "shapes", "options", "norm", "schedule", "policy"),
     [
-        (2, "fixed", "plain", "BatchNorm1d", "1f1b"),
-        (4, "recut", "plain", "LayerNorm", "1f1b"),
-        (4, "recut", "clipped", "LayerNorm", "gpipe"),
-        (2, "chosen", "plain", "LayerNorm", "1f1b"),
+        (2, "fixed", "plain", "BatchNorm1d", "1f1b", "alpha"),
+        (4, "recut", "plain", "LayerNorm", "1f1b", "alpha"),
+        (4, "recut", "clipped", "LayerNorm", "gpipe", "alpha"),
+        (2, "chosen", "plain", "LayerNorm", "1f1b", "gradients"),
     ],
 )
 def test_equals_one_process(
@@ -42,11 +49,12 @@ def test_equals_one_process(
     options: str,
     norm: str,
     schedule: str,
+    policy: str,
 ) -> None:
     """Losses and weights after 9 steps, with four decisions in between."""
     found = launch_forked(
         ENTRY,
-        [shapes, options, norm, schedule],
+        [shapes, options, norm, schedule, policy],
         num_workers=num_workers,
         run_dir=tmp_path,
     )
@@ -66,6 +74,45 @@ def test_equals_one_process(
         ends = [F.cross_entropy(model(x), y).item() for x, y in make_batches()]
     mean = sum(ends) / len(ends)
     assert found[0]["evaluated"] == pytest.approx(mean, rel=1e-10)
+
+
+def test_decides_by_gradients(tmp_path: Path) -> None:
+    """As a loop by hand does, which adds up each layer's gradients of two steps."""
+    model = make_model()
+    for block in model.blocks:
+        block.dropout.p = 0.0
+    alone, batches = copy.deepcopy(model), make_batches()
+    with hocket.Pipeline(
+        model,
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=batches[0],
+        num_microbatches=NUM_PARTS,
+        freeze=POLICIES["gradients"],
+        run_dir=tmp_path,
+    ) as pipeline:
+        found = [result.num_frozen for result in pipeline.train(batches)]
+
+    optimizer, decider = ADAMW(alone.parameters()), Decider(POLICIES["gradients"], 8)
+    expected = []
+    sums = [[torch.zeros_like(p) for p in x.parameters()] for x in alone.blocks]
+    for step, (x, y) in enumerate(batches):
+        if step and step % 2 == 0:
+            norms = [sum(s.abs().sum().item() for s in block) for block in sums]
+            decider.ask(step, measured=tuple(norms))
+            frozen = [alone.stem, *alone.blocks[: decider.num_frozen]]
+            for module in frozen if decider.num_frozen else []:
+                module.requires_grad_(requires_grad=False)
+            sums = [[torch.zeros_like(s) for s in block] for block in sums]
+        expected.append(decider.num_frozen)
+        F.cross_entropy(alone(x), y).backward()
+        for block, total in zip(alone.blocks, sums, strict=True):
+            for p, s in zip(block.parameters(), total, strict=True):
+                s += 0 if p.grad is None else p.grad
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert found == expected
+    assert found[-1] > 0
 
 
 def test_no_process_group_is_made_twice(tmp_path: Path) -> None:

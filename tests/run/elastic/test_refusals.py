@@ -67,7 +67,7 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
         ({"recompute": "all"}, "recompute does not go together"),
         ({"cut": ()}, "cut names the stages of one shape"),
         ({"schedule": "auto"}, "schedule='auto' is chosen once"),
-        ({"freeze": hocket.freeze.Percentile()}, "decides by gradients"),
+        ({"freeze": hocket.freeze.Plasticity()}, "decides by activations"),
         ({"freeze": None, "shapes": {}}, "shapes has no effect without freeze"),
         ({"shapes": {2: (2, 1)}}, "2x1 from 2 frozen layers on"),
         (

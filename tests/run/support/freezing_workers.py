@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.core.program import Program
-from hocket.freeze.alpha import Alpha
-from hocket.freeze.policy import Interval, Measures, LayerObservation
+from hocket.freeze import Alpha, ArgminGradient, Policy
+from hocket.freeze.policy import Interval, LayerObservation, Measures
 from tests.run.support.bad_input_workers import join
 from tests.run.support.short_measurements import SHORT
 
@@ -147,7 +147,15 @@ def measure_briefly() -> None:
         setattr(import_module(path), attribute, value)
 
 
-def train_freezing(shapes: str, options: str, norm: str, schedule: str) -> Any:
+POLICIES: Final[dict[str, Policy[Any]]] = {
+    "alpha": Alpha(1 / 2, every_steps=2),
+    "gradients": ArgminGradient(1 / 2, every_steps=2),
+}
+
+
+def train_freezing(
+    shapes: str, options: str, norm: str, schedule: str, policy: str = "alpha"
+) -> Any:
     """Train, and return what results say of each step, and the weights."""
     measure_briefly()
     world = join()
@@ -160,7 +168,7 @@ def train_freezing(shapes: str, options: str, norm: str, schedule: str) -> Any:
         example=batches[0],
         schedule=schedule,
         num_microbatches=NUM_PARTS,
-        freeze=Alpha(1 / 2, every_steps=2),
+        freeze=POLICIES[policy],
         shapes=SHAPES[shapes],
         seed=3,
         world=world,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from hocket.errors import ConfigError, ShapeError
 from hocket.freeze.decide import Decider
-from hocket.freeze.policy import Policy
+from hocket.freeze.policy import Measures, Policy
 from hocket.freeze.shapes import (
     PipelineShape,
     Prediction,
@@ -23,6 +23,8 @@ from hocket.freeze.shapes import (
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.reshape import PlayedLayout, Reshaper
+from hocket.run.engine.executor import Executor
+from hocket.run.weights.gradient_sums import GradientSums
 
 _FIRST_TRANSITION_S: Final = 2.0  # until one was measured
 Shapes = Mapping[int, tuple[int, int]]
@@ -33,6 +35,7 @@ class Freezing:
 
     Args:
         policy: what decides.
+        modules: the layers that may freeze, by name.
         edges: for 1, 2, ... frozen layers, the place of the first that still trains.
         shapes: stages and replicas from so many frozen layers on; None: chosen by the
             predicted seconds.
@@ -47,6 +50,7 @@ class Freezing:
     def __init__(
         self,
         policy: Policy[Any],
+        modules: Sequence[str],
         edges: Sequence[int],
         shapes: Shapes | None,
         memory_bytes: int | None,
@@ -54,6 +58,7 @@ class Freezing:
         world: World,
     ) -> None:
         self._decider = Decider(policy, len(edges), can_unfreeze=False)
+        self._modules = modules[: len(edges)]
         self._edges = (0, *edges)
         self._shapes = shapes
         self._memory_bytes = memory_bytes
@@ -92,9 +97,12 @@ class Freezing:
         """
         steps_left = step - self._last_step  # as far ahead as it looked back
         self._last_step = step
+        rate, measured = self._measured(now.executor)
         decided: Json = None
         if self._world.rank == 0:
-            num_frozen, chosen = self._chosen(self._decider.ask(step), now, steps_left)
+            num_frozen, chosen = self._chosen(
+                self._decider.ask(step, rate, measured), now, steps_left
+            )
             decided = [num_frozen, [*chosen.shape], [*chosen.boundaries]]
         num_frozen, shape, boundaries = self._world.broadcast_json(
             decided, name=f"layers to freeze before step {step}"
@@ -109,7 +117,35 @@ class Freezing:
         begin_s = perf_counter()
         played = self._reshaper.reshape(now, chosen, layers, step)
         self._transition_s = perf_counter() - begin_s
+        self.watch(played.executor)
         return played
+
+    def watch(self, executor: Executor) -> None:
+        """Begin to add up gradients, if the policy looks at them."""
+        if self._decider.policy.measures is Measures.GRADIENTS:
+            for updater in executor.updaters.values():
+                updater.gradient_sums = GradientSums()
+
+    def _measured(self, executor: Executor) -> tuple[float, tuple[float, ...]]:
+        """Return the learning rate and each layer's norm. Every worker must call this.
+
+        Replicas have the same gradients, and each stage those of its own weights.
+        """
+        updaters = executor.updaters.values()
+        rate = next((x.rates()[0] for x in updaters if x.rates()), 0.0)
+        if self._decider.policy.measures is Measures.NOTHING:
+            return rate, ()
+        sums = [x.gradient_sums for x in updaters if x.gradient_sums is not None]
+        own: dict[str, Json] = {}
+        for x in sums:
+            own |= x.take_norms()
+        norms: dict[str, float] = {}
+        for part in self._world.gather_json(own, "norms of layers"):
+            norms |= part
+        return rate, tuple(
+            sum(x for name, x in norms.items() if name.startswith(f"{module}."))
+            for module in self._modules
+        )
 
     def _chosen(
         self, num_frozen: int, now: PlayedLayout, steps_left: int

@@ -48,14 +48,17 @@ def make_freezing(
         config.seed,
         tuple(name for name, _ in config.model.named_parameters()),
     )
-    return Freezing(
+    freezing = Freezing(
         config.freeze,
+        modules,
         edges,
         config.shapes,
         config.memory_bytes,
         Reshaper(job, net, context),
         context.world,
     )
+    freezing.watch(executor)
+    return freezing
 
 
 def other_layouts(

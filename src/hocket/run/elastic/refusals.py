@@ -24,10 +24,10 @@ def refuse_with_freezing(config: PipelineConfig, policy: Policy[Any]) -> None:
 
 
 def _faults(config: PipelineConfig, policy: Policy[Any]) -> Iterator[str]:
-    if policy.measures is not Measures.NOTHING:
+    if policy.measures is Measures.ACTIVATIONS:
         yield (
-            f"it decides by {policy.measures.value}, which a pipeline does not "
-            "measure: take hocket.freeze.Alpha, or a policy that measures nothing"
+            "it decides by activations, which a pipeline does not measure: take "
+            "hocket.freeze.Alpha, or a policy that looks at gradients"
         )
     yield from _order_faults(config)
     for name, value, plain in (

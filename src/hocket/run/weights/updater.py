@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hocket.run.weights.correction.correction import Correction
 from hocket.run.weights.correction.make import make_correction
+from hocket.run.weights.gradient_sums import GradientSums
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import Parameters, TrainingConfig
 
@@ -26,6 +27,7 @@ class Updater:
         scheduled_rates: the learning rate of each group as it was made, loaded or last
             scheduled; the live ones differ where the user has changed them.
         correction: the correction of stale gradients; None without a delay.
+        gradient_sums: adds up the gradients of all updates, if it was asked for.
         ema: the averaged weights by name. They start as the first weights, and each
             update moves them by `1 - ema_decay` of the way to the new ones.
     """
@@ -55,6 +57,7 @@ class Updater:
                 num_discounted_updates=settings.num_discounted_updates,
             )
         self.scheduled_rates = self.rates()
+        self.gradient_sums: GradientSums | None = None
         self._decay = settings.ema_decay
         self.ema: dict[str, Tensor] | None = None
         if self._decay is not None:
@@ -81,6 +84,8 @@ class Updater:
 
     def update(self) -> None:
         """Step the optimizer, and clear the gradients."""
+        if self.gradient_sums is not None:
+            self.gradient_sums.add(self._trained)
         if self.optimizer is not None:
             step = self.optimizer.step
             step() if self.correction is None else self.correction.step(step)
