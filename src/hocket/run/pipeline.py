@@ -424,6 +424,7 @@ class Pipeline(WorkerRun):
         """Return a result with what is frozen, and the layout that played it."""
         if self._freezing is None:
             return result
+        self._freezing.after_step(self._executor, skipped=result.skipped)
         shape = f"{self._layout.num_devices}x{self._layout.num_replicas}"
         return replace(result, num_frozen=self._freezing.num_frozen, layout=shape)
 

@@ -76,6 +76,22 @@ def test_equals_one_process(
     assert found[0]["evaluated"] == pytest.approx(mean, rel=1e-10)
 
 
+def test_averages_move_on(tmp_path: Path) -> None:
+    """Those of frozen layers, too, as in a loop that averages all weights."""
+    arguments = ["recut", "averaged", "LayerNorm", "1f1b"]
+    found = launch_forked(ENTRY, arguments, num_workers=4, run_dir=tmp_path)
+
+    averages = make_model().state_dict()
+    for step in range(NUM_STEPS):
+        model = emulated("averaged", "LayerNorm", NUM_FROZEN["recut"], step + 1)[1]
+        for name, value in model.state_dict().items():
+            averages[name] = averages[name].lerp(value, 1 - 0.9)
+    for answer in found:
+        for name, value in averages.items():
+            got = torch.tensor(answer["averages"][name], dtype=value.dtype)
+            torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-12)
+
+
 def test_decides_by_gradients(tmp_path: Path) -> None:
     """As a loop by hand does, which adds up each layer's gradients of two steps."""
     model = make_model()

@@ -63,7 +63,7 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"ema_decay": 0.9}, "ema_decay does not go together"),
+        ({"compile": True}, "compile does not go together"),
         ({"recompute": "all"}, "recompute does not go together"),
         ({"cut": ()}, "cut names the stages of one shape"),
         ({"schedule": "auto"}, "schedule='auto' is chosen once"),

@@ -86,6 +86,7 @@ def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "clipped": {"clip_norm": 0.05, "scheduler": warm_up},
+    "averaged": {"ema_decay": 0.9},
 }
 
 
@@ -179,12 +180,20 @@ def train_freezing(
             for x in pipeline.train(batches)
         ]
         state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
+        averages = {}
+        if "ema_decay" in OPTIONS[options]:
+            averages = pipeline.state_dict(ema=True)
         evaluated = pipeline.evaluate(batches).loss
-    return {"results": results, "state": state, "evaluated": evaluated}
+    return {
+        "results": results,
+        "state": state,
+        "averages": {name: x.tolist() for name, x in averages.items()},
+        "evaluated": evaluated,
+    }
 
 
 def emulated(
-    options: str, norm: str, num_frozen: Sequence[int]
+    options: str, norm: str, num_frozen: Sequence[int], num_steps: int = NUM_STEPS
 ) -> tuple[list[float], Model]:
     """One process that freezes as many layers at each step."""
     model = make_model(getattr(nn, norm))
@@ -198,7 +207,7 @@ def emulated(
         model,
         F.cross_entropy,
         ADAMW,
-        make_batches(),
+        make_batches()[:num_steps],
         names,
         seed=3,
         clip_norm=OPTIONS[options].get("clip_norm"),

@@ -120,6 +120,17 @@ class Freezing:
         self.watch(played.executor)
         return played
 
+    def after_step(self, executor: Executor, *, skipped: bool) -> None:
+        """Move the averages of frozen weights, which no update moves.
+
+        Args:
+            executor: this worker's.
+            skipped: whether the step updated nothing.
+        """
+        frozen = executor.updaters.get(0)
+        if self.num_followed and frozen is not None and not skipped:
+            frozen.average()
+
     def watch(self, executor: Executor) -> None:
         """Begin to add up gradients, if the policy looks at them."""
         if self._decider.policy.measures is Measures.GRADIENTS:

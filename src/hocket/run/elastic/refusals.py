@@ -32,7 +32,6 @@ def _faults(config: PipelineConfig, policy: Policy[Any]) -> Iterator[str]:
     yield from _order_faults(config)
     for name, value, plain in (
         ("teachers", config.teachers, {}),
-        ("ema_decay", config.ema_decay, None),
         ("compile", config.compile, False),
         ("recompute", config.recompute, "none"),
         ("correction", config.correction, "none"),

@@ -172,6 +172,11 @@ class Reshaper:
         updaters = now.executor.updaters.values()
         before = next((x for x in updaters if x.optimizer is not None), None)
         bundles = {**kept, **received}
+        if num_frozen_layers and 0 in executor.updaters:
+            parameters = executor.runners[0].parameters.items()
+            executor.updaters[0].hold_frozen(
+                {name: p for name, p in parameters if p.requires_grad}
+            )
         for updater in executor.updaters.values():
             restore_updater(updater, bundles, before)
         executor.resume_from(step)
@@ -207,12 +212,16 @@ class Reshaper:
         after = self._holders(program, layout, names)
         here = net.tensors
         updaters = now.executor.updaters.values()
-        trained = {name: updater for updater in updaters for name in updater.parameters}
+        trained = {
+            name: updater
+            for updater in updaters
+            for name in (*updater.parameters, *(updater.ema or ()))
+        }
         frozen = frozenset() if program.stages[0].trainable else names[0]
 
         def bundle(_: str, name: str) -> Bundle:
-            updater = None if name in frozen else trained.get(name)
-            return bundle_of(name, here[name], updater)
+            updater, is_frozen = trained.get(name), name in frozen
+            return bundle_of(name, here[name], updater, is_frozen=is_frozen)
 
         before = self._first_buffers(before, now.layout)
         moves = plan_moves(before, after, net.num_bytes())

@@ -20,13 +20,17 @@ _STATE = "state."  # before the names of what an optimizer keeps
 _AVERAGE = "ema"
 
 
-def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
+def bundle_of(
+    name: str, tensor: Tensor, updater: Updater | None, *, is_frozen: bool = False
+) -> Bundle:
     """Return a parameter or buffer with the state of its updates.
 
     Args:
         name: its first name in the uncut model.
         tensor: its present value.
         updater: the parameter's updater; None for a buffer, or if it is not trained.
+        is_frozen: whether the parameter is not updated any more: of the state, only
+            its average is kept.
 
     Raises:
         ConfigError: the optimizer keeps something else than tensors and plain numbers;
@@ -37,6 +41,10 @@ def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
         "is_parameter": isinstance(tensor, nn.Parameter),
         "requires_grad": tensor.requires_grad,
     }
+    if updater is not None and updater.ema is not None and name in updater.ema:
+        tensors[_AVERAGE] = updater.ema[name]
+    if is_frozen:
+        return Bundle(tensors, facts)
     optimizer = None if updater is None else updater.optimizer
     group = None if optimizer is None else _group_of(optimizer, tensor)
     if updater is None or optimizer is None or group is None:
@@ -46,8 +54,6 @@ def bundle_of(name: str, tensor: Tensor, updater: Updater | None) -> Bundle:
             f"the updates of {name} have a correction, which keeps earlier updates of "
             "one cut: train with correction='none' to cut a net again"
         )
-    if updater.ema is not None:
-        tensors[_AVERAGE] = updater.ema[name]
     facts["options"] = {
         key: _plain(name, key, value) for key, value in group.items() if key != "params"
     }

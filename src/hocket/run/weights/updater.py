@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -92,10 +94,20 @@ class Updater:
         if self.scheduler is not None:
             self.scheduler.step()
             self.scheduled_rates = self.rates()
-        if self.ema and self._decay is not None:
-            new = [p.detach() for p in self._trained.values()]
-            torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)
+        self.average()
         self.forget()
+
+    def average(self) -> None:
+        """Move the averages towards the weights, if there are any."""
+        if self.ema and self._decay is not None:
+            new = [self._trained[name].detach() for name in self.ema]
+            torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)
+
+    def hold_frozen(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Keep averages of frozen parameters, which this updater does not update."""
+        self._trained |= parameters
+        if self.ema is not None:
+            self.ema |= {name: p.detach().clone() for name, p in parameters.items()}
 
     def predicted(self) -> dict[str, Tensor] | None:
         """Return the values that forwards read in place of the present weights.
