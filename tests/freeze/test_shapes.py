@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations, pairwise
 
 import pytest
@@ -106,8 +107,10 @@ def test_takes_no_shape_that_does_not_fit() -> None:
     """However fast it is; if none fits, the one that needs least is named."""
     slow = Prediction(PipelineShape(2, 1), (3,), 3.0, 10)
     fast = Prediction(PipelineShape(1, 2), (), 2.0, 20)
-    options = {"steps_left": 99, "transition_s": 0.0}
-    found = next_shape(slow.shape, [slow, fast], memory_bytes=15, **options)
+    choose = partial(
+        next_shape, slow.shape, [slow, fast], steps_left=99, transition_s=0.0
+    )
+    found = choose(memory_bytes=15)
     assert found is slow
     with pytest.raises(FitError, match=r"2x1 .* needs the least, 10 bytes"):
-        next_shape(slow.shape, [slow, fast], memory_bytes=9, **options)
+        choose(memory_bytes=9)

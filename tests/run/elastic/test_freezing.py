@@ -94,9 +94,7 @@ def test_averages_move_on(tmp_path: Path) -> None:
 
 def test_decides_by_gradients(tmp_path: Path) -> None:
     """As a loop by hand does, which adds up each layer's gradients of two steps."""
-    model = make_model()
-    for block in model.blocks:
-        block.dropout.p = 0.0
+    model = make_model(dropout=0.0)
     alone, batches = copy.deepcopy(model), make_batches()
     with hocket.Pipeline(
         model,
@@ -116,9 +114,9 @@ def test_decides_by_gradients(tmp_path: Path) -> None:
         if step and step % 2 == 0:
             norms = [sum(s.abs().sum().item() for s in block) for block in sums]
             decider.ask(step, measured=tuple(norms))
-            frozen = [alone.stem, *alone.blocks[: decider.num_frozen]]
-            for module in frozen if decider.num_frozen else []:
-                module.requires_grad_(requires_grad=False)
+            alone.stem.requires_grad_(requires_grad=not decider.num_frozen)
+            for block in list(alone.blocks)[: decider.num_frozen]:
+                block.requires_grad_(requires_grad=False)
             sums = [[torch.zeros_like(s) for s in block] for block in sums]
         expected.append(decider.num_frozen)
         F.cross_entropy(alone(x), y).backward()

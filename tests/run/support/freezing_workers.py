@@ -35,11 +35,11 @@ NUM_TRANSITIONS: Final = 20
 class Block(nn.Module):
     """A residual block with a norm and dropout."""
 
-    def __init__(self, norm: type[nn.Module]) -> None:
+    def __init__(self, norm: type[nn.Module], dropout: float) -> None:
         super().__init__()
         self.norm = norm(6)
         self.linear = nn.Linear(6, 6)
-        self.dropout = nn.Dropout(0.2)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """From x_BW to x_BW."""
@@ -49,10 +49,12 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A stem, eight blocks and a head."""
 
-    def __init__(self, norm: type[nn.Module] = nn.LayerNorm) -> None:
+    def __init__(
+        self, norm: type[nn.Module] = nn.LayerNorm, dropout: float = 0.2
+    ) -> None:
         super().__init__()
         self.stem = nn.Linear(5, 6)
-        self.blocks = nn.Sequential(*(Block(norm) for _ in range(8)))
+        self.blocks = nn.Sequential(*(Block(norm, dropout) for _ in range(8)))
         self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,10 +62,10 @@ class Model(nn.Module):
         return self.head(self.blocks(self.stem(x)))
 
 
-def make_model(norm: type[nn.Module] = nn.LayerNorm) -> Model:
+def make_model(norm: type[nn.Module] = nn.LayerNorm, dropout: float = 0.2) -> Model:
     """The same each time."""
     torch.manual_seed(5)
-    return Model(norm).double()
+    return Model(norm, dropout).double()
 
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:

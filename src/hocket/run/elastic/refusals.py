@@ -61,13 +61,13 @@ def refuse_order(order: Schedule) -> None:
     """Refuse orders that cannot be made again for another shape.
 
     Raises:
-        ConfigError: its stages have delays, or a device has several.
+        ConfigError: its steps overlap, or a device has several stages.
     """
     program = order.program
-    if any(stage.delay for stage in program.stages):
+    if order.body:
         raise ConfigError(
-            "layers can freeze where each step ends before the next begins, and this "
-            "order has old weights: take '1f1b' or 'gpipe'"
+            "layers can freeze where each step ends before the next begins, and steps "
+            "of this order overlap: take '1f1b' or 'gpipe'"
         )
     if program.num_stages != program.num_devices or program.copies:
         raise ConfigError(

@@ -246,11 +246,11 @@ class Reshaper:
             layout: the layout before the cut.
         """
         tensors = self.net.outline.state.tensors
-        first = range(layout.num_devices)
+        first = frozenset(range(layout.num_devices))
         return {
             (net, name): ranks
             if isinstance(tensors[name], nn.Parameter)
-            else ranks.intersection(first)
+            else ranks & first
             for (net, name), ranks in holders.items()
         }
 
