@@ -458,11 +458,8 @@ class Pipeline(WorkerRun):
             self._batch_counts.agree(at_most_s)
 
     def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+        if self._freezing is not None:  # this worker's part changes with the layout
+            return loader
         return worker_loader(
-            loader,
-            self._executor,
-            self.plan,
-            self._layout,
-            self.world.device,
-            changes_layout=self._freezing is not None,
+            loader, self._executor, self.plan, self._layout, self.world.device
         )

@@ -143,6 +143,53 @@ def train_many_layouts() -> Any:
     return found
 
 
+class Rows:
+    """Forty samples without augmentation."""
+
+    num_samples = 40
+    fingerprint = 1
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(1)
+        self._inputs = torch.randn(40, 4, generator=rng, dtype=torch.float64)
+        self._targets = torch.randint(4, (40,), generator=rng)
+
+    def inputs(self, rows: Tensor, draw: object) -> Tensor:
+        """Their inputs."""
+        return self._inputs[rows]
+
+    def targets(self, rows: Tensor, draw: object) -> Tensor:
+        """Their targets."""
+        return self._targets[rows]
+
+
+def train_from_samples() -> Any:
+    """Train an epoch whose layout changes midway, and the same batches as a list.
+
+    Returns:
+        Layouts and losses of both.
+    """
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+    found = []
+    loader = hocket.SampleLoader(Rows(), 8, seed=2)
+    for batches in (loader, [*hocket.SampleLoader(Rows(), 8, seed=2)]):
+        torch.manual_seed(0)
+        with hocket.Pipeline(
+            nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double(),
+            F.cross_entropy,
+            optimizer=ADAMW,
+            example=loader.example(),
+            num_microbatches=2,
+            freeze=OneMore(every_steps=2),
+            shapes={1: (1, 2)} if batches is loader else {},
+            world=world,
+        ) as pipeline:
+            found.append([[x.layout, x.loss] for x in pipeline.train(batches)])
+    return found
+
+
 def measure_briefly() -> None:
     """Measure no longer than it takes to have numbers."""
     for name, value in SHORT.items():

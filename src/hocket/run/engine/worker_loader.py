@@ -20,8 +20,6 @@ def worker_loader(
     plan: Plan,
     layout: Layout,
     device: torch.device,
-    *,
-    changes_layout: bool = False,
 ) -> Iterable[Any]:
     """Return what one worker iterates over: what it needs of a PartLoader, or all.
 
@@ -31,19 +29,17 @@ def worker_loader(
         plan: with the number of microbatches.
         layout: this worker's place.
         device: where the tensors go.
-        changes_layout: whether this worker's part may change while the loader is read:
-            then it reads all.
     """
     if not isinstance(loader, PartLoader):
         return loader
     runners = executor.runners.values()
     program = plan.schedule.program
     net = program.nets[-1]
-    reads_all = net.batch_loss or program.whole_batch_flows or changes_layout
+    reads_all = net.batch_loss or program.whole_batch_flows
     num_replicas = 1 if reads_all else layout.num_replicas
     reads = ReadSpec(
-        inputs=changes_layout or any(x.module.batch_inputs for x in runners),
-        targets=changes_layout or any(x.loss or x.batch_loss for x in runners),
+        inputs=any(runner.module.batch_inputs for runner in runners),
+        targets=any(runner.loss or runner.batch_loss for runner in runners),
         num_microbatches=net.num_microbatches * layout.num_replicas // num_replicas,
         num_replicas=num_replicas,
         replica=layout.replica % num_replicas,
