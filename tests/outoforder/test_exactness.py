@@ -6,6 +6,7 @@ import pytest
 
 import hocket
 from tests.outoforder.support.small_steps import (
+    MORE_OPTIMIZERS,
     OPTIMIZERS,
     SPECIMENS,
     TOLERANCE,
@@ -28,4 +29,16 @@ def test_equals_the_eager_step(name: str, optimizer: str) -> None:
     with hocket.compile_step(model, loss, make, example=batches[0]) as step:
         losses = train_compiled(step, batches)
     assert losses == pytest.approx(expected, rel=TOLERANCE, abs=0)
+    assert difference(model, trained) <= TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", MORE_OPTIMIZERS)
+def test_other_optimizers(optimizer: str) -> None:
+    """Captured with their counts of steps and learning rates as tensors."""
+    specimen, make = SPECIMENS["perceptron"], MORE_OPTIMIZERS[optimizer]
+    model, batches = model_of(specimen), batches_of(specimen)
+    _, trained = train_eagerly(model, make, batches)
+    with hocket.compile_step(model, loss, make, example=batches[0]) as step:
+        train_compiled(step, batches)
+        assert step.candidates
     assert difference(model, trained) <= TOLERANCE

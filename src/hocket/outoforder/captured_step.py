@@ -85,54 +85,104 @@ def capture_step(
     return CapturedStep(regions, updates, step_code(regions, updates), losses, states)
 
 
+class OptimizerStates:
+    """The optimizer's states, as tensors that stay the same in all steps.
+
+    They are there before the optimizer has made its own, and become its own then.
+
+    Args:
+        optimizer: the optimizer.
+        weights: all weights of the model, by name.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, weights: Mapping[str, nn.Parameter]
+    ) -> None:
+        self.tensors: dict[str, Tensor] = {}  # by the name of the input
+        self._optimizer, self._weights = optimizer, weights
+        self._places: dict[str, tuple[str, str]] = {}
+        self._bound: object = None
+
+    def add(self, step: CapturedStep) -> None:
+        """Make the states of a captured step that are not there yet."""
+        for update in step.updates.values():
+            for weight, key in update.states:
+                name = state_name(weight, key)
+                if name not in self.tensors:
+                    self._places[name] = weight, key
+                    like, own = step.states[weight][key], self._weights[weight]
+                    made = torch.empty_strided(
+                        like.shape, like.stride(), dtype=like.dtype, device=own.device
+                    )
+                    self.tensors[name] = made.zero_()
+        self._bound = None
+
+    def bind(self) -> bool:
+        """Give the optimizer these tensors for its states, with its values.
+
+        Returns:
+            Whether the optimizer has states: it has made a step, or was loaded.
+        """
+        state = self._optimizer.state
+        if not state:
+            return False
+        if state is self._bound:
+            return True
+        with torch.no_grad():
+            for name, (weight, key) in self._places.items():
+                own = state[self._weights[weight]]
+                if own[key] is not self.tensors[name]:
+                    self.tensors[name].copy_(own[key])
+                    own[key] = self.tensors[name]
+        self._bound = state
+        return True
+
+
 class StepTensors:
     """The tensors that a captured step computes with, by their names in the graph.
 
     Args:
         step: the step.
         model: has the weights and buffers.
-        optimizer: has the states and the learning rates.
+        optimizer: has the learning rates.
+        states: the optimizer's states.
+        in_place: copy each batch into the tensors of the first one, which a captured
+            graph reads.
     """
 
     def __init__(
-        self, step: CapturedStep, model: nn.Module, optimizer: Optimizer
+        self,
+        step: CapturedStep,
+        model: nn.Module,
+        optimizer: Optimizer,
+        states: OptimizerStates,
+        *,
+        in_place: bool = False,
     ) -> None:
         self._step, self._optimizer = step, optimizer
+        self._in_place = in_place
         graph = step.regions.step
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._weights = {name: own[name] for name in graph.parameters}
+        states.add(step)
+        names = [state_name(*x) for u in step.updates.values() for x in u.states]
         self.state: dict[str, Tensor] = {
-            node.name: own[name].detach()
-            for name, node in {**graph.parameters, **graph.buffers}.items()
+            **{
+                node.name: own[name].detach()
+                for name, node in {**graph.parameters, **graph.buffers}.items()
+            },
+            **{name: states.tensors[name] for name in names},
         }
-        some = next(iter(self._weights.values()))
+        device = next(model.parameters()).device
         start = graph.start.meta["val"]
         self._batch: dict[str, Tensor] = {}
         self._fixed = dict(step.code.constants) | {
-            graph.start.name: torch.ones((), dtype=start.dtype, device=some.device)
+            graph.start.name: torch.ones((), dtype=start.dtype, device=device)
         }
         groups = sorted({i for x in step.updates.values() for i in x.groups})
         self._rates = {
-            i: torch.zeros(
-                (), dtype=rate_dtype(optimizer.param_groups[i]), device=some.device
-            )
+            i: torch.zeros((), dtype=rate_dtype(optimizer, i), device=device)
             for i in groups
         }
-
-    def bind_states(self) -> None:
-        """Use the optimizer's states, which are there after its first step."""
-        for name, key in self._state_names():
-            self.state[state_name(name, key)] = self._optimizer.state[
-                self._weights[name]
-            ][key]
-
-    def make_states(self) -> None:
-        """Use zeros in the place of states that are not there yet."""
-        for name, key in self._state_names():
-            fake = self._step.states[name][key]
-            self.state[state_name(name, key)] = torch.zeros(
-                fake.shape, dtype=fake.dtype, device=self._weights[name].device
-            )
 
     def given(self, batch: Any) -> dict[str, Tensor]:
         """Return all tensors of a step on a batch, with the present rates."""
@@ -145,11 +195,8 @@ class StepTensors:
         return {**self._fixed, **self.state, **rates, **of_batch}
 
     def _read(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that a step reads the batch from.
-
-        A captured graph reads always the same ones, into which the batch is copied.
-        """
-        if all(x.device.type == "cpu" for x in batch.values()):
+        """Return the tensors that a step reads the batch from."""
+        if not self._in_place:
             return batch
         for name, tensor in batch.items():
             if name in self._batch:
@@ -157,10 +204,6 @@ class StepTensors:
             else:
                 self._batch[name] = tensor.clone()
         return self._batch
-
-    def _state_names(self) -> Iterator[tuple[str, str]]:
-        for update in self._step.updates.values():
-            yield from update.states
 
 
 @contextmanager

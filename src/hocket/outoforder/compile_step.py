@@ -25,9 +25,10 @@ from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
 from hocket.outoforder.capture.trace import WeightChangeError
-from hocket.outoforder.capture.update import Optimizer, count_in_float64
+from hocket.outoforder.capture.update import Optimizer
 from hocket.outoforder.captured_step import (
     CapturedStep,
+    OptimizerStates,
     StepTensors,
     capture_step,
     distinct_bytes,
@@ -113,7 +114,7 @@ class CompiledStep:
         weight = next(iter(model.parameters()), None)
         if weight is None:
             raise ConfigError("the model has no parameters: there is nothing to train")
-        self.optimizer = optimizer(model.parameters())
+        self.optimizer = optimizer(model.parameters()) if callable(optimizer) else None
         if not isinstance(self.optimizer, Optimizer):
             raise ConfigError(
                 "optimizer must be a function that makes a torch optimizer, given the "
@@ -124,6 +125,7 @@ class CompiledStep:
         self._device = open_device(
             weight.device, _NUM_LANES, timeout_s=_TIMEOUT_S, sanitize=sanitize
         )
+        self._states = OptimizerStates(self.optimizer, dict(model.named_parameters()))
         self._compiled: dict[Form, _Compiled | None] = {}
         self._num_steps = 0
         self._first = self._of(on_device(example, weight.device))
@@ -199,13 +201,10 @@ class CompiledStep:
     def _submit(self, batch: Any, compiled: _Compiled | None) -> Mapping[str, Tensor]:
         batch = on_device(batch, self._device.torch_device)
         self._num_steps += 1
-        if compiled is None or not self._has_states():
+        # The first step is torch's own: it makes the states as the optimizer wants.
+        if compiled is None or not self._states.bind():
             return self._eager(batch)
         return compiled.run(batch)
-
-    def _has_states(self) -> bool:
-        """Return whether the optimizer has made a step, or was loaded."""
-        return bool(self.optimizer.state)
 
     def _eager(self, batch: Any) -> dict[str, Tensor]:
         """Train one step as torch does; it also makes the optimizer's states."""
@@ -215,10 +214,6 @@ class CompiledStep:
         losses[TOTAL].backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        count_in_float64(self.optimizer)
-        for compiled in self._compiled.values():
-            if compiled is not None:
-                compiled.tensors.bind_states()
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _example(self) -> _Compiled:
@@ -249,9 +244,14 @@ class CompiledStep:
                 stacklevel=4,
             )
             return None
-        tensors = StepTensors(step, self._model, self.optimizer)
-        has_states = self._has_states()
-        (tensors.bind_states if has_states else tensors.make_states)()
+        tensors = StepTensors(
+            step,
+            self._model,
+            self.optimizer,
+            self._states,
+            in_place=self._device.has_graphs,
+        )
+        self._states.bind()
         given = tensors.given(batch)
         always = distinct_bytes([*given.values()])
         with preserved([*tensors.state.values()]):

@@ -15,9 +15,9 @@ from hocket.core.footprint import Footprint, MemoryPlan, plan_memory
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.model.profile.allocations import allocations
-from hocket.outoforder.capture.update import count_in_float64
 from hocket.outoforder.captured_step import (
     CapturedStep,
+    OptimizerStates,
     StepTensors,
     capture_step,
     preserved,
@@ -105,10 +105,10 @@ class TrainedByHand:
         loss(model(batches[0][0]), batches[0][1]).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        count_in_float64(self.optimizer)
         self.step: CapturedStep = capture_step(model, loss, self.optimizer, batches[0])
-        self._tensors = StepTensors(self.step, model, self.optimizer)
-        self._tensors.bind_states()
+        states = OptimizerStates(self.optimizer, dict(model.named_parameters()))
+        self._tensors = StepTensors(self.step, model, self.optimizer, states)
+        assert states.bind()
 
     @property
     def program(self) -> Program:

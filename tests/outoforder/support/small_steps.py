@@ -150,6 +150,16 @@ OPTIMIZERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
     "AdamW": lambda p: torch.optim.AdamW(p, 1e-3),
 }
 
+# torch's other ones, each on one model.
+MORE_OPTIMIZERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
+    "fused AdamW": lambda p: torch.optim.AdamW(p, 1e-3, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-3, amsgrad=True, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2, lr_decay=0.1),
+    "RAdam": lambda p: torch.optim.RAdam(p, 1e-3),
+    "SGD, maximizing": lambda p: torch.optim.SGD(p, 1e-4, maximize=True),
+}
+
 
 def batches_of(specimen: Specimen, num_steps: int = NUM_STEPS) -> list[Any]:
     """Batches drawn from one seed."""

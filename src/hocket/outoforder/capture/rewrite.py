@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -22,6 +24,7 @@ _MM: Final = torch.ops.aten.mm.default
 _ADD: Final = torch.ops.aten.add.Tensor
 _T: Final = torch.ops.aten.t.default
 _DETACH: Final = torch.ops.aten.detach.default
+_CLONE: Final = torch.ops.aten.clone.default
 _CAT: Final = torch.ops.aten.cat.default
 _FEWEST: Final = 3  # products; tied weights have two, which belong to two layers
 
@@ -42,6 +45,7 @@ def rewrite(graph: fx.Graph, first: int, num_gradients: int) -> None:
     graph.eliminate_dead_code()
     for place in range(first, first + num_gradients):
         _join_products(graph, results_of_graph(graph)[place])
+    _own_gradients(graph, range(first, first + num_gradients))
     graph.eliminate_dead_code()
     graph.lint()
 
@@ -78,6 +82,28 @@ def _join_products(graph: fx.Graph, gradient: fx.Node) -> None:
         ]
         product = _called(graph, _MM, *joined)
     root.replace_all_uses_with(product)
+
+
+def _own_gradients(graph: fx.Graph, places: Sequence[int]) -> None:
+    """Copy gradients in memory that others read: an update may change its gradient."""
+    results = list(results_of_graph(graph))
+    nodes = [node for node in graph.nodes if isinstance(node.meta.get("val"), Tensor)]
+    sharing: defaultdict[int, list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        sharing[_storage(node)].append(node)
+    storages = [_storage(results[place]) for place in places]
+    for place, storage in zip(places, storages, strict=True):
+        own = sharing[storage]
+        is_read = any(node.op == "placeholder" or len(node.users) > 1 for node in own)
+        has_holes = 0 in value_of(results[place]).stride()
+        if is_read or has_holes or storages.count(storage) > 1:
+            with graph.inserting_after(results[place]):
+                results[place] = _called(graph, _CLONE, results[place])
+    graph.output_node().args = (tuple(results),)
+
+
+def _storage(node: fx.Node) -> int:
+    return value_of(node).untyped_storage()._cdata
 
 
 def _called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:

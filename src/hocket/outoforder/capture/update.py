@@ -22,6 +22,7 @@ from hocket.run.stage.compiled.trace import make_mode
 
 _RATE: Final = "lr"
 _COUNT: Final = "step"
+_FUSED_ON_GPU: Final = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 _TRACED_WITH: Final = {"capturable": True, "foreach": True}
 
 Optimizer: TypeAlias = torch.optim.Optimizer
@@ -49,23 +50,31 @@ class UpdateGraph:
     groups: tuple[int, ...]
 
 
-def rate_dtype(group: Mapping[str, Any]) -> torch.dtype:
-    """Return the type of a group's learning rate as an input."""
-    return torch.float32 if group.get("fused") else torch.float64
+def rate_dtype(optimizer: Optimizer, group: int) -> torch.dtype:
+    """Return the type of a parameter group's learning rate as an input."""
+    own = optimizer.param_groups[group]
+    is_on_gpu = own["params"][0].device.type == "cuda"
+    # A GPU's fused kernels read the rate as a float.
+    return torch.float32 if is_on_gpu and _is_fused(optimizer, own) else torch.float64
 
 
-def count_in_float64(optimizer: Optimizer) -> None:
-    """Keep the optimizer's counts of steps as traced updates need them."""
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            _convert_count(optimizer.state.get(weight, {}), group, weight.device)
+def _is_fused(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Return whether a group's step is one kernel.
+
+    On a GPU it is wherever there is one and nothing else is asked for: the step of each
+    unit is an op of its own, and would launch some twenty kernels.
+    """
+    if group.get("fused") is not None or group.get("foreach"):
+        return bool(group.get("fused"))
+    is_on_gpu = all(x.device.type == "cuda" for x in group["params"])
+    return is_on_gpu and type(optimizer) in _FUSED_ON_GPU
 
 
 def states_after_first_step(optimizer: Optimizer, weights: Weights) -> dict[str, State]:
     """Return the states that an optimizer has after one step, without memory.
 
     Args:
-        optimizer: has made no step yet, or has its states.
+        optimizer: has the settings; its own states play no part.
         weights: those that get a gradient, by name.
 
     Raises:
@@ -76,10 +85,8 @@ def states_after_first_step(optimizer: Optimizer, weights: Weights) -> dict[str,
         fakes = {name: _like(weight) for name, weight in weights.items()}
         for fake in fakes.values():
             fake.grad = _like(fake)
-    states = {name: dict(optimizer.state.get(w, {})) for name, w in weights.items()}
-    if optimizer.state:
-        return states
-    clone = _clone(optimizer, weights, fakes, states, None)
+    none: dict[str, State] = {name: {} for name in weights}
+    clone = _clone(optimizer, weights, fakes, none, None)
     _run_on_fakes(optimizer, lambda: type(optimizer).step(clone), mode)
     for group in clone.param_groups:
         for fake in group["params"]:
@@ -117,9 +124,7 @@ def trace_update(
             *map(_like, weights.values()),
             *(_like(states[name][key]) for name, key in names),
             *(
-                torch.empty(
-                    (), dtype=rate_dtype(optimizer.param_groups[i]), device=device
-                )
+                torch.empty((), dtype=rate_dtype(optimizer, i), device=device)
                 for i in groups
             ),
         ]
@@ -202,7 +207,7 @@ def _clone(
         {
             **group,
             "params": [by_id[id(x)] for x in group["params"] if id(x) in by_id],
-            **_settings(group),
+            **_settings(optimizer, group),
         }
         for group in groups
     ]
@@ -212,10 +217,10 @@ def _clone(
     return clone
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, bool]:
+def _settings(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, bool]:
     """Return the settings with which a group's step is traced."""
-    if group.get("fused"):
-        return {}
+    if _is_fused(optimizer, group):
+        return {"fused": True}
     return {key: value for key, value in _TRACED_WITH.items() if key in group}
 
 

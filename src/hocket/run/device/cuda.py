@@ -90,7 +90,8 @@ class CudaLane(DeviceLane):
         self, device: torch.device, number: int, sanitizer: Sanitizer | None
     ) -> None:
         super().__init__(number, device)
-        self.stream: Final = torch.cuda.Stream(device)
+        # Where both have a kernel to run, that of lane 0 goes first.
+        self.stream: Final = torch.cuda.Stream(device, priority=-int(number == 0))
         self._sanitizer = sanitizer
         self._label = "none"  # of the last op that was submitted
 

@@ -1,0 +1,230 @@
+"""What a compiled step does with batches, rates and states, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import CaptureError, ConfigError, RunError, WaitError
+from hocket.outoforder.compile_step import EagerStepWarning
+from tests.outoforder.support.small_steps import (
+    OPTIMIZERS,
+    SPECIMENS,
+    TOLERANCE,
+    batches_of,
+    difference,
+    loss,
+    model_of,
+    train_compiled,
+    train_eagerly,
+)
+
+SPECIMEN = SPECIMENS["convolutional"]
+
+
+def test_other_sizes_get_a_graph_each() -> None:
+    """An epoch with a smaller last batch."""
+    batches = batches_of(SPECIMEN, 6)
+    for i in (2, 5):
+        inputs, targets = batches[i]
+        batches[i] = inputs[:3], targets[:3]
+    model, make = model_of(SPECIMEN), OPTIMIZERS["AdamW"]
+    expected, trained = train_eagerly(model, make, batches)
+    with hocket.compile_step(model, loss, make, example=batches[0]) as step:
+        assert train_compiled(step, batches) == pytest.approx(expected, rel=TOLERANCE)
+    assert difference(model, trained) <= TOLERANCE
+
+
+def test_rates_are_read_at_each_step() -> None:
+    """A scheduler changes them in between."""
+    batches, make = batches_of(SPECIMEN, 6), OPTIMIZERS["SGD"]
+    model, ours = model_of(SPECIMEN), model_of(SPECIMEN)
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    torch.manual_seed(2)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+        scheduler.step()
+    with hocket.compile_step(ours, loss, make, example=batches[0]) as step:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(step.optimizer, 0.5)
+        torch.manual_seed(2)
+        for batch in batches:
+            step(batch)
+            scheduler.step()
+    assert difference(ours, model) <= TOLERANCE
+
+
+def test_goes_on_from_a_checkpoint() -> None:
+    """The optimizer's states come from a state dict that torch can load, too."""
+    batches, make = batches_of(SPECIMENS["perceptron"], 8), OPTIMIZERS["AdamW"]
+    model = model_of(SPECIMENS["perceptron"])
+    _, trained = train_eagerly(model, make, batches)
+    with hocket.compile_step(model, loss, make, example=batches[0]) as step:
+        for batch in batches[:4]:
+            step(batch)
+        states = copy.deepcopy((model.state_dict(), step.optimizer.state_dict()))
+        for batch in batches[4:6]:
+            step(batch)
+        model.load_state_dict(states[0])
+        step.optimizer.load_state_dict(states[1])
+        for batch in batches[4:]:
+            step(batch)
+    assert difference(model, trained) <= TOLERANCE
+
+
+def test_compiling_trains_nothing() -> None:
+    """Measuring orders restores weights, buffers and the random state."""
+    model, example = model_of(SPECIMEN), batches_of(SPECIMEN, 1)[0]
+    before, random = copy.deepcopy(model), torch.get_rng_state()
+    with hocket.compile_step(model, loss, OPTIMIZERS["SGD"], example=example):
+        assert difference(model, before) == 0.0
+        assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_modes_and_named_losses() -> None:
+    """A dict of losses trains one of them; eval mode gets a graph of its own."""
+
+    def losses(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        right = (output.argmax(1) == targets).double().mean()
+        return {"loss": loss(output, targets), "accuracy": right}
+
+    model, batches = model_of(SPECIMEN), batches_of(SPECIMEN, 3)
+    make = OPTIMIZERS["SGD"]
+    with hocket.compile_step(model, losses, make, example=batches[0]) as step:
+        for batch in batches:
+            result = step(batch)
+        assert set(result.losses) == {"loss", "accuracy"}
+        assert result.step == 2
+        assert result.num_samples == 4
+        model.eval()
+        before = model[1].running_mean.clone()
+        step(batches[0])
+        assert torch.equal(model[1].running_mean, before)
+
+
+def test_one_graph_for_a_device_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is captured once, and reads each batch from the same tensors."""
+    from tests.outoforder.support.inline_device import InlineDevice
+
+    monkeypatch.setattr(
+        "hocket.outoforder.compile_step.open_device",
+        lambda device, num_lanes, **more: InlineDevice(num_lanes),
+    )
+    batches, make = batches_of(SPECIMEN, 5), OPTIMIZERS["AdamW"]
+    model = model_of(SPECIMEN)
+    expected, trained = train_eagerly(model, make, batches)
+    with hocket.compile_step(model, loss, make, example=batches[0]) as step:
+        assert train_compiled(step, batches) == pytest.approx(expected, rel=TOLERANCE)
+    assert difference(model, trained) <= TOLERANCE
+
+
+def test_predicts_and_lists_orders() -> None:
+    """The serial order is always among them, and each one passes `check`."""
+    model, example = model_of(SPECIMEN), batches_of(SPECIMEN, 1)[0]
+    with hocket.compile_step(model, loss, OPTIMIZERS["SGD"], example=example) as step:
+        assert "serial" in {one.name for one in step.candidates}
+        for one in step.candidates:
+            hocket.check(one.schedule)
+            assert one.predicted.peak_bytes(0) <= one.peak_bytes
+        assert step.predicted is step.candidates[0].predicted
+        assert step.schedule is step.candidates[0].schedule
+
+
+class DataDependent(nn.Module):
+    """Takes a branch that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute one thing or another."""
+        y = self.layer(x)
+        return y if y.sum() > 0 else 2 * y
+
+
+class Counting(nn.Linear):
+    """Changes an attribute in forward."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Count the calls."""
+        self.count += 1
+        return super().forward(x) * self.count
+
+
+class ChangesWeights(nn.Linear):
+    """Changes its weight in forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the weight in place."""
+        with torch.no_grad():
+            self.weight.div_(self.weight.norm())
+        return super().forward(x)
+
+
+class Reads(torch.optim.SGD):
+    """An optimizer whose step reads values of tensors."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Skip small gradients."""
+        if sum(p.grad.norm().item() for p in self.param_groups[0]["params"]) > 0:
+            super().step()
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "why"),
+    [
+        (DataDependent(), OPTIMIZERS["SGD"], "depend on the values"),
+        (Counting(8, 4), OPTIMIZERS["SGD"], "changes its own attribute 'count'"),
+        (nn.Linear(8, 4), lambda p: Reads(p, 0.1), "Reads cannot be captured"),
+    ],
+)
+def test_runs_as_it_is_what_cannot_be_captured(
+    model: nn.Module, make: Any, why: str
+) -> None:
+    """With a warning that says why; it trains the same."""
+    batches, model = batches_of(SPECIMENS["perceptron"], 5), model.double()
+    expected, _ = train_eagerly(model, make, batches)
+    with pytest.warns(EagerStepWarning, match=why):
+        step = hocket.compile_step(model, loss, make, example=batches[0])
+    with step:
+        assert train_compiled(step, batches) == expected
+        with pytest.raises(RunError, match="could not be captured"):
+            print(step.predicted)
+
+
+def test_refuses_a_model_that_changes_its_weights() -> None:
+    """It would train something else than the optimizer thinks, compiled or not."""
+    example = batches_of(SPECIMENS["perceptron"], 1)[0]
+    model = ChangesWeights(8, 4).double()
+    with pytest.raises(CaptureError, match="changes its weight 'weight'"):
+        hocket.compile_step(model, loss, OPTIMIZERS["SGD"], example=example)
+
+
+def test_refuses_an_optimizer_in_the_place_of_a_function() -> None:
+    """The factory is Pipeline's."""
+    model, example = model_of(SPECIMEN), batches_of(SPECIMEN, 1)[0]
+    optimizer: Any = OPTIMIZERS["SGD"](model.parameters())
+    with pytest.raises(ConfigError, match="a function that makes a torch optimizer"):
+        hocket.compile_step(model, loss, optimizer, example=example)
+
+
+def test_gradients_are_gone() -> None:
+    """Their norm is an error, and never a wrong number."""
+    model, batches = model_of(SPECIMEN), batches_of(SPECIMEN, 2)
+    with hocket.compile_step(
+        model, loss, OPTIMIZERS["SGD"], example=batches[0]
+    ) as step:
+        result = [step(batch) for batch in batches][-1]
+        with pytest.raises(WaitError, match="frees each one"):
+            print(result.grad_norm)
+        assert all(p.grad is None for p in model.parameters())
