@@ -104,9 +104,9 @@ def test_modes_and_named_losses() -> None:
         assert result.step == 2
         assert result.num_samples == 4
         model.eval()
-        before = model[1].running_mean.clone()
+        before = model.state_dict()["1.running_mean"].clone()
         step(batches[0])
-        assert torch.equal(model[1].running_mean, before)
+        assert torch.equal(model.state_dict()["1.running_mean"], before)
 
 
 def test_one_graph_for_a_device_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +216,16 @@ def test_refuses_an_optimizer_in_the_place_of_a_function() -> None:
     optimizer: Any = OPTIMIZERS["SGD"](model.parameters())
     with pytest.raises(ConfigError, match="a function that makes a torch optimizer"):
         hocket.compile_step(model, loss, optimizer, example=example)
+
+
+def test_one_lane_is_the_serial_order() -> None:
+    """Asked for, it is the only order; three lanes are refused."""
+    model, example = model_of(SPECIMEN), batches_of(SPECIMEN, 1)[0]
+    make = OPTIMIZERS["SGD"]
+    with hocket.compile_step(model, loss, make, example=example, num_lanes=1) as step:
+        assert [one.name for one in step.candidates] == ["serial"]
+    with pytest.raises(ConfigError, match="num_lanes=3"):
+        hocket.compile_step(model, loss, make, example=example, num_lanes=3)
 
 
 def test_gradients_are_gone() -> None:

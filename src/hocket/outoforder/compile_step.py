@@ -37,6 +37,7 @@ from hocket.outoforder.captured_step import (
 from hocket.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
 from hocket.run.data.batch import call_arguments, count_samples, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.device.device import Device
 from hocket.run.device.open import open_device
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.weights.gradient_status import PendingGradientStatus
@@ -45,7 +46,6 @@ from hocket.run.weights.gradients import GradientStatus
 Form: TypeAlias = tuple[Any, ...]
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
-_NUM_LANES = 2
 _TIMEOUT_S = 600.0
 
 
@@ -60,6 +60,7 @@ def compile_step(
     *,
     example: Any,
     memory_bytes: int | None = None,
+    num_lanes: int = 2,
     sanitize: bool = False,
 ) -> CompiledStep:
     """Compile forward, backward and update of one device into one out-of-order step.
@@ -73,18 +74,31 @@ def compile_step(
             nothing is trained.
         memory_bytes: the most that all tensors of the step may take, weights and
             states included; None for no limit.
+        num_lanes: 2; or 1, for the serial order alone.
         sanitize: check all accesses of the lanes for races, and overwrite memory that
             is released. Slow.
 
     Raises:
-        ConfigError: `optimizer` is no function that makes an optimizer.
+        ConfigError: `optimizer` is no function that makes an optimizer, or there are
+            neither one nor two lanes.
         FitError: the memory is less than the serial order needs; names what is needed.
         CaptureError: the model changes its weights in forward.
 
     Warns:
         EagerStepWarning: the step cannot be captured; it runs as it is.
     """
-    return CompiledStep(model, loss, optimizer, example, memory_bytes, sanitize)
+    if num_lanes not in (1, 2):
+        raise ConfigError(f"num_lanes={num_lanes}: a step has one lane or two")
+    weight = next(iter(model.parameters()), None)
+    if weight is None:
+        raise ConfigError("the model has no parameters: there is nothing to train")
+    made = _made(optimizer, model)
+    device = open_device(
+        weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize
+    )
+    step = CompiledStep(model, loss, made, device, memory_bytes)
+    step.prepare(example)
+    return step
 
 
 class CompiledStep:
@@ -93,10 +107,9 @@ class CompiledStep:
     Args:
         model: see `compile_step`.
         loss: see `compile_step`.
-        optimizer: see `compile_step`.
-        example: see `compile_step`.
+        optimizer: of the model's parameters.
+        device: has as many lanes as orders may use; closed with the step.
         memory_bytes: see `compile_step`.
-        sanitize: see `compile_step`.
 
     Attributes:
         optimizer: the optimizer, for schedulers of learning rates and for checkpoints.
@@ -106,29 +119,25 @@ class CompiledStep:
         self,
         model: nn.Module,
         loss: LossFunction,
-        optimizer: MakeOptimizer,
-        example: Any,
+        optimizer: Optimizer,
+        device: Device,
         memory_bytes: int | None,
-        sanitize: bool,
     ) -> None:
-        weight = next(iter(model.parameters()), None)
-        if weight is None:
-            raise ConfigError("the model has no parameters: there is nothing to train")
-        self.optimizer = optimizer(model.parameters()) if callable(optimizer) else None
-        if not isinstance(self.optimizer, Optimizer):
-            raise ConfigError(
-                "optimizer must be a function that makes a torch optimizer, given the "
-                f"parameters; it made a {type(self.optimizer).__name__}"
-            )
+        self.optimizer = optimizer
         self._model, self._loss = model, loss
-        self._memory_bytes = memory_bytes
-        self._device = open_device(
-            weight.device, _NUM_LANES, timeout_s=_TIMEOUT_S, sanitize=sanitize
-        )
-        self._states = OptimizerStates(self.optimizer, dict(model.named_parameters()))
+        self._device, self._memory_bytes = device, memory_bytes
+        self._states = OptimizerStates(optimizer, dict(model.named_parameters()))
         self._compiled: dict[Form, _Compiled | None] = {}
         self._num_steps = 0
-        self._first = self._of(on_device(example, weight.device))
+        self._first: _Compiled | None = None
+
+    def prepare(self, example: Any) -> None:
+        """Capture the step for batches like this one, and choose its order."""
+        try:
+            self._first = self._of(on_device(example, self._device.torch_device))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def predicted(self) -> Timeline:
@@ -257,6 +266,18 @@ class CompiledStep:
         with preserved([*tensors.state.values()]):
             chosen = choose_order(step, given, self._device, always, self._memory_bytes)
         return _Compiled(step, tensors, chosen)
+
+
+def _made(optimizer: Any, model: nn.Module) -> Optimizer:
+    """Make the optimizer."""
+    made = optimizer(model.parameters()) if callable(optimizer) else optimizer
+    if not callable(optimizer) or not isinstance(made, Optimizer):
+        raise ConfigError(
+            "optimizer must be a function that makes a torch optimizer, given the "
+            "parameters, as in `lambda p: torch.optim.AdamW(p, 3e-4)`; got "
+            f"{type(made).__name__}"
+        )
+    return made
 
 
 @dataclass(frozen=True, slots=True)

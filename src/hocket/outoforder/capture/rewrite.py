@@ -103,7 +103,8 @@ def _own_gradients(graph: fx.Graph, places: Sequence[int]) -> None:
 
 
 def _storage(node: fx.Node) -> int:
-    return value_of(node).untyped_storage()._cdata
+    number: int = value_of(node).untyped_storage()._cdata
+    return number
 
 
 def _called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:

@@ -139,8 +139,10 @@ def choose_order(
     costs = measured_costs(player, ops, given, footprint, device)
     measured = MeasuredProgram(program, costs, footprint)
     plans = {"serial": first}
-    plans["beside critical path"] = beside_critical_path(measured, memory_bytes)
-    plans["longest path"] = with_early_release(longest_path(program, costs), measured)
+    if len(device.lanes) > 1:
+        plans["beside critical path"] = beside_critical_path(measured, memory_bytes)
+        order = longest_path(program, costs)
+        plans["longest path"] = with_early_release(order, measured)
     fitting = {
         name: plan
         for name, plan in plans.items()
