@@ -5,9 +5,9 @@
 
 For each net, in turn: eager, `torch.compile`, one CUDA graph of the eager step and one
 of the compiled step, and hocket's graph on one lane and on two. Takes under ten
-minutes: results are written after each net, and no net begins after nine. Without a GPU it runs
-on the CPU with small sizes, which tells that the script works and nothing else: no
-contestant that needs a GPU is there.
+minutes: results are written after each net, and no net begins after nine. Without a GPU
+it runs on the CPU with small sizes, which tells that the script works and nothing else:
+no contestant that needs a GPU is there.
 """
 
 from __future__ import annotations
