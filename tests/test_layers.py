@@ -108,6 +108,7 @@ ROOMS: Final = {
         "checkpoint",
     ),
     "model": ("trace", "capture", "stages", "profile"),
+    "outoforder": ("capture", "play", "order"),
 }
 
 

@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.footprint import Footprint
 from hocket.core.program import Net, Program, Stage
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
+from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.fill_with import fill_with
+from hocket.passes.serial import serial
 from hocket.schedules import make_schedule
 
 HERE = Path(__file__).parent
@@ -68,6 +71,22 @@ def filled(name: str, delay: int) -> Timeline:
     return simulate(fill_with(student, program, costs=costs), costs)
 
 
+def one_device(*, with_second_lane: bool) -> Timeline:
+    """A small network on one device, whose later weight gradients take longer."""
+    num_units = 6
+    program = Program.chain([0] * num_units, 1)
+    costs = Costs(
+        tuple(
+            StageCost(1.0, 1.0, 0.5 + i / 5, update_s=0.2) for i in range(num_units)
+        ),
+        lane_capacity=2.0,
+    )
+    if not with_second_lane:
+        return simulate(serial(program), costs)
+    measured = MeasuredProgram(program, costs, Footprint((), {}))
+    return simulate(beside_critical_path(measured).schedule, costs)
+
+
 def pictures() -> dict[str, str]:
     """The contents of each file in this folder, by name."""
     names = ("gpipe", "1f1b", "interleaved-1f1b")
@@ -82,7 +101,12 @@ def pictures() -> dict[str, str]:
         ("the same batch's teacher: delay 0", filled("1f1b", 0)),
         ("the next batch's teacher: delay 1", filled("1f1b", 1)),
     ]
+    single = [
+        ("serial: each W behind its I", one_device(with_second_lane=False)),
+        ("W and U in a second lane", one_device(with_second_lane=True)),
+    ]
     return {
+        "ooo-single.svg": to_svg(single, style=Style(show_memory=False)),
         "teacher.svg": to_svg(teachers, style=Style(show_memory=False)),
         "flush-free.svg": to_svg(overlapping, style=Style(show_memory=False)),
         "schedules.svg": to_svg(compared, style=Style(show_memory=False)),
