@@ -20,7 +20,7 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.hardware import Hardware
 from hocket.core.op import Kind
 from hocket.outoforder.capture.regions import Place
-from hocket.outoforder.captured_step import CapturedStep
+from hocket.outoforder.capture.captured_step import CapturedStep
 
 GRAPH_S: Final = 1.5e-6  # between two kernels of a CUDA graph
 _FLOAT: Final = 4  # bytes

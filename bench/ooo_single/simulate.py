@@ -21,7 +21,7 @@ from bench.ooo_single.counted import count
 from bench.published import Row, Table, write_published
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
-from hocket.outoforder.captured_step import capture_step
+from hocket.outoforder.capture.captured_step import capture_step
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.serial import serial
 from hocket.recipes.config.model_settings import DensenetSettings, MobilenetSettings

@@ -76,9 +76,7 @@ def one_device(*, with_second_lane: bool) -> Timeline:
     num_units = 6
     program = Program.chain([0] * num_units, 1)
     costs = Costs(
-        tuple(
-            StageCost(1.0, 1.0, 0.5 + i / 5, update_s=0.2) for i in range(num_units)
-        ),
+        tuple(StageCost(1.0, 1.0, 0.5 + i / 5, update_s=0.2) for i in range(num_units)),
         lane_capacity=2.0,
     )
     if not with_second_lane:

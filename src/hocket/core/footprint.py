@@ -1,4 +1,4 @@
-"""Say which memory each op takes and gives back, and what an order holds at most.
+"""Say which memory each op takes and releases, and what an order holds at most.
 
 A block of memory is made by one op, and read by others. The lane that made it releases
 it, as soon as that lane knows that all readers are done: only then may what the lane
@@ -101,7 +101,7 @@ class MemoryPlan:
         """Return the bytes over time, when ops happen as in a timeline.
 
         Args:
-            timeline: of the same schedule.
+            timeline: a timeline of the same schedule.
         """
         times: list[float] = []
         changes: list[int] = []

@@ -24,9 +24,7 @@ from torch.utils import _pytree as pytree
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
-from hocket.outoforder.capture.trace import WeightChangeError
-from hocket.outoforder.capture.update import Optimizer
-from hocket.outoforder.captured_step import (
+from hocket.outoforder.capture.captured_step import (
     CapturedStep,
     OptimizerStates,
     StepTensors,
@@ -34,6 +32,8 @@ from hocket.outoforder.captured_step import (
     distinct_bytes,
     preserved,
 )
+from hocket.outoforder.capture.trace import WeightChangeError
+from hocket.outoforder.capture.update import Optimizer
 from hocket.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
 from hocket.run.data.batch import call_arguments, count_samples, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
@@ -107,7 +107,7 @@ class CompiledStep:
     Args:
         model: see `compile_step`.
         loss: see `compile_step`.
-        optimizer: of the model's parameters.
+        optimizer: has the model's parameters.
         device: has as many lanes as orders may use; closed with the step.
         memory_bytes: see `compile_step`.
 

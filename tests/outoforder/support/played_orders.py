@@ -15,7 +15,7 @@ from hocket.core.footprint import Footprint, MemoryPlan, plan_memory
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.model.profile.allocations import allocations
-from hocket.outoforder.captured_step import (
+from hocket.outoforder.capture.captured_step import (
     CapturedStep,
     OptimizerStates,
     StepTensors,
@@ -23,7 +23,7 @@ from hocket.outoforder.captured_step import (
     preserved,
 )
 from hocket.outoforder.order.measure import with_work_bytes
-from hocket.outoforder.play.player import Player
+from hocket.outoforder.play.step_player import StepPlayer
 from hocket.passes.serial import serial
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.device import Device, Work
@@ -123,9 +123,9 @@ class TrainedByHand:
         given = self._tensors.given(self._batches[0])
         return with_work_bytes(player, plan, self.step.code.footprint, given, device)
 
-    def _player(self, plan: MemoryPlan, device: Device) -> Player:
+    def _player(self, plan: MemoryPlan, device: Device) -> StepPlayer:
         losses = frozenset(self.step.losses.values())
-        return Player(self.step.code, losses, self.step.written, plan, device)
+        return StepPlayer(self.step.code, losses, self.step.written, plan, device)
 
     def allocated_bytes(self, plan: MemoryPlan) -> int:
         """Return the most that the allocator gives out at once in one step."""

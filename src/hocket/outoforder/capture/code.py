@@ -3,8 +3,8 @@
     region of nodes ──▶ function of one list of tensors, which frees what it has read
                     ──▶ blocks: the storages that nodes make, and their last uses
 
-A region's function gets its inputs in a list, which it empties: so a tensor that
-nobody else holds is freed where the region reads it last, and not at its end.
+A region's function gets its inputs in a list, which it empties: so a tensor that is
+referred to nowhere else is freed where the region reads it last, and not at its end.
 """
 
 from __future__ import annotations

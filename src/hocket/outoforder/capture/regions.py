@@ -2,7 +2,7 @@
 
     forward    what a loss or a new buffer needs: F of its unit
     backward   a node from which only the gradients of one unit's weights are reached,
-               and no other gradient: W of that unit. Nobody else waits for it
+               and no other gradient: W of that unit. Only its U waits for it
                every other node: I, of the last unit whose weights it reads, or whose
                gradients are reached from it
     neither    (a mask of an activation's sign): where it is first needed

@@ -20,7 +20,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
-from hocket.outoforder.captured_step import CapturedStep
+from hocket.outoforder.capture.captured_step import CapturedStep
 from hocket.outoforder.order.measure import (
     measured_costs,
     measured_in_turn,
@@ -28,8 +28,8 @@ from hocket.outoforder.order.measure import (
     with_capacity,
     with_work_bytes,
 )
-from hocket.outoforder.play.player import Player, Tensors
-from hocket.outoforder.play.replay import Replay
+from hocket.outoforder.play.step_player import StepPlayer, Tensors
+from hocket.outoforder.play.step_replay import StepReplay
 from hocket.passes.beside_critical_path import (
     MeasuredProgram,
     beside_critical_path,
@@ -76,7 +76,7 @@ class ChosenOrder:
         candidates: all that were tried, the fastest first.
     """
 
-    replay: Replay
+    replay: StepReplay
     candidates: tuple[OrderCandidate, ...]
 
 
@@ -91,12 +91,12 @@ class _Trial:
         self.footprint = footprint
         self.program = step.regions.program
 
-    def player(self, plan: MemoryPlan) -> Player:
+    def player(self, plan: MemoryPlan) -> StepPlayer:
         losses = frozenset(self.step.losses.values())
-        return Player(self.step.code, losses, self.step.written, plan, self.device)
+        return StepPlayer(self.step.code, losses, self.step.written, plan, self.device)
 
-    def replay(self, plan: MemoryPlan) -> Replay:
-        made = Replay(self.player(plan), self.given, self.device)
+    def replay(self, plan: MemoryPlan) -> StepReplay:
+        made = StepReplay(self.player(plan), self.given, self.device)
         if self.device.has_graphs:
             made.capture()
         return made
@@ -171,7 +171,7 @@ def choose_order(
 class _Tried:
     name: str
     plan: MemoryPlan
-    replay: Replay
+    replay: StepReplay
     measured_s: float
 
 

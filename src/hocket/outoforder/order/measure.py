@@ -14,8 +14,8 @@ from hocket.core.op import WHOLE_OR_HALF_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.profile.allocations import allocations
-from hocket.outoforder.play.player import Player, Tensors
-from hocket.outoforder.play.replay import Replay
+from hocket.outoforder.play.step_player import StepPlayer, Tensors
+from hocket.outoforder.play.step_replay import StepReplay
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 
@@ -27,7 +27,7 @@ _TIMEOUT_S: Final = 600.0
 
 
 def measured_costs(
-    player: Player,
+    player: StepPlayer,
     ops: Sequence[Op],
     given: Tensors,
     footprint: Footprint,
@@ -63,7 +63,7 @@ def measured_costs(
 
 
 def with_work_bytes(
-    player: Player,
+    player: StepPlayer,
     plan: MemoryPlan,
     footprint: Footprint,
     given: Tensors,
@@ -96,7 +96,7 @@ def with_work_bytes(
     return replace(footprint, work_bytes=more)
 
 
-def measured_in_turn(replays: Sequence[Replay], device: Device) -> list[float]:
+def measured_in_turn(replays: Sequence[StepReplay], device: Device) -> list[float]:
     """Return the median seconds of a step of each order, played in turn."""
     columns: list[list[float]] = [[] for _ in replays]
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hocket.outoforder.play.player import Player, Tensors
+from hocket.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.device.device import Device, Work
 
 _TIMEOUT_S = 600.0
 
 
-class Replay:
+class StepReplay:
     """Runs steps of one order.
 
     Args:
@@ -26,7 +26,7 @@ class Replay:
         device: the device.
     """
 
-    def __init__(self, player: Player, given: Tensors, device: Device) -> None:
+    def __init__(self, player: StepPlayer, given: Tensors, device: Device) -> None:
         self._player, self._given, self._device = player, given, device
         self._results: Mapping[str, Tensor] = {}
         self._replay: Work | None = None

@@ -35,7 +35,7 @@ def call_op(lane: int, op: Op, run: Callable[[], None]) -> None:
     run()
 
 
-class Player:
+class StepPlayer:
     """Plays steps of one order.
 
     Args:
