@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
 import hocket
@@ -18,9 +20,22 @@ from tests.outoforder.support.small_steps import (
     train_eagerly,
 )
 
+SHORT: Final = {
+    ("perceptron", "SGD"),
+    ("convolutional", "AdamW"),
+    ("tied transformer", "AdamW"),
+    ("lstm", "SGD"),
+}
+# `make test-long` tries the rest.
+CASES: Final = [
+    pytest.param(name, optimizer, marks=[] if is_short else pytest.mark.long)
+    for name in SPECIMENS
+    for optimizer in OPTIMIZERS
+    for is_short in [(name, optimizer) in SHORT]
+]
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", SPECIMENS)
+
+@pytest.mark.parametrize(("name", "optimizer"), CASES)
 def test_equals_the_eager_step(name: str, optimizer: str) -> None:
     """20 steps, from the same random state: each loss, and all weights and buffers."""
     specimen, make = SPECIMENS[name], OPTIMIZERS[optimizer]
@@ -32,6 +47,7 @@ def test_equals_the_eager_step(name: str, optimizer: str) -> None:
     assert difference(model, trained) <= TOLERANCE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", MORE_OPTIMIZERS)
 def test_other_optimizers(optimizer: str) -> None:
     """Captured with their counts of steps and learning rates as tensors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Final
 
 import pytest
 import torch
@@ -26,8 +27,14 @@ from tests.outoforder.support.small_steps import (
     model_of,
 )
 
+SHORT: Final = {"convolutional", "tied transformer", "lstm"}
+NAMES: Final = [
+    pytest.param(name, marks=[] if name in SHORT else pytest.mark.long)
+    for name in SPECIMENS
+]
 
-@pytest.mark.parametrize("name", SPECIMENS)
+
+@pytest.mark.parametrize("name", NAMES)
 def test_random_orders_equal_the_serial_order(name: str) -> None:
     """Under random interleavings and delays, with released memory overwritten."""
     specimen = SPECIMENS[name]

@@ -228,6 +228,24 @@ def test_one_lane_is_the_serial_order() -> None:
         hocket.compile_step(model, loss, make, example=example, num_lanes=3)
 
 
+def test_a_weight_that_is_trained_from_now_on() -> None:
+    """It gets its states in an eager step, and is compiled from then on."""
+    specimen, make = SPECIMENS["perceptron"], OPTIMIZERS["AdamW"]
+    model, batches = model_of(specimen), batches_of(specimen, 8)
+    eager = copy.deepcopy(model)
+    optimizer = make(eager.parameters())
+    with hocket.compile_step(model, loss, make, example=batches[0]) as step:
+        for i, (inputs, targets) in enumerate(batches):
+            if i == 4:
+                model.get_submodule("frozen").requires_grad_(requires_grad=True)
+                eager.get_submodule("frozen").requires_grad_(requires_grad=True)
+            optimizer.zero_grad()
+            loss(eager(inputs), targets).backward()
+            optimizer.step()
+            step((inputs, targets))
+    assert difference(model, eager) <= TOLERANCE
+
+
 def test_gradients_are_gone() -> None:
     """Their norm is an error, and never a wrong number."""
     model, batches = model_of(SPECIMEN), batches_of(SPECIMEN, 2)

@@ -121,13 +121,16 @@ class OptimizerStates:
         """Give the optimizer these tensors for its states, with its values.
 
         Returns:
-            Whether the optimizer has states: it has made a step, or was loaded.
+            Whether the optimizer has all states: it has made a step of these weights,
+            or was loaded.
         """
         state = self._optimizer.state
-        if not state:
-            return False
         if state is self._bound:
             return True
+        places = self._places.values()
+        has_all = all(key in state.get(self._weights[name], {}) for name, key in places)
+        if not state or not has_all:
+            return False
         with torch.no_grad():
             for name, (weight, key) in self._places.items():
                 own = state[self._weights[weight]]
