@@ -16,6 +16,7 @@ import argparse
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -266,12 +267,7 @@ class Setting:
             )
         for num_lanes in (1, 2):
             name = f"hocket, lanes: {num_lanes}"
-            yield (
-                name,
-                lambda n=num_lanes, name=name: hocket_step(
-                    model, batch, n, name, facts
-                ),
-            )
+            yield name, partial(hocket_step, model, batch, num_lanes, name, facts)
 
 
 def plain_step(model: nn.Module, batch: Any, run: Any = None) -> Step:
