@@ -107,6 +107,7 @@ def _bytes(node: fx.Node) -> int:
 
 
 def _flops(node: fx.Node) -> int:
+    assert isinstance(node.target, torch._ops.OpOverload), "it launches a kernel"
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:
         return 0

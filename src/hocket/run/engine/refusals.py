@@ -202,7 +202,7 @@ def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
 
 
 def _faults_ahead(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
-    """Refuse a loss scale on devices that no gradient tells of an overflow."""
+    """Refuse a loss scale on devices without gradients, which show an overflow."""
     program = schedule.program
     trained = {stage.device for stage in program.stages if stage.trainable}
     frozen = sorted({*range(program.num_devices)} - trained)

@@ -81,9 +81,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        faults = teacher_faults(self.teachers, self.model, self.loss)
+        faults = [*teacher_faults(self.teachers, self.model, self.loss)]
         if self.shapes is not None and self.freeze is None:
-            faults = [*faults, "shapes has no effect without freeze"]
+            faults.append("shapes has no effect without freeze")
         if text := "; ".join(faults):
             raise ConfigError(text)
 
