@@ -20,6 +20,7 @@ from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
 from bench.flush_free import picture as steps_and_memory
 from bench.flush_free.table import against, blocks, kinds, layouts, steps
+from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
@@ -148,6 +149,8 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("flush_free", "table"): steps,
     ("flush_free", "against"): against,
     ("flush_free", "kinds"): kinds,
+    ("ooo_data", "table"): measured,
+    ("ooo_data", "hosts"): hosts,
     ("ooo_pipeline", "table"): speedups,
     ("optimum", "table"): distances,
     ("split", "table"): halves,

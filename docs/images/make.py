@@ -85,6 +85,25 @@ def one_device(*, with_second_lane: bool) -> Timeline:
     return simulate(beside_critical_path(measured).schedule, costs)
 
 
+def in_buckets(k: int, *, barrier: bool) -> Timeline:
+    """Data parallelism whose reductions take 0.9 of the computing, in six buckets."""
+    schedule = make_schedule(
+        "reverse-first-k",
+        num_devices=1,
+        num_microbatches=1,
+        num_steps=3,
+        num_replicas=2,
+        stages_per_device=6,
+        k=k,
+        barrier=barrier,
+    )
+    sizes = (1, 1, 2, 3, 4, 5)  # as in many networks, the last layers have the most
+    stages = tuple(
+        StageCost(1.0, 1.0, 1.0, update_s=0.1, gradient_bytes=size) for size in sizes
+    )
+    return simulate(schedule, Costs(stages, reduce_link=Link(bytes_per_s=16 / 16.2)))
+
+
 def pictures() -> dict[str, str]:
     """The contents of each file in this folder, by name."""
     names = ("gpipe", "1f1b", "interleaved-1f1b")
@@ -103,8 +122,16 @@ def pictures() -> dict[str, str]:
         ("serial: each W behind its I", one_device(with_second_lane=False)),
         ("W and U in a second lane", one_device(with_second_lane=True)),
     ]
+    data_parallel = [
+        (
+            "the usual order, and a barrier behind each step",
+            in_buckets(0, barrier=True),
+        ),
+        ("reverse first-k with k = 4, and no barrier", in_buckets(4, barrier=False)),
+    ]
     return {
         "ooo-single.svg": to_svg(single, style=Style(show_memory=False)),
+        "reverse-first-k.svg": to_svg(data_parallel, style=Style(show_memory=False)),
         "teacher.svg": to_svg(teachers, style=Style(show_memory=False)),
         "flush-free.svg": to_svg(overlapping, style=Style(show_memory=False)),
         "schedules.svg": to_svg(compared, style=Style(show_memory=False)),

@@ -76,7 +76,8 @@ class ScheduleOptions(StaleOptions):
             flushed, or steps that overlap, with a repeating body), or the path of a
             file with one (PyTorch's CSV, *.csv, or text, *.txt); or "auto", the fastest
             that fits the memory, as a profile predicts it. "zb-auto" is made for the
-            times that are measured on this cluster.
+            times that are measured on this cluster, and so are the buckets of
+            "reverse-first-k", for replicas of one device each.
         max_delay: the largest staleness of weights, in updates, that "auto" may choose:
             0 allows orders that flush, 1 also flush-free ones such as PipeDream-2BW.
         num_microbatches: parts of the batch in each replica.
@@ -89,8 +90,8 @@ class ScheduleOptions(StaleOptions):
             and run the forward once more in the backward: "none", "all", or "auto",
             the fewest that let every device fit its memory. Results stay the same.
         memory_bytes: the memory for tensors on each device, for "auto" and for orders
-            that are made for it ("zb-auto"); nine tenths of the smallest device's
-            memory when not given.
+            that are made for it ("zb-auto", "reverse-first-k"); nine tenths of the
+            smallest device's memory when not given.
         compile: compile each stage before the first step, for the sizes of the
             example's microbatches; other sizes run uncompiled, and so does a stage that
             cannot be compiled, with a warning that says why.

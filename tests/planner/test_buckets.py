@@ -106,7 +106,9 @@ def random_search(seed: int, memory_bytes: float = float("inf")) -> BucketSearch
         layers.append(
             LayerCost(
                 str(number),
-                *(second * random.uniform(0.7, 1.3) for _ in range(3)),
+                second * random.uniform(0.7, 1.3),
+                second * random.uniform(0.7, 1.3),
+                second * random.uniform(0.7, 1.3),
                 activation_bytes=random.randint(0, 10**6),
                 weights=weights,
             )

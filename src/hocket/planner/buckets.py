@@ -70,6 +70,12 @@ class BucketSearch:
         few = [cut for cut in cuts if len(cut) < MOST_BUCKETS]
         yield from few or [min(cuts, key=len)]
 
+    def in_place(self, boundaries: tuple[int, ...], costs: Costs) -> BucketSearch:
+        """Return the search of k alone, for buckets that were measured as they run."""
+        return replace(
+            self, stages=lambda _: costs.stages, costs=costs, given=boundaries
+        )
+
     def most_k(self, boundaries: tuple[int, ...]) -> int:
         """Return the largest k with which buckets that share weights are updated once.
 
@@ -206,7 +212,8 @@ def golden_section(f: Callable[[int], float], low: int, high: int) -> int:
             high = b
         else:  # on the plain in front of the valley, too
             low = a
-    return min({*ends, *range(low, high + 1)}, key=lambda x: (f(x), x))
+    found: int = min({*ends, *range(low, high + 1)}, key=lambda x: (f(x), x))
+    return found
 
 
 _FEW: Final = 3

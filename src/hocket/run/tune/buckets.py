@@ -1,28 +1,32 @@
 """Makes the order of `schedule="reverse-first-k"`, before the first step.
 
     all workers   profile layers, step the optimizer, reduce over all ─▶ costs ─┐
-    rank 0                         memory_bytes ─▶ simulate ─▶ buckets, k ─▶ all
+    rank 0                      memory_bytes ─▶ simulate ─▶ buckets, a first k ─▶ all
+    all workers   run a few steps in these buckets (dry_run.py) ─▶ costs in place ─┐
+    rank 0                                             simulate ─▶ k ─▶ all
 
 A bucket of gradients is a stage: the model is cut where the buckets begin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any, Final
 
-from hocket.core.costs import Costs, Link
+from hocket.core.costs import Costs, Link, with_recompute
 from hocket.core.schedule import Schedule
 from hocket.errors import FitError, ShapeError
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import boundaries_from_names
-from hocket.planner.buckets import BucketChoice, BucketSearch, choose_buckets
+from hocket.planner.buckets import BucketChoice, BucketSearch, best_k, choose_buckets
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.device.memory import memory_bytes
+from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.build import (
     CutModel,
@@ -31,10 +35,12 @@ from hocket.run.tune.build import (
     profile_model,
 )
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.profile_workers import update_s_per_byte
 from hocket.run.tune.trial_runs import measure_ring
 from hocket.run.weights.settings import Parameters
 
+_RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 _LAYERS: Final = 12  # into which a model is divided at least
 _HOST_S: Final = 100e-6  # of each op: the host's work, and the caches that it disturbs
 
@@ -62,18 +68,39 @@ def bucketed_order(
     world = context.world
     if known is None:
         known = profile_model(config, world, _LAYERS)
-    search = _search(config, context, known)
+    searches = _searches(config, context, known)
 
     def decide() -> dict[str, Any]:
-        found = _chosen(config, search)
-        return {"boundaries": found.boundaries, "k": found.k}
+        number, found = _chosen(searches)
+        return {
+            "boundaries": found.boundaries,
+            "k": found.k,
+            "recomputes": number or config.recompute == "all",
+        }
 
     decided = decide_on_rank_0(world, decide, "buckets of reverse-first-k")
     boundaries = tuple(map(int, decided["boundaries"]))
-    order = search.schedule(boundaries, int(decided["k"]))
-    found = cut_and_measure(config, order.program, context, known, boundaries)
-    costs = replace(found.costs, reduce_link=search.costs.reduce_link)
-    return order, replace(found, costs=costs)
+    guess = searches[0].schedule(boundaries, int(decided["k"]))
+    found = cut_and_measure(config, guess.program, context, known, boundaries)
+    recomputed = range(len(boundaries) + 1) if decided["recomputes"] else ()
+    costs = replace(found.costs, reduce_link=searches[0].costs.reduce_link)
+    found = replace(found, costs=costs)
+    in_place = dry_run(
+        with_recompute(costs, guess.program, recomputed),
+        found.known.captured,
+        guess,
+        found.modules,
+        config.loss,
+        config.microbatches()[0],
+        context,
+        context.channels(plan_to_play(guess)),
+        config.compute_precision,
+    )
+    search = searches[0].in_place(boundaries, in_place)
+    k = decide_on_rank_0(
+        world, lambda: best_k(search, boundaries).k, "k of reverse-first-k"
+    )
+    return search.schedule(boundaries, int(k)), found
 
 
 def _refuse(config: PipelineConfig, context: WorkerContext) -> None:
@@ -105,10 +132,10 @@ def _refuse(config: PipelineConfig, context: WorkerContext) -> None:
         )
 
 
-def _search(
+def _searches(
     config: PipelineConfig, context: WorkerContext, known: ProfiledModel
-) -> BucketSearch:
-    """Measure what the search needs. Every worker must call this."""
+) -> list[BucketSearch]:
+    """Measure, and return what to try in turn. Every worker must call this."""
     world, captured = context.world, known.captured
     trained = {n: x for n, x in captured.state.tensors.items() if x.requires_grad}
     make = config.make_optimizer
@@ -121,27 +148,28 @@ def _search(
     most = config.memory_bytes
     cut = config.cut
     layers = work.layers(num_samples)
-    return BucketSearch(
-        layers,
-        partial(
-            stage_costs,
+    make = partial(stage_costs, layers, update_s_per_byte=rate)
+    costs = Costs((), reduce_link=measure_ring(world) or Link(), op_s=_HOST_S)
+    return [
+        BucketSearch(
             layers,
-            recomputes=config.recompute == "all",
-            update_s_per_byte=rate,
-        ),
-        Costs((), reduce_link=measure_ring(world) or Link(), op_s=_HOST_S),
-        context.layout.num_replicas,
-        config.num_microbatches,
-        memory_bytes(world) if most is None else most,
-        given=None if cut is None else tuple(boundaries_from_names(captured, cut)),
-    )
+            partial(make, recomputes=recomputes),
+            costs,
+            context.layout.num_replicas,
+            config.num_microbatches,
+            memory_bytes(world) if most is None else most,
+            given=None if cut is None else tuple(boundaries_from_names(captured, cut)),
+        )
+        for recomputes in _RECOMPUTE[config.recompute]
+    ]
 
 
-def _chosen(config: PipelineConfig, search: BucketSearch) -> BucketChoice:
-    try:
-        return choose_buckets(search)
-    except FitError:
-        if config.recompute != "auto":
-            raise
-    recomputing = partial(search.stages, recomputes=True)
-    return choose_buckets(replace(search, stages=recomputing))
+def _chosen(searches: Sequence[BucketSearch]) -> tuple[int, BucketChoice]:
+    """Return the first search in which something fits, and its choice."""
+    last = len(searches) - 1
+    for number, search in enumerate(searches[:last]):
+        try:
+            return number, choose_buckets(search)
+        except FitError:
+            continue
+    return last, choose_buckets(searches[last])

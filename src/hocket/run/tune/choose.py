@@ -157,6 +157,8 @@ def playable(
         whole_batch: whether the loss is over the whole batch.
     """
     for name in sorted(SCHEDULES):
+        if SCHEDULES[name].is_data_parallel:
+            continue
         try:
             order = make_order(
                 name, layout, num_microbatches, None, whole_batch=whole_batch

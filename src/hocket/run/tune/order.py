@@ -96,6 +96,8 @@ def _with_loss(order: Schedule, layout: Layout, num_microbatches: int) -> Schedu
 def _whole_batch_names(layout: Layout, num_microbatches: int) -> Iterator[str]:
     """Yield the schedules that can have a loss over the whole batch."""
     for name in sorted(SCHEDULES):
+        if SCHEDULES[name].is_data_parallel:
+            continue
         with contextlib.suppress(PlanError):
             made = _made(name, layout, num_microbatches, None, {})
             if all(stage.trainable for stage in made.program.stages):
