@@ -39,7 +39,7 @@ _HEADERS: Final = 1.05  # of packets, which the rate counts, too
 _SLEEPING_S: Final = 0.3  # of forward and backward
 _SLEEPING_BYTES: Final = 9e6
 _NUM_IMAGES: Final = 16  # of a replica
-_NUM_MORE: Final = 3  # values of k beside the one that is found
+_NUM_MORE: Final = 2  # values of k beside the one that is found
 
 
 @dataclass(frozen=True, slots=True)
