@@ -133,7 +133,7 @@ def table(results: list[Result]) -> list[list[str]]:
         "artifact's k",
     ]
     return [
-        [*head, *more, "artifact's k"],
+        [*head, *more],
         *(
             [
                 x.network,

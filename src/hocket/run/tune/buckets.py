@@ -148,12 +148,12 @@ def _searches(
     most = config.memory_bytes
     cut = config.cut
     layers = work.layers(num_samples)
-    make = partial(stage_costs, layers, update_s_per_byte=rate)
+    stages_of = partial(stage_costs, layers, update_s_per_byte=rate)
     costs = Costs((), reduce_link=measure_ring(world) or Link(), op_s=_HOST_S)
     return [
         BucketSearch(
             layers,
-            partial(make, recomputes=recomputes),
+            partial(stages_of, recomputes=recomputes),
             costs,
             context.layout.num_replicas,
             config.num_microbatches,
