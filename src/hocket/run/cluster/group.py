@@ -21,6 +21,7 @@ from hocket.run.cluster.device_waits import (
     DeviceWaits,
     record_event,
 )
+from hocket.run.cluster.one_at_a_time import in_order_backend
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
 
 
@@ -181,7 +182,7 @@ def new_group(
 class GroupMaker:
     """Makes a run's process groups, and destroys them at the end of a `with` block.
 
-    Each gloo group has three threads, and those of a peer that has gone may spin. A run
+    Each gloo group has two threads, and those of a peer that has gone may spin. A run
     that changes its layout asks for its groups `again`, and makes only those that no
     earlier layout had.
 
@@ -214,6 +215,8 @@ class GroupMaker:
     def join(self, all_ranks: Sequence[tuple[int, ...]]) -> list[WorkerGroup]:
         """Make groups and return this worker's. Every worker must call this.
 
+        Each collective of a group ends before the next one begins.
+
         Args:
             all_ranks: the ranks of each group's members; the same on every worker.
 
@@ -221,10 +224,11 @@ class GroupMaker:
             WaitError: a member did not come.
         """
         own = []
+        backend = None if uses_nccl() else in_order_backend()
         for ranks in all_ranks:
             made = self._made.setdefault(ranks, [])
             if self._num_given[ranks] == len(made):
-                group = new_group(ranks, self._timeout_s)
+                group = new_group(ranks, self._timeout_s, backend)
                 is_member = self._rank in ranks
                 made.append(self._member(group, ranks) if is_member else None)
             member = made[self._num_given[ranks]]
