@@ -23,9 +23,9 @@ from hocket.core.costs import Costs
 from hocket.core.hardware import Catalogue, load_catalogue
 from hocket.core.op import Kind
 from hocket.draw.quantity import seconds
-from hocket.planner.buckets import BucketSearch, choose_buckets
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
+from hocket.planner.replicas.buckets import BucketSearch, choose_buckets
 from hocket.planner.stages import BUCKET_BYTES, stage_costs
 from hocket.planner.work import LayerCost
 

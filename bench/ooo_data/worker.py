@@ -28,7 +28,7 @@ from bench.ooo_data.layers import NUM_CHANNELS, sleeping_resnet
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.planner.buckets import steady_step_s
+from hocket.planner.replicas.buckets import steady_step_s
 from hocket.recipes.models.resnet import ResNet
 from hocket.run.cluster.world import World, join_world
 

@@ -11,10 +11,10 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.simulate import simulate
 from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
-from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking.report import to_html
+from hocket.planner.replicas.data_parallel import data_parallel_outcome
 from hocket.planner.work import MeasuredCosts
 from hocket.schedules import make_schedule
 from tests.planner.toys import MIB, cluster, work

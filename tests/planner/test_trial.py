@@ -8,8 +8,8 @@ import pytest
 
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.planner.candidate import DDP, FSDP, ZERO_1, Candidate
-from hocket.planner.data_parallel import data_parallel_outcome
 from hocket.planner.predict import Predictor
+from hocket.planner.replicas.data_parallel import data_parallel_outcome
 from hocket.planner.trial import MeasuredTrials, Trial, nearest
 from tests.planner.toys import MIB, cluster, work
 

@@ -27,14 +27,14 @@ from hocket.planner.candidate import (
     Outcome,
 )
 from hocket.planner.cluster import Cluster
-from hocket.planner.data_parallel import (
+from hocket.planner.predict import Predictor
+from hocket.planner.ranking.notes import notes_on
+from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
     least_s,
 )
-from hocket.planner.predict import Predictor
-from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.trial import NO_TRIALS, MeasuredTrials
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES

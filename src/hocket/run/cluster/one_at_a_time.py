@@ -27,7 +27,7 @@ def in_order_backend() -> str:
 def _one_thread(
     store: dist.Store, rank: int, size: int, timeout: timedelta
 ) -> dist.ProcessGroupGloo:
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in its stub
     options._threads = 1
     options._timeout = timeout
     interface = env.GLOO_INTERFACE.text()

@@ -22,7 +22,12 @@ from hocket.errors import FitError, ShapeError
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import boundaries_from_names
-from hocket.planner.buckets import BucketChoice, BucketSearch, best_k, choose_buckets
+from hocket.planner.replicas.buckets import (
+    BucketChoice,
+    BucketSearch,
+    best_k,
+    choose_buckets,
+)
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.device.memory import memory_bytes

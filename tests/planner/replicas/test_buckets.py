@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from bench.networks.single_convolutions import gpt_products, resnet_convolutions
 from hocket.core.costs import Costs, Link
 from hocket.errors import FitError
-from hocket.planner.buckets import (
+from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.replicas.buckets import (
     BucketSearch,
     best_k,
     choose_buckets,
     golden_section,
 )
-from hocket.planner.published.counted_layer import CountedLayer
 from hocket.planner.stages import stage_costs
 from hocket.planner.work import LayerCost, Weights
 

@@ -7,11 +7,11 @@ import pytest
 from hocket.core.costs import Costs, StageCost
 from hocket.core.simulate import simulate
 from hocket.planner.candidate import Candidate
-from hocket.planner.data_parallel import (
+from hocket.planner.predict import Predictor
+from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
 )
-from hocket.planner.predict import Predictor
 from hocket.planner.stages import BUCKET_BYTES, group_layers
 from hocket.planner.work import Weights
 from tests.planner.toys import MIB, cluster, layers, work

@@ -33,12 +33,6 @@ from hocket.core.simulate import simulate
 from hocket.core.step_end import repeat_step
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
-from hocket.planner.buckets import (
-    PLANNED_SIZES,
-    BucketChoice,
-    BucketSearch,
-    choose_buckets,
-)
 from hocket.planner.candidate import (
     DDP,
     FSDP,
@@ -50,6 +44,12 @@ from hocket.planner.candidate import (
     Outcome,
 )
 from hocket.planner.predict import Predictor, reduced_alone
+from hocket.planner.replicas.buckets import (
+    PLANNED_SIZES,
+    BucketChoice,
+    BucketSearch,
+    choose_buckets,
+)
 from hocket.planner.stages import activation_bytes, group_layers
 from hocket.planner.work import LayerCost
 
