@@ -45,6 +45,14 @@ def test_wpipe_has_what_is_published_and_nothing_made_up() -> None:
     assert "the paper's tables are not at hand" in " ".join(lines)
 
 
+def test_one_gpu_is_estimated_between_the_published_bounds() -> None:
+    """What two lanes can gain at most is beside the paper's range, 1.03 to 1.58."""
+    rows = json.loads(bench("ooo-single", "--json").stdout)["experiments"]
+    gains = [row["graph_ms"] / row["two_lanes_ms"] for row in rows]
+    assert 1.0 < min(gains) < 1.05
+    assert 1.4 < max(gains) < 1.58
+
+
 def test_the_same_numbers_as_json() -> None:
     """With keys that stay, of what is simulated and of what is measured."""
     simulated = {
@@ -63,12 +71,22 @@ def test_the_same_numbers_as_json() -> None:
             *("tspipe_samples_per_s", "hocket", "hocket_samples_per_s", "sentence"),
             *("best", "best_samples_per_s"),
         },
+        "ooo-single": {
+            *("network", "batch_size", "num_kernels"),
+            *("launched_ms", "graph_ms", "two_lanes_ms"),
+        },
+        "ooo-data": {
+            *("network", "num_hosts", "link", "r", "compute_s", "ddp_s", "ddp_best_s"),
+            *("barrier_s", "found_s", "num_buckets", "k", "k_layers"),
+            *("published_k", "published_s"),
+        },
     }
     for name, keys in simulated.items():
         document = json.loads(bench(name, "--json").stdout)
         assert set(document) == {"experiments", "measured"}
         assert all(set(each) == keys for each in document["experiments"])
-        assert {"environment", "rows"} <= set(document["measured"])
+        is_measured = name != "ooo-single"  # which needs a GPU
+        assert ({"environment", "rows"} <= set(document["measured"])) == is_measured
 
 
 def test_an_unknown_experiment_is_refused() -> None:
@@ -76,4 +94,5 @@ def test_an_unknown_experiment_is_refused() -> None:
     done = bench("alchemy")
 
     assert done.exit_code == 3
-    assert "'ooo-pipeline', 'tspipe', 'wpipe'" in done.stderr
+    names = ("ooo-data", "ooo-pipeline", "ooo-single", "tspipe", "wpipe")
+    assert ", ".join(map(repr, names)) in done.stderr

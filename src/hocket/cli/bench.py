@@ -16,7 +16,10 @@ _COLUMNS: Final = 100  # of a legend
 
 def bench_command(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="ooo-pipeline, wpipe or tspipe.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="ooo-pipeline, ooo-single, ooo-data, wpipe or tspipe."
+        ),
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON.")
@@ -27,6 +30,12 @@ def bench_command(
     ooo-pipeline: BERT, GPT-3 Medium, an RNN and an FFNN on 4 to 32 V100s, simulated,
     by out-of-order backprop and by all other schedules, beside GPipe; and BERT
     fine-tuned on MRPC by two CPU workers, measured.
+
+    ooo-single: DenseNet-121 and MobileNetV3 on one V100, estimated: launched kernel by
+    kernel, in one graph, and with weight gradients in a second lane.
+
+    ooo-data: ResNet-50 and -101 on 1 to 12 hosts of four V100s, simulated, by reverse
+    first-k beside data parallelism; and two hosts with a slow link, measured.
 
     wpipe: BERT and ResNeXt by depth on 8 and 64 V100s, simulated, by WPipe, 2BW, 1F1B
     and data parallelism; and BERT fine-tuned on MRPC by two CPU workers, measured.
