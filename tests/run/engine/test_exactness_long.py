@@ -17,7 +17,8 @@ from tests.run.support.comparison import case, check_runs
 # (orders/chimera.txt, orders/tspipe.txt); stages that read old weights
 # (test_flush_free.py).
 FLUSH_FREE: Final = {"pipedream", "pipedream-2bw", "wpipe", "wpipe-overlapped"}
-NOT_HERE: Final = {"chimera", "tspipe", "forward-only", *FLUSH_FREE}
+DATA_PARALLEL: Final = "reverse-first-k"  # test_reverse_first_k.py
+NOT_HERE: Final = {"chimera", "tspipe", "forward-only", DATA_PARALLEL, *FLUSH_FREE}
 
 JOBS: Final = {
     5: [

@@ -35,6 +35,8 @@ _NUM_STEPS: Final = 5  # that are simulated
 _FULL_STEP: Final = 2  # from here on, steps take equally long
 _GOLDEN: Final = (5**0.5 - 1) / 2
 _AS_FAST: Final = 1e-6  # of a step: smaller differences are ignored
+_NUM_PARTS: Final = 8  # of the range of k, at whose ends it is simulated first
+_FEW: Final = 3  # so narrow a range is tried number by number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +179,9 @@ def choose_buckets(search: BucketSearch) -> BucketChoice:
 def best_k(search: BucketSearch, boundaries: tuple[int, ...]) -> BucketChoice:
     """Return the fastest k for these buckets that fits the memory; 0 if none fits.
 
-    Of those that are equally fast, it is the smallest.
+    The step's time has nearly one valley in k, so the golden section is taken between
+    the neighbours of the best of a few k. Of the k that were simulated and are equally
+    fast, it is the smallest.
     """
     known: dict[int, BucketChoice] = {}
 
@@ -188,7 +192,10 @@ def best_k(search: BucketSearch, boundaries: tuple[int, ...]) -> BucketChoice:
         return known[k].step_s if fits else inf
 
     # A larger k holds more: what does not fit is behind all that does.
-    golden_section(seconds, 0, search.most_k(boundaries))
+    most = search.most_k(boundaries)
+    few = sorted({round(i * most / _NUM_PARTS) for i in range(_NUM_PARTS + 1)})
+    best = min(range(len(few)), key=lambda i: (seconds(few[i]), i))
+    golden_section(seconds, few[max(0, best - 1)], few[min(len(few) - 1, best + 1)])
     enough_s = min(map(seconds, known)) * (1 + _AS_FAST)
     return known[min(k for k in known if seconds(k) <= enough_s)]
 
@@ -214,9 +221,6 @@ def golden_section(f: Callable[[int], float], low: int, high: int) -> int:
             low = a
     found: int = min({*ends, *range(low, high + 1)}, key=lambda x: (f(x), x))
     return found
-
-
-_FEW: Final = 3
 
 
 def steady_step_s(timeline: Timeline) -> float:

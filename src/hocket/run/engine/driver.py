@@ -130,9 +130,13 @@ class Driver:
         return self._results.pop()
 
     def drain(self) -> None:
-        """End all steps that were begun, or whose batches were read."""
-        if not self.is_drained:
-            with self._guard():
+        """End all steps that were begun, or whose batches were read.
+
+        Raises:
+            RunError: the run has ended.
+        """
+        with self._guard():
+            if not self.is_drained:
                 self._advance()
                 self._end()
 
