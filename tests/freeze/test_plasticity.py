@@ -33,6 +33,22 @@ def test_unfreezes_all_at_a_tenth_of_the_rate() -> None:
     assert decider.ask(7, 0.1, (2.0, 3.0, 3.0)) == 0
 
 
+def test_what_is_no_number_freezes_nothing() -> None:
+    """A layer whose activations overflow is not flat."""
+    decider = Decider(Plasticity(window=2, patience=1), 2)
+    assert [decider.ask(n, 1.0, (float("nan"), 0.0)) for n in range(6)] == [0] * 6
+
+
+def test_a_drop_between_two_decisions_unfreezes() -> None:
+    """The rate that counts is that of the decision to freeze, not of the next one."""
+    decider = Decider(Plasticity(window=2, patience=1), 3)
+    for number, value in enumerate([9.0, 5.0, 4.9]):
+        decider.ask(number, 1.0, (value, 9.0 - number, 3.0))
+    assert decider.num_frozen == 1
+    decider.ask(4, 0.1, (0.0, 4.0, 3.0))
+    assert decider.ask(5, 0.1, (0.0, 3.0, 3.0)) == 0
+
+
 def test_without_unfreezing_layers_stay_frozen() -> None:
     """Whatever the rate does."""
     decider = Decider(Plasticity(window=2, patience=1, unfreeze_at=None), 3)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
@@ -256,3 +257,63 @@ def test_gradients_are_gone() -> None:
         with pytest.raises(WaitError, match="frees each one"):
             print(result.grad_norm)
         assert all(p.grad is None for p in model.parameters())
+
+
+def test_settings_that_change_with_every_step_do_not_compile_for_ever() -> None:
+    """A cyclic momentum: some graphs, then steps as they are, to the same weights."""
+    batches = batches_of(SPECIMENS["perceptron"], 7)
+    model, ours = model_of(SPECIMENS["perceptron"]), model_of(SPECIMENS["perceptron"])
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    def cyclic(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+
+    optimizer = make(model.parameters())
+    scheduler = cyclic(optimizer)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+        scheduler.step()
+    with hocket.compile_step(ours, loss, make, example=batches[0]) as step:
+        scheduler = cyclic(step.optimizer)
+
+        def train() -> None:
+            for batch in batches:
+                step(batch)
+                scheduler.step()
+
+        with pytest.warns(EagerStepWarning, match="cycle_momentum=False"):
+            train()
+    assert difference(ours, model) <= TOLERANCE
+
+
+class Recomputing(nn.Module):
+    """Its layers' outputs are computed again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep the input alone."""
+        made: Tensor = checkpoint(self.layers, x, use_reentrant=False)
+        return made
+
+
+def test_recomputed_layers_are_exact() -> None:
+    """What is computed again is there before weight gradients and inputs' read it."""
+    torch.manual_seed(0)
+    model = Recomputing().double()
+    ours = copy.deepcopy(model)
+    batches = batches_of(SPECIMENS["perceptron"], 6)
+    expected, trained = train_eagerly(model, OPTIMIZERS["AdamW"], batches)
+    with hocket.compile_step(
+        ours, loss, OPTIMIZERS["AdamW"], example=batches[0], sanitize=True
+    ) as step:
+        assert train_compiled(step, batches) == pytest.approx(expected, rel=TOLERANCE)
+    assert difference(ours, trained) <= TOLERANCE

@@ -63,7 +63,8 @@ class MemoryPlan:
             anyway, because an earlier op of its lane does, are left out.
         before: blocks that an op's lane releases when the op may start.
         within: blocks that are released where the op reads them last.
-        level_bytes: for each lane, what it holds before each op, and at the end.
+        level_bytes: for each lane, what it holds when it comes to each op, before it
+            releases what is in `before`, and at the end.
         op_bytes: for each lane, the most that it holds during each op.
         clocks: for each lane, what each op knows of the other lanes when it starts.
         always_bytes: what is there all the time.
@@ -80,7 +81,7 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most held at once, whatever each op takes."""
+        """An upper bound of what is held at once, for any duration of the ops."""
         if len(self.op_bytes) == 1:
             return self.always_bytes + max(self.op_bytes[0], default=0)
         pairs = max((*self._pairs(0, 1), *self._pairs(1, 0)), default=0)
@@ -262,12 +263,12 @@ def _held(
     before: Mapping[Op, tuple[int, ...]],
     within: Mapping[Op, frozenset[int]],
 ) -> tuple[list[int], list[int]]:
-    """Return what a lane holds before each op and at the end, and during each op."""
+    """Return what a lane holds when it comes to each op, and at the end; and in it."""
     sizes, held = footprint.sizes, 0
     levels, most = [], []
     for op in ops:
+        levels.append(held)  # until the op may start, the lane still holds `before`
         held -= sum(sizes[block] for block in before.get(op, ()))
-        levels.append(held)
         peak, released = held, within.get(op, frozenset())
         for event in footprint.of(op):
             block = abs(event) - 1

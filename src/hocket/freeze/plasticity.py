@@ -13,6 +13,7 @@ train again, as new minima come into reach.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import mean
 
 from hocket.freeze.policy import (
@@ -32,7 +33,8 @@ class Watch:
         values: its plasticity at the last decisions, the newest last.
         steepest: the steepest slope that it had.
         num_flat: decisions in a row at which it was flat.
-        rate: the learning rate at which the layers before it froze; 0 if none did.
+        rate: the learning rate at which the first layer froze; 0 if none did.
+        last_rate: the learning rate at the last decision.
         num_frozen: layers frozen.
     """
 
@@ -40,6 +42,7 @@ class Watch:
     steepest: float = 0.0
     num_flat: int = 0
     rate: float = 0.0
+    last_rate: float = 0.0
     num_frozen: int = 0
 
 
@@ -92,11 +95,15 @@ class Plasticity(Interval):
         if self._rate_dropped(state, seen):
             return Watch()
         if seen.num_frozen != state.num_frozen:
-            rate = state.rate or seen.learning_rate
+            rate = state.rate or state.last_rate
             state = Watch(rate=rate, num_frozen=seen.num_frozen)
+        state = replace(state, last_rate=seen.learning_rate)
         if seen.num_frozen >= seen.num_layers - 1:
             return state
-        values = (*state.values, seen.measured[seen.num_frozen])[-self.window :]
+        newest = seen.measured[seen.num_frozen]
+        if not isfinite(newest):  # says nothing about how the layer learns
+            return replace(state, values=(), num_flat=0)
+        values = (*state.values, newest)[-self.window :]
         if len(values) < self.window:
             return replace(state, values=values)
         steep = abs(slope_of(values))

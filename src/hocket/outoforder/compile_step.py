@@ -46,6 +46,7 @@ from hocket.run.weights.gradients import GradientStatus
 Form: TypeAlias = tuple[Any, ...]
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
+_MOST_SETTINGS = 3  # of an optimizer, but for rates, that get a graph each
 _TIMEOUT_S = 600.0
 
 
@@ -159,9 +160,14 @@ class CompiledStep:
 
         Raises:
             DataError: the batch is no pair, or its tensors disagree.
+            FitError: a batch of another form needs more than `memory_bytes`.
             RunError: a lane failed.
+
+        Warns:
+            EagerStepWarning: a batch of another form cannot be captured.
         """
-        begin_s, compiled = perf_counter(), self._of(batch)
+        begin_s, num_samples = perf_counter(), count_samples(batch)
+        compiled = self._of(batch)
         losses = self._submit(batch, compiled)
         values = {name: float(loss) for name, loss in losses.items()}
         seconds, step = perf_counter() - begin_s, self._num_steps - 1
@@ -172,7 +178,7 @@ class CompiledStep:
             step,
             values[TOTAL],
             values,
-            count_samples(batch),
+            num_samples,
             seconds,
             idle,
             self._device.peak_bytes(),
@@ -237,6 +243,17 @@ class CompiledStep:
         """Return the graph for batches of this form; make it if there is none."""
         form = _form_of(batch, self._model, self.optimizer)
         if form not in self._compiled:
+            alike = [other for other in self._compiled if other[:-1] == form[:-1]]
+            if len(alike) == _MOST_SETTINGS:
+                warnings.warn(
+                    f"the optimizer's settings took {_MOST_SETTINGS} other values "
+                    f"before {form[-1]}: with new ones a step runs as it is, and not "
+                    "out of order. Let schedulers change learning rates alone "
+                    "(cycle_momentum=False)",
+                    EagerStepWarning,
+                    stacklevel=3,
+                )
+                return None
             self._compiled[form] = self._compile(batch)
         return self._compiled[form]
 
@@ -301,17 +318,17 @@ class _Compiled:
 def _form_of(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
     """Return what a graph is made for: shapes, types, modes and settings."""
     leaves, spec = pytree.tree_flatten(batch)
-    of_batch = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+    of_batch = tuple(
+        (x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), repr(x))
+        for x in leaves
+    )
     modes = tuple(module.training for module in model.modules())
     trained = tuple(x.requires_grad for x in model.parameters())
     settings = tuple(
-        repr({k: v for k, v in group.items() if k not in _LIVE})
+        repr({k: group[k] for k in sorted(optimizer.defaults) if k != "lr"})
         for group in optimizer.param_groups
     )
     return of_batch, spec, modes, trained, settings
-
-
-_LIVE = frozenset({"params", "lr", "initial_lr"})
 
 
 def _no_gradients(step: int) -> GradientStatus:

@@ -5,7 +5,8 @@
                and no other gradient: W of that unit. Only its U waits for it
                every other node: I, of the last unit whose weights it reads, or whose
                gradients are reached from it
-    neither    (a mask of an activation's sign): where it is first needed
+    neither    a node that no loss and no loss gradient reaches, such as a recomputed
+               activation: in the earliest region that reads it
 
 Regions exchange values. Of two units that exchange any, the program has a flow from the
 lower to the higher one: then F, I and W have what they need whatever the order.
@@ -62,7 +63,9 @@ def cut_into_regions(step: StepGraph) -> Regions:
     """Cut a step's graph into regions.
 
     Raises:
-        CaptureError: random numbers are drawn in the backward.
+        CaptureError: random numbers are drawn in the backward, the backward reads a
+            buffer that the forward overwrites, or values cannot be made before they
+            are read in every order.
     """
     units = find_units(step)
     places = _Assignment(step, units).places
@@ -79,7 +82,9 @@ def cut_into_regions(step: StepGraph) -> Regions:
         tuple(sorted(set(_flows(step, units, places)))),
     )
     by_place = {place: tuple(own) for place, own in nodes.items()}
-    return Regions(step, program, by_place, tuple(map(tuple, weights)))
+    regions = Regions(step, program, by_place, tuple(map(tuple, weights)))
+    check_order(regions, units)
+    return regions
 
 
 class _Assignment:
@@ -99,7 +104,8 @@ class _Assignment:
         for node in reversed(step.graph.nodes):
             if node in wanted and node not in self.places:
                 users = [self.places[x] for x in node.users if x in self.places]
-                self.places[node] = _first_needed(users)
+                read = {units.owner[name] for name in units.weights_read[node]}
+                self.places[node] = _first_needed(users, read)
         for node in step.graph.nodes:
             if node in self.places and is_element(node):
                 self.places[node] = self.places[node.all_input_nodes[0]]
@@ -161,12 +167,20 @@ def _reached_from(start: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _first_needed(users: list[Place]) -> Place:
-    """Return the place in which a node that several need comes early enough for all."""
-    if len(set(users)) == 1:
-        return users[0]
-    inputs = [x.unit for x in users if x.kind is Kind.BACKWARD_INPUT]
-    return Place(Kind.BACKWARD_INPUT, max(inputs or [x.unit for x in users]))
+def _first_needed(users: list[Place], read: set[int]) -> Place:
+    """Return the place in which a node comes early enough for all that read it.
+
+    Args:
+        users: the places of those.
+        read: the units whose weights the node reads. Only F and I of other units are
+            sure to come before a unit's U.
+    """
+    place = users[0]
+    if len(set(users)) == 1 and (
+        place.kind is not Kind.BACKWARD_WEIGHT or read <= {place.unit}
+    ):
+        return place
+    return Place(Kind.BACKWARD_INPUT, max(x.unit for x in users))
 
 
 def _flows(step: StepGraph, units: Units, places: Places) -> Iterator[tuple[int, int]]:
@@ -221,21 +235,37 @@ def _random_order(places: Places) -> Iterator[tuple[int, int]]:
             last = place.unit
 
 
-def check_order(regions: Regions) -> None:
-    """Assert that each value is made before it is read, in every order of the program.
+def check_order(regions: Regions, units: Units) -> None:
+    """Check that each value is made before it is read, in every order of the program.
 
-    F reads what lower units' F made; I what higher units' I made; W both.
+    F reads what lower units' F made; I what higher units' I made; W both. U overwrites
+    a weight when its unit's W is done: W of other units must not read it.
+
+    Raises:
+        CaptureError: an order exists in which a region reads too early or too late.
     """
     place_of = {x: place for place, nodes in regions.nodes.items() for x in nodes}
-    backward = {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
     for node, place in place_of.items():
         for source in node.all_input_nodes:
-            other = place_of.get(source)
-            if other is None or other == place:
-                continue
-            assert other.kind is not Kind.BACKWARD_WEIGHT, (node, place, other)
-            if place.kind is Kind.FORWARD:
-                assert other.kind is Kind.FORWARD
-                assert other.unit < place.unit
-            elif other.kind in backward:
-                assert other.unit >= place.unit, (node, place, other)
+            other = place_of.get(source, place)
+            if other != place and not _is_before(other, place):
+                raise CaptureError(
+                    f"{place.kind.value} of unit {place.unit} reads {source}, which "
+                    f"{other.kind.value} of unit {other.unit} makes: not every order "
+                    "has it made by then"
+                )
+        others = {units.owner[x] for x in units.weights_read[node]} - {place.unit}
+        if others and place.kind is Kind.BACKWARD_WEIGHT:
+            raise CaptureError(
+                f"W of unit {place.unit} reads weights of units {sorted(others)}, "
+                "which these may have updated by then"
+            )
+
+
+def _is_before(maker: Place, reader: Place) -> bool:
+    """Return whether a region comes before another in every order with their flow."""
+    if maker.kind is Kind.BACKWARD_WEIGHT:
+        return False
+    if reader.kind is Kind.FORWARD:
+        return maker.kind is Kind.FORWARD and maker.unit < reader.unit
+    return maker.kind is Kind.FORWARD or maker.unit >= reader.unit

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,6 +27,8 @@ from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
 from hocket.run.stage.compiled.trace import empty, make_mode, on_fakes
 from hocket.run.stage.compiled.traceable import check_traceable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +96,24 @@ def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
     loss_names: list[str] = []
     found: list[str] = []
 
+    def with_state(flat: Sequence[Tensor], run: Callable[[], T]) -> T:
+        # A backward that computes outputs again reads the module's weights, too.
+        state = {f"model.{n}": x for n, x in zip(names, flat, strict=False)}
+        made: T = torch.func.functional_call(_Scope(model), state, (run,))
+        return made
+
     def forward(flat: Sequence[Tensor]) -> dict[str, Tensor]:
         own = list(leaves)
         for place, tensor in zip(places, flat[num_state:], strict=False):
             own[place] = tensor
         inputs, targets = pytree.tree_unflatten(own, spec)
         args, kwargs = call_arguments(inputs)
-        state = dict(zip(names, flat, strict=False))
-        output = torch.func.functional_call(model, state, args, kwargs)
-        return losses_of(loss, output, targets)
+        return losses_of(loss, model(*args, **kwargs), targets)
 
     def both(*flat: Tensor) -> list[Tensor]:
+        return with_state(flat, lambda: losses_and_gradients(flat))
+
+    def losses_and_gradients(flat: Sequence[Tensor]) -> list[Tensor]:
         losses = forward(flat)
         loss_names[:] = losses
         weights = [flat[names.index(name)] for name in wanted]
@@ -120,7 +129,7 @@ def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
     watched = [x for x in model.modules() if not isinstance(x, nn.RNNBase)]
     with _as_capture_errors(), check_traceable(watched):
         with on_fakes(mode):
-            total = forward(fakes)[TOTAL]
+            total = with_state(fakes, lambda: forward(fakes))[TOTAL]
         if not total.requires_grad:
             raise CaptureError(
                 "the loss does not depend on any weight that wants a gradient: there "
@@ -129,6 +138,18 @@ def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
         start = empty(mode, (), total.dtype, total.device)
         module = _traced(both, [*fakes, start], mode)
     return _described(module, names, len(places), loss_names, found, tensors)
+
+
+class _Scope(nn.Module):
+    """Holds a model while a function runs, so that its weights can be exchanged."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], Any]) -> Any:
+        """Run the function."""
+        return run()
 
 
 def _traced(
@@ -160,6 +181,13 @@ def _described(
     tensors: Mapping[str, Tensor],
 ) -> StepGraph:
     graph = module.graph
+    for node in graph.find_nodes(op="get_attr"):
+        held = getattr(module, str(node.target))
+        if any(held is x for x in tensors.values()):
+            raise CaptureError(
+                "a weight is read in a way that tracing does not see, as through a "
+                "reference that was kept outside of the module"
+            )
     inputs = inputs_of_graph(graph)
     assigned = _assignments(graph, dict(zip(inputs, names, strict=False)), tensors)
     output = graph.output_node()
