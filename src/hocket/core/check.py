@@ -38,7 +38,7 @@ from hocket.core.checker.shared import find_accesses
 from hocket.core.costs import Costs
 from hocket.core.op import Op
 from hocket.core.plans.lane_plan import plan_lanes
-from hocket.core.plans.message_order import plan_queues
+from hocket.core.plans.message_order import ops_together, plan_queues
 from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.work import prepare
@@ -113,8 +113,9 @@ def _check_message_order(schedule: Schedule) -> None:
     plans: Sequence[Plans] = [plan_lanes(schedule)]
     if schedule.body:
         plans = plan_portions(schedule)[1:]
+    together = ops_together(schedule.program)
     for lanes in plans:
-        check_queues(plan_queues(lanes, devices))
+        check_queues(plan_queues(lanes, devices, together), together)
 
 
 def _refuse(schedule: Schedule, faults: list[Fault]) -> None:

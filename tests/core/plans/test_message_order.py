@@ -138,6 +138,35 @@ def test_a_swap_at_one_end_is_found(
         check_queues(queues)
 
 
+COPIES = """
+steps 1
+net down microbatches=2
+net up microbatches=2
+stage 0 net=down device=0
+stage 1 net=down device=1
+stage 2 net=up device=1
+stage 3 net=up device=0
+flow 0>1
+flow 2>3
+copies 0 2
+copies 1 3
+d0  3F0 3F1 3B0 3B1 0F0 0F1 0B0 0B1 0R 3R 3U 0U
+d1  2F0 2F1 2B0 2B1 2R 1F0 1F1 1B0 1B1 1R 1U 2U
+"""
+
+
+def test_a_sum_over_copies_holds_up_what_its_member_waits_for() -> None:
+    """2R waits for 0R, which needs dx1.1; only behind 2R does 1B1 make it."""
+    early = Schedule.parse(COPIES)
+    check(early)  # 2R starts, and 1F0 goes on beside it
+    with pytest.raises(DeadlockError, match="each waits") as caught:
+        check(early, links=Links.ONE_QUEUE)
+    assert "2R" in str(caught.value)
+
+    late = COPIES.replace("2R 1F0 1F1 1B0 1B1", "1F0 1F1 1B0 1B1 2R")
+    check(Schedule.parse(late), links=Links.ONE_QUEUE)
+
+
 def test_a_planted_deadlock_is_named() -> None:
     """Each device sends before it receives, and no group joins the two."""
     queues = queues_of(make_schedule("1f1b", num_devices=2, num_microbatches=2))

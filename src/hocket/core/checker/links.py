@@ -10,8 +10,9 @@ queues, a waiting kernel may hold up the very op that the peer waits for. So ONE
 gives each device one queue, of its ops and messages in the order of issue. A plan that
 ends in this model also ends with several streams: they remove waits and add none.
 
-The model has an update wait for other devices' gradients. It does not model that a
-collective's kernel, on a communicator of its own, holds up other kernels.
+So do collectives: a sum over copies of a stage holds up its device until all of them
+are there, and an update those of its gate. Sums over replicas are not in the model and
+need not be: replicas have equal queues, so what ends for one ends for all in step.
 
 Source: CUDA C++ Programming Guide, "Implicit Synchronization"; NCCL User Guide,
 "Group Calls" and "Point-to-point communication".
@@ -24,10 +25,15 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from hocket.core.dataflow import Value
-from hocket.core.gates import Gates, stage_gates
 from hocket.core.op import Op
 from hocket.core.plans.lane_plan import OpPlan
-from hocket.core.plans.message_order import Barrier, Group, Queue, barrier_of
+from hocket.core.plans.message_order import (
+    Barrier,
+    Group,
+    Queue,
+    Together,
+    barrier_of,
+)
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -38,14 +44,15 @@ class Links(Enum):
     ONE_QUEUE = "one queue"
 
 
-def check_queues(queues: Mapping[int, Queue], gates: Gates = ()) -> None:
+def check_queues(queues: Mapping[int, Queue], together: Together | None = None) -> None:
     """Prove that all devices come to the end of their queues, under `ONE_QUEUE`.
 
     Nothing is assumed of the order in which messages stand.
 
     Args:
         queues: the ops and messages of each device, in the order of issue.
-        gates: the stages whose gradients are judged together; see `plan_queues`.
+        together: the ops of several devices that wait for one another; see
+            `plan_queues`.
 
     Raises:
         ScheduleError: a message is missing at one end, or the two ends of a pair have
@@ -55,7 +62,7 @@ def check_queues(queues: Mapping[int, Queue], gates: Gates = ()) -> None:
     faults = [*_missing(queues), *_order_faults(queues)]
     if faults:
         raise ScheduleError(tuple(faults))
-    positions = _Play(queues, gates).positions
+    positions = _Play(queues, together).positions
     if any(positions[device] < len(queue) for device, queue in queues.items()):
         raise DeadlockError(
             ("no device can go on, each waits for another:",),
@@ -119,13 +126,13 @@ class _Play:
         positions: how far each device has come in its queue.
     """
 
-    def __init__(self, queues: Mapping[int, Queue], gates: Gates) -> None:
+    def __init__(self, queues: Mapping[int, Queue], together: Together | None) -> None:
         self.positions = dict.fromkeys(queues, 0)
         self._queues = queues
         self._due = {
             device: _values_at_end(device, queue) for device, queue in queues.items()
         }
-        self._gate_of = stage_gates(gates)
+        self._together = together
         self._undone: set[Op] = set()
         # The devices of each barrier that have not come to it.
         self._absent: defaultdict[Barrier | None, set[int]] = defaultdict(set)
@@ -133,7 +140,7 @@ class _Play:
             for item in queue:
                 if isinstance(item, OpPlan):
                     self._undone.add(item.op)
-                    barrier = barrier_of(item.op, self._gate_of)
+                    barrier = barrier_of(item.op, self._together)
                     if barrier is not None:
                         self._absent[barrier].add(device)
         while any(self._move(device) for device in queues):
@@ -151,7 +158,7 @@ class _Play:
             case OpPlan() as plan:
                 can = self._due[device].isdisjoint(plan.needed)
                 can = can and self._undone.isdisjoint(plan.follows)
-                absent = self._absent[barrier_of(plan.op, self._gate_of)]
+                absent = self._absent[barrier_of(plan.op, self._together)]
                 if can and absent:
                     comes = device in absent
                     absent.discard(device)

@@ -11,6 +11,10 @@ device: in no device's queue is the first event that is left of all ever blocked
 
 A receive is late: it stands just before the op that needs its value. It is earlier only
 where its sender, and so everything else, would wait for ever.
+
+Ops that several devices do together (a sum over copies of a stage, updates of a gate)
+start in one moment, too. Replicas play the same queues: let all of them do each event
+in the same moment, and a sum over replicas finds every member.
 """
 
 from __future__ import annotations
@@ -25,14 +29,17 @@ from hocket.core.dataflow import Value
 from hocket.core.gates import Gates, stage_gates
 from hocket.core.op import Kind, Op
 from hocket.core.plans.lane_plan import Message, OpPlan
+from hocket.core.program import Program
 from hocket.errors import DeadlockError
 
 # Messages of one pair of devices that both post at once (`batch_isend_irecv`).
 Group: TypeAlias = tuple[Message, ...]
 # The ops of a device and its messages, in the order in which the host issues them.
 Queue: TypeAlias = list[OpPlan | Group]
-# Updates that wait for each other's norms: the stages of their gate, and the step.
-Barrier: TypeAlias = tuple[tuple[int, ...], int]
+# The stages whose ops of a kind wait for one another, by kind and each of the stages.
+Together: TypeAlias = Mapping[tuple[Kind, int], tuple[int, ...]]
+# Ops that wait for one another: their kind, their stages, and the step.
+Barrier: TypeAlias = tuple[Kind, tuple[int, ...], int]
 What = TypeVar("What")
 
 
@@ -69,8 +76,25 @@ class Item(Generic[What]):
     barrier: Barrier | None = None
 
 
+def ops_together(program: Program, gates: Gates = ()) -> Together:
+    """Return which ops of several devices wait for one another.
+
+    The sum of gradients over copies of a stage (R) is one collective of NCCL, whose
+    kernels end when all are there. Updates of a gate (U) wait for its norm.
+
+    Args:
+        program: with its copies.
+        gates: the stages whose gradients are judged together.
+    """
+    found = {(Kind.REDUCE, n): group for group in program.copies for n in group}
+    found |= {(Kind.UPDATE, n): gate for n, gate in stage_gates(gates).items()}
+    return found
+
+
 def plan_queues(
-    lanes: Sequence[Sequence[OpPlan]], devices: Sequence[int], gates: Gates = ()
+    lanes: Sequence[Sequence[OpPlan]],
+    devices: Sequence[int],
+    together: Together | None = None,
 ) -> dict[int, Queue]:
     """Put messages between the ops of each device, as every rank plans them.
 
@@ -78,8 +102,8 @@ def plan_queues(
         lanes: the ops of each lane, or of a portion of it. The values of an earlier
             portion are on the devices that need them.
         devices: the device of each lane.
-        gates: the stages whose gradients are judged together. A device that has come to
-            an update of a gate does nothing before all others have.
+        together: see `ops_together`. A device that has come to one of these ops does
+            nothing before all others have; None: there are no such ops.
 
     Returns:
         The queue of each device. All messages that are sent are also received.
@@ -88,9 +112,8 @@ def plan_queues(
         DeadlockError: ops wait for each other's values.
     """
     queues: dict[int, Queue] = {device: [] for device in devices}
-    gate_of = stage_gates(gates)
     items = [
-        [_item(plan, device, barrier_of(plan.op, gate_of)) for plan in lane]
+        [_item(plan, device, barrier_of(plan.op, together)) for plan in lane]
         for lane, device in zip(lanes, devices, strict=True)
     ]
     for event in play_messages(items, Receives.LATE):
@@ -102,11 +125,10 @@ def plan_queues(
     return queues
 
 
-def barrier_of(op: Op, gate_of: Mapping[int, tuple[int, ...]]) -> Barrier | None:
-    """Return the barrier that an op stands at; see `stage_gates`."""
-    if op.kind is not Kind.UPDATE or op.stage not in gate_of:
-        return None
-    return gate_of[op.stage], op.step
+def barrier_of(op: Op, together: Together | None) -> Barrier | None:
+    """Return the barrier that an op stands at; see `ops_together`."""
+    stages = (together or {}).get((op.kind, op.stage))
+    return None if stages is None else (op.kind, stages, op.step)
 
 
 def _item(plan: OpPlan, device: int, barrier: Barrier | None) -> Item[OpPlan]:
@@ -227,7 +249,11 @@ class _Play(Generic[What]):
     def _oldest(self) -> Group:
         """Send the message that waits longest, before its receiver needs it."""
         if not self._unsent_devices:
-            waiting = (f"  {lane[0].what}" for lane in self._left if lane)
+            heads = [lane[0] for lane in self._left if lane]
+            waiting = (
+                f"  d{x.device} stands at {' '.join(map(str, x.ops)) or x.what}"
+                for x in heads
+            )
             raise DeadlockError(("no op can begin, each waits for another:", *waiting))
         return self._send(self._unsent_devices[0])
 

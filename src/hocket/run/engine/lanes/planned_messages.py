@@ -10,7 +10,7 @@ from __future__ import annotations
 from hocket.core.checker.links import check_queues
 from hocket.core.gates import gates_of
 from hocket.core.op import Op
-from hocket.core.plans.message_order import Queue, plan_queues
+from hocket.core.plans.message_order import Queue, ops_together, plan_queues
 from hocket.errors import DeadlockError, RunError
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
 
@@ -56,14 +56,15 @@ def plan_messages(plan: PlayPlan, part: PortionPlan) -> dict[int, Queue]:
     """
     devices = [lane.device for lane in plan.schedule.lanes]
     gates = gates_of(plan.schedule, clips=True)
+    together = ops_together(plan.program, gates)
     try:
-        queues = plan_queues(part.lanes, devices, gates)
+        queues = plan_queues(part.lanes, devices, together)
     except DeadlockError as error:
         if plan.program.num_replicas > 1 and plan.gates == gates:
             raise _refusal(str(error)) from error
-        gates = ()
-        queues = plan_queues(part.lanes, devices)
-    check_queues(queues, gates)
+        together = ops_together(plan.program)
+        queues = plan_queues(part.lanes, devices, together)
+    check_queues(queues, together)
     return queues
 
 
