@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hocket.core.op import Op
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 
 
@@ -21,7 +22,7 @@ def steps_as_one(schedule: Schedule) -> Schedule:
         schedule: a schedule without R and U, which end a step.
     """
     program = schedule.program
-    num_steps, num = program.num_steps, program.num_microbatches_of(0)
+    num_steps = program.num_steps
     if num_steps == 1:
         return schedule
     nets = tuple(
@@ -30,13 +31,13 @@ def steps_as_one(schedule: Schedule) -> Schedule:
     )
     stages = tuple(replace(stage, delay=0) for stage in program.stages)
     lanes = tuple(
-        replace(lane, ops=tuple(_moved(op, num) for op in lane.ops))
+        replace(lane, ops=tuple(_moved(op, program) for op in lane.ops))
         for lane in schedule.lanes
     )
     return Schedule(replace(program, nets=nets, stages=stages, num_steps=1), lanes)
 
 
-def _moved(op: Op, num_microbatches: int) -> Op:
+def _moved(op: Op, program: Program) -> Op:
     assert op.microbatch is not None, f"{op} ends a step"
-    number = op.microbatch + op.step * num_microbatches
-    return replace(op, microbatch=number, step=0)
+    before = op.step * program.num_microbatches_of(op.stage)
+    return replace(op, microbatch=before + op.microbatch, step=0)

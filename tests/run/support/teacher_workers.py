@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,6 +18,7 @@ from hocket.core.costs import Costs
 from hocket.passes.fill_with import long_step_s
 from hocket.run.cluster.world import World, join_world
 from hocket.run.stage.compiled.function import CompiledFunction
+from hocket.run.tune import build
 from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.teacher_models import (
     LOSSES,
@@ -183,11 +185,15 @@ def _resumed(
 
 
 def steps_of(schedules: list[str], folder: str) -> dict[str, float]:
-    """Return the predicted seconds of a filled step, by the student's schedule."""
+    """Return the predicted seconds of a filled step, by the student's schedule.
+
+    All are predicted from one profile, since each dry run would find other seconds.
+    """
     torch.set_num_threads(1)
     world = join_world()
     found = {}
-    with captured_once() as shelf:
+    with captured_once() as shelf, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "dry_run", lambda costs, *_: costs)
         for name in schedules:
             case = {"schedule": name, "teachers": {"teacher": {"kind": "frozen"}}}
             with make_pipeline(case, world, Path(folder), shelf) as pipeline:

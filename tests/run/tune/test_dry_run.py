@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hocket
+from hocket.run.data.batch_output import BatchOutput
 from tests.model.capture.test_submodules import Notes, X
 from tests.model.profile.test_measure import check_notes
 from tests.run.support.plain_loop import make_optimizer
@@ -34,6 +35,37 @@ def test_nothing_is_left_behind(name: str, schedule: str) -> None:
         assert all(p.grad is None for p in model.parameters())
         for key, value in model.state_dict().items():
             assert torch.equal(value, before[key]), key
+
+
+def test_forwards_of_teachers_leave_nothing_behind() -> None:
+    """They run in the lane, too: a batch norm in training mode keeps its statistics."""
+    model, teacher = make_model("resnet"), make_model("resnet")
+    before = [copy.deepcopy(net.state_dict()) for net in (model, teacher)]
+    (batch,) = batches("resnet", 1, 8, 8)
+
+    with hocket.Pipeline(
+        model,
+        _difference,
+        optimizer=make_optimizer,
+        example=batch,
+        schedule="1f1b",
+        num_microbatches=4,
+        teachers={"teacher": hocket.Teacher(teacher, mode="train")},
+    ) as pipeline:
+        plan = pipeline.plan
+        assert plan.costs.op_s > 0  # known from lanes alone
+        for net, state in zip((model, teacher), before, strict=True):
+            for key, value in net.state_dict().items():
+                assert torch.equal(value, state[key]), key
+        assert pipeline.step(batch).step == 0
+
+
+def _difference(
+    output: torch.Tensor, targets: torch.Tensor, teachers: dict[str, BatchOutput]
+) -> torch.Tensor:
+    return F.cross_entropy(output, targets) + F.mse_loss(
+        output, teachers["teacher"].own
+    )
 
 
 def test_modules_forget_what_they_noted() -> None:

@@ -18,12 +18,12 @@ from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Wiring
+from hocket.run.engine.make_runner import make_runner
 from hocket.run.engine.programs.add_batch_losses import add_batch_losses
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
     ParameterNames,
     modules_of,
-    nets_of_batch,
     stages_of,
 )
 from hocket.run.engine.programs.reduction_groups import ReductionGroups
@@ -32,7 +32,6 @@ from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageRunner
-from hocket.run.stage.saved_forward import StageGradients
 from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import TrainingConfig
@@ -90,7 +89,7 @@ def make_executor(
             stages = dict(zip(numbers, net.modules, strict=True))
             refuse_joint_steps(net.settings, stages)
     runners = {
-        stage: _make_runner(
+        stage: make_runner(
             stage,
             modules[stage],
             by_net[program.stages[stage].net],
@@ -210,53 +209,6 @@ def _check_types(modules: Sequence[StageModule], precision: Precision) -> None:
                     f"{parameter.dtype}: give the model in float32, or leave out "
                     "precision="
                 )
-
-
-def _make_runner(
-    stage: int,
-    module: StageModule,
-    net: NetSetup,
-    program: Program,
-    settings: TrainingConfig,
-    context: WorkerContext,
-    wiring: Wiring,
-    *,
-    seed: int,
-    recomputes: bool,
-) -> StageRunner:
-    layout, device = context.layout, context.world.device
-    nets = nets_of_batch(program, net.name)
-    counts = {x.name: x.num_microbatches for x in program.nets}
-    each = sum(counts[name] for name in nets)
-    before = sum(counts[name] for name in nets[: nets.index(net.name)])
-    num_parts = each * layout.num_replicas * settings.accumulate
-    loss = net.loss if module.index == module.num_stages - 1 else None
-    is_whole = program.net_of(stage).batch_loss
-    gradients = None
-    if stage in wiring.takes_grad:
-        takes = wiring.takes_grad[stage]
-        takes = takes[: len(module.inputs)] if stage in program.loss_stages else takes
-        gradients = StageGradients(takes, wiring.gives_grad[stage])
-    runner = StageRunner(
-        stage,
-        module.to(device),
-        None if is_whole else loss,
-        device=device,
-        seed=seed,
-        net=net.seed_name,
-        first_microbatch=layout.replica * each + before,
-        precision=settings.compute_precision,
-        recomputes=recomputes,
-        checks_loss=num_parts > 1,
-        trainable=program.stages[stage].trainable,
-        training=net.training and not (net.evaluates_first and module.index == 0),
-        gradients=gradients,
-        others=() if stage in program.loss_stages else net.others.get(stage, ()),
-        saved_prefix=net.saved_prefix,
-    )
-    runner.batch_loss = loss if is_whole else None
-    runner.read_by_loss = net.others.get(stage, ()) if loss else ()
-    return runner
 
 
 def _reducer(

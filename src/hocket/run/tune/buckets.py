@@ -32,6 +32,8 @@ from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.wiring import wire_one_net
+from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.build import (
     CutModel,
@@ -90,16 +92,17 @@ def bucketed_order(
     recomputed = range(len(boundaries) + 1) if decided["recomputes"] else ()
     costs = replace(found.costs, reduce_link=searches[0].costs.reduce_link)
     found = replace(found, costs=costs)
+    (net,) = guess.program.nets
     in_place = dry_run(
         with_recompute(costs, guess.program, recomputed),
-        found.known.captured,
+        [found.known.captured],
         guess,
-        found.modules,
-        config.loss,
-        config.microbatches()[0],
+        [NetSetup(net.name, found.modules, (), config.loss, config.training)],
+        wire_one_net(guess.program, found.modules),
+        {net.name: config.microbatches()[:1]},
+        config.training,
         context,
         context.channels(plan_to_play(guess)),
-        config.compute_precision,
     )
     search = searches[0].in_place(boundaries, in_place)
     k = decide_on_rank_0(

@@ -7,7 +7,7 @@ before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -268,7 +268,6 @@ def build_plan(
         found = known
     else:
         found = cut_and_measure(config, order.program, context, known)
-    microbatches = config.microbatches()
     captured, modules = found.known.captured, found.modules
     if not found.teachers:  # with some, it is frozen before they are added
         order = freeze_stages(order, num_frozen_stages(modules))
@@ -278,17 +277,18 @@ def build_plan(
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
     nets, wiring = _nets(config, order.program, found)
-    if not found.teachers and not config.whole_batch:
+    program = order.program
+    if not config.whole_batch and not program.whole_batch_flows:
         costs = dry_run(
             costs,
-            captured,
+            [captured, *(teacher.known.captured for teacher in found.teachers)],
             order,
-            modules,
-            config.loss,
-            microbatches[0],
+            nets,
+            wiring,
+            _parts(config, program),
+            config.training,
             context,
             channels,
-            config.compute_precision,
         )
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
@@ -311,6 +311,21 @@ def build_plan(
     )
     refuse_differences(world, {"plan": plan.digest})
     return plan, play_plan, nets, channels, wiring, captured
+
+
+def _parts(
+    config: PipelineConfig, program: Program
+) -> Mapping[str, Sequence[Microbatch]]:
+    """Return each net's microbatches of the example, in the first replica."""
+    if len(program.nets) == 1:
+        return {program.nets[0].name: config.microbatches()[:1]}
+    sizes_of = part_sizes(program)
+    found = {}
+    for net in program.nets:
+        num_parts = net.num_microbatches * program.num_replicas
+        parts = split_batch(config.example, num_parts, sizes_of=sizes_of[net.name])
+        found[net.name] = parts[: net.num_microbatches]
+    return found
 
 
 def _to_compile(

@@ -23,8 +23,12 @@ Gradients, batch-norm statistics, random state and attributes of modules are res
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import Final
+
+import torch
 
 from hocket.core.costs import Costs
 from hocket.core.op import STEP_ENDS
@@ -34,37 +38,37 @@ from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.measure import restored_model
-from hocket.model.stages.stage import StageModule
 from hocket.passes.steps_as_one import steps_as_one
-from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import LossFunction
-from hocket.run.data.step_batch import StepBatch
+from hocket.run.data.step_batch import NetBatches, StepBatch
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.lanes.wiring import wire_one_net
+from hocket.run.engine.lanes.wiring import Wiring
+from hocket.run.engine.make_runner import make_runner
+from hocket.run.engine.programs.net_setup import NetSetup, modules_of
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
+from hocket.run.weights.settings import TrainingConfig
 
+_STEP: Final = 0  # its number
 _MIN_STEPS: Final = 3  # and one more, to warm up
 _ENOUGH_S: Final = 0.3  # no further round once this has been spent
 
 
 def dry_run(
     costs: Costs,
-    captured: Captured,
+    captured: Sequence[Captured],
     schedule: Schedule,
-    modules: Sequence[StageModule],
-    loss: LossFunction,
-    microbatch: Microbatch,
+    nets: Sequence[NetSetup],
+    wiring: Wiring,
+    parts: Mapping[str, Sequence[Microbatch]],
+    settings: TrainingConfig,
     context: WorkerContext,
     channels: PointToPoint,
-    precision: Precision,
 ) -> Costs:
     """Return the costs with the seconds measured in all lanes.
 
@@ -73,26 +77,28 @@ def dry_run(
     Args:
         costs: sums of single layers' costs; the ratio of I to W is kept if the order
             has whole backwards.
-        captured: the captured model.
-        schedule: one step; or several that overlap, with a repeating body.
-        modules: all stages.
-        loss: as for the pipeline.
-        microbatch: used as every microbatch.
+        captured: the captured models of all nets.
+        schedule: one step; or several that overlap, with a repeating body. No loss
+            reads a whole batch.
+        nets: all nets.
+        wiring: which values go along each flow.
+        parts: each net's microbatches of one step, in each step the same.
+        settings: the precision that forwards and losses compute in.
         context: this worker's context.
         channels: its messages, as in training.
-        precision: the type that forwards and losses compute in.
     """
     world, device = context.world, context.layout.device
     if schedule.body:
         least = schedule.program.num_steps - schedule.num_repeats + 1
         schedule = schedule.with_num_steps(least)
     order = steps_as_one(_without_ends(schedule))
+    modules = modules_of(schedule.program, nets)
     own = [modules[stage].to(world.device) for stage in order.program.stages_on[device]]
     buffers = [buffer for module in own for buffer in module.buffers()]
-    with restored_model(captured, world.device, buffers):
-        for module in modules:
-            module.train()
-        runners = _runners(costs, order, modules, loss, world, device, precision)
+    with ExitStack() as stack:
+        for model in captured:
+            stack.enter_context(restored_model(model, world.device, buffers))
+        runners = _runners(costs, order, nets, wiring, settings, context)
         watch = MemoryWatch(schedule, costs, world, device)
         player = Player(
             plan_to_play(order),
@@ -104,9 +110,9 @@ def dry_run(
             on_error=watch.on_error,
             prefix="dry run ",
             lanes=context.lanes,
-            wiring=wire_one_net(schedule.program, modules),
+            wiring=wiring,
         )
-        batch = _batch(microbatch.on(world.device), order.program)
+        batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
         _, *rounds = _played(player, runners, batch, order, costs, context, least)
     return fit(costs, rounds, _in_body(schedule))
@@ -115,21 +121,20 @@ def dry_run(
 def _played(
     player: Player,
     runners: Mapping[int, StageRunner],
-    batch: StepBatch,
+    batch: NetBatches,
     order: Schedule,
     costs: Costs,
     context: WorkerContext,
     least: int,
 ) -> list[Timeline]:
     """Return the timelines of some rounds, the first to warm up, on every worker."""
-    (net,) = order.program.nets
-    batches = {batch.step.number: {net.name: batch}}
+    batches = {_STEP: batch}
     rounds: list[Timeline] = []
     spent_s = 0.0
     while len(rounds) <= least or spent_s < _ENOUGH_S:
         context.world.barrier("dry run")
-        player.begin(batches[batch.step.number])
-        record = player.play(Portion.STEP, batch.step.number, batches)
+        player.begin(batch)
+        record = player.play(Portion.STEP, _STEP, batches)
         for runner in runners.values():
             runner.losses.read()
             for parameter in runner.parameters.values():
@@ -140,35 +145,47 @@ def _played(
     return rounds
 
 
-def _batch(microbatch: Microbatch, program: Program) -> StepBatch:
-    """Return the same microbatch, many times."""
-    parts = (microbatch,) * program.num_microbatches_of(0)
-    sizes = tuple(part.num_samples for part in parts)
-    return StepBatch(StepHeader(0, 0, sum(sizes), sizes), parts)
+def _batch(
+    parts: Mapping[str, Sequence[Microbatch]], program: Program, device: torch.device
+) -> NetBatches:
+    """Return the same microbatches of each net for all steps."""
+    found = {}
+    for net in program.nets:
+        of_step = [part.on(device) for part in parts[net.name]]
+        whole = [*islice(cycle(of_step), net.num_microbatches)]
+        sizes = tuple(part.num_samples for part in whole)
+        step = StepHeader(_STEP, 0, sum(sizes), sizes)
+        found[net.name] = StepBatch(step, tuple(whole))
+    return found
 
 
 def _runners(
     costs: Costs,
     schedule: Schedule,
-    modules: Sequence[StageModule],
-    loss: LossFunction,
-    world: World,
-    device: int,
-    precision: Precision,
+    nets: Sequence[NetSetup],
+    wiring: Wiring,
+    settings: TrainingConfig,
+    context: WorkerContext,
 ) -> dict[int, StageRunner]:
-    last = len(modules) - 1
-    return {
-        stage: StageRunner(
+    program = schedule.program
+    modules, by_net = modules_of(program, nets), {net.name: net for net in nets}
+    runners = {
+        stage: make_runner(
             stage,
             modules[stage],
-            loss if stage == last else None,
-            device=world.device,
+            by_net[program.stages[stage].net],
+            program,
+            settings,
+            context,
+            wiring,
             seed=0,
-            precision=precision,
             recomputes=costs.stages[stage].recomputes,
         )
-        for stage in schedule.program.stages_on[device]
+        for stage in program.stages_on[context.layout.device]
     }
+    for runner in runners.values():
+        runner.train(mode=runner.training)
+    return runners
 
 
 def _without_ends(schedule: Schedule) -> Schedule:

@@ -35,6 +35,8 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.wiring import wire_one_net
+from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
@@ -154,16 +156,17 @@ def _played(
             handling=messages.handling,
             updates=measure_updates(modules, order.program, config.settings, context),
         )
+        (net,) = order.program.nets
         costs = dry_run(
             costs,
-            config.captured,
+            [config.captured],
             order,
-            modules,
-            config.loss,
-            config.microbatches[num_samples],
+            [NetSetup(net.name, modules, (), config.loss, config.settings)],
+            wire_one_net(order.program, modules),
+            {net.name: [config.microbatches[num_samples]]},
+            config.settings,
             context,
             context.channels(plan_to_play(order)),
-            config.settings.compute_precision,
         )
     return Trial(num_samples, p, boundaries, costs)
 
