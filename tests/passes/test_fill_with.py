@@ -190,6 +190,43 @@ def test_a_frozen_teacher_runs_one_batch_ahead() -> None:
                 assert place < lane.ops.index(update)
 
 
+@pytest.mark.parametrize(
+    ("delay", "ahead", "num_versions"),
+    [(FROZEN, 0, 1), (FROZEN, 2, 1), (1, 0, 2), (3, 1, 3), (2, 2, 1)],
+)
+def test_looks_as_far_ahead_as_is_said(
+    delay: int | None, ahead: int, num_versions: int
+) -> None:
+    """A teacher that moves keeps a version more for each batch it is less ahead."""
+    base = gpipe(2, 2)
+    program = with_teacher(base.program, 2, delay=delay, num_steps=6)
+    costs = equal_costs(program, 1.0)
+    filled = fill_with(base, program, costs=costs, look_ahead={"teacher": ahead})
+
+    assert check(filled).num_versions[:2] == (num_versions,) * 2
+    for lane in filled.lanes:
+        step = 0  # of the student
+        for op in lane.ops:
+            if program.stages[op.stage].trainable:
+                step = op.step
+            elif op.kind is Kind.FORWARD and ahead <= op.step < 6 - ahead:
+                assert op.step - step in (ahead, ahead + 1)  # behind its update
+
+
+def test_refuses_to_look_where_no_weights_are() -> None:
+    """Batch 2 would read the weights after an update that step 0 has not made."""
+    base = gpipe(2, 2)
+    program = with_teacher(base.program, 2, delay=1, num_steps=6)
+    costs = equal_costs(program, 1.0)
+    for wrong, words in (
+        ({"teacher": 2}, "is 2, and its delay is 1"),
+        ({"teacher": -1}, "it may be 0 or more"),
+        ({"techer": 1}, "look_ahead names net .techer."),
+    ):
+        with pytest.raises(PlanError, match=words):
+            fill_with(base, program, costs=costs, look_ahead=wrong)
+
+
 def test_a_body_with_an_update_too_early_needs_a_second_version() -> None:
     """The checker sees what the place of an update means for memory."""
     base = gpipe(2, 2)

@@ -73,13 +73,15 @@ def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
 def repeat_ahead(program: Program, lanes: Sequence[Lane]) -> Schedule:
     """Return the order of all steps, with a body unless there are too few of them.
 
+    An order of which nothing is ahead has a body where stages read old weights.
+
     Args:
         program: with as many steps as the order is to have.
         lanes: the order of one step, whose number is 0. The step of an op says how many
             batches it is ahead.
     """
     num_ahead = max((op.step for lane in lanes for op in lane.ops), default=0)
-    if not num_ahead:
+    if not num_ahead and not any(stage.delay for stage in program.stages):
         one_step = Schedule(replace(program, num_steps=1), tuple(lanes))
         return one_step.with_num_steps(program.num_steps)
     num_repeats = max(0, program.num_steps - num_ahead)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,13 +26,14 @@ def fill_with(
     net: str | Sequence[str] = "teacher",
     *,
     costs: Costs,
+    look_ahead: Mapping[str, int] | None = None,
 ) -> Schedule:
     r"""Put a teacher's forwards where the devices of a student's order would wait.
 
     The student's order stays as it is on every device. A device that would wait does
     the teacher's next forward; those that are left go before the updates. Which batch
     they are of follows from the weights that they read, so that one version of these
-    is enough:
+    is enough, unless `look_ahead` says it:
 
         frozen                step `k` does the teacher's forwards of batch `k + 1`
         delay `d`, from 1 on  of batch `k + d`, with the weights after `k` updates
@@ -52,13 +53,17 @@ def fill_with(
         program: all nets, with as many steps as the order is to have.
         net: the name of the net without backwards, or the names of several.
         costs: the costs of `program`.
+        look_ahead: by how many batches a net's forwards are ahead, by its name; a net
+            that moves with delay `d` can be `d` batches ahead, and needs one version of
+            its weights more for each that it is less.
 
     Returns:
         The order of all nets. Where batches are ahead, it has a repeating body.
 
     Raises:
         PlanError: the schedule is not of one step, holds messages, or is of another
-            program than what the net leaves; or the net is unknown or has backwards.
+            program than what the net leaves; or a net is unknown, has backwards, or
+            cannot be as far ahead.
         ScheduleError: `check` does not accept the schedule.
 
     >>> from hocket.core.program import Net, Stage
@@ -82,17 +87,19 @@ def fill_with(
     """
     nets = (net,) if isinstance(net, str) else tuple(net)
     _refuse(schedule, program, nets)
+    ahead = {name: _num_ahead(name, program) for name in nets} | dict(look_ahead or {})
+    _refuse_ahead(ahead, program, nets)
     check(schedule)
     devices = {lane.device for lane in schedule.lanes}
     others = sorted(set(range(program.num_devices)).difference(devices))
     lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
-    step_lanes = tuple(_step_lanes(lanes, program, nets))
+    step_lanes = tuple(_step_lanes(lanes, program, ahead))
     orders = dict.fromkeys(
         order
-        for precedence in _precedences(program, nets)
+        for precedence in _precedences(ahead)
         for order in placed(step_lanes, program, costs, precedence)
     )
-    few = replace(program, num_steps=1 + max(_num_ahead(n, program) for n in nets))
+    few = replace(program, num_steps=1 + max(ahead.values()))
     best = min(orders, key=lambda lanes: long_step_s(repeat_ahead(few, lanes), costs))
     return repeat_ahead(program, best)
 
@@ -103,35 +110,60 @@ def _num_ahead(net: str, program: Program) -> int:
     return min((stage.delay for stage in moving), default=1)
 
 
-def _precedences(program: Program, nets: tuple[str, ...]) -> tuple[Precedence, ...]:
+def _refuse_ahead(
+    ahead: Mapping[str, int], program: Program, nets: tuple[str, ...]
+) -> None:
+    """Refuse to look farther ahead than there are weights.
+
+    Raises:
+        PlanError: a number is negative, or above a net's delay; or the net is unknown.
+    """
+    for net, num in ahead.items():
+        if net not in nets:
+            raise PlanError(f"look_ahead names net {net!r}; {nearest(net, nets)}")
+        if num < 0:
+            raise PlanError(f"look_ahead of net {net!r} is {num}: it may be 0 or more")
+        if _moves(net, program) and num > _num_ahead(net, program):
+            raise PlanError(
+                f"look_ahead of net {net!r} is {num}, and its delay is "
+                f"{_num_ahead(net, program)}: forwards so far ahead would read weights "
+                f"that are not there yet; use at most the delay, or delay={num}"
+            )
+
+
+def _moves(net: str, program: Program) -> bool:
+    return any(stage.net == net and stage.moves for stage in program.stages)
+
+
+def _precedences(ahead: Mapping[str, int]) -> tuple[Precedence, ...]:
     """Return those to try; the last one bounds a step by the nets' own steps."""
-    if all(_num_ahead(net, program) for net in nets):
+    if all(ahead.values()):
         return (Precedence.FILL_WAITS, Precedence.LAST)
     return (Precedence.FILL_WAITS, Precedence.IN_PACE, Precedence.FIRST)
 
 
 def _step_lanes(
-    lanes: Sequence[Lane], program: Program, nets: tuple[str, ...]
+    lanes: Sequence[Lane], program: Program, ahead: Mapping[str, int]
 ) -> Iterator[StepLane]:
     """Yield the ops of each lane in one step; a device's first lane gets the added."""
-    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in ahead]
     seen: set[int] = set()
     for lane in lanes:
         ops = tuple(Op(op.kind, kept[op.stage], op.microbatch) for op in lane.ops)
         own = program.stages_on[lane.device] if lane.device not in seen else ()
-        added = [number for number in own if program.stages[number].net in nets]
+        added = [number for number in own if program.stages[number].net in ahead]
         moving = [number for number in added if program.stages[number].moves]
         seen.add(lane.device)
         yield StepLane(
             Lane(lane.device, lane.stream, ops),
-            tuple(tuple(_added(number, program)) for number in added),
+            tuple(tuple(_added(number, program, ahead)) for number in added),
             tuple(Op(Kind.UPDATE, number) for number in moving),
         )
 
 
-def _added(number: int, program: Program) -> Iterator[Op]:
+def _added(number: int, program: Program, ahead: Mapping[str, int]) -> Iterator[Op]:
     """Yield the forwards of a stage, and what gathers their outputs over replicas."""
-    num_ahead = _num_ahead(program.stages[number].net, program)
+    num_ahead = ahead[program.stages[number].net]
     for microbatch in range(program.num_microbatches_of(number)):
         yield Op(Kind.FORWARD, number, microbatch, num_ahead)
     if number in program.gathered_stages:

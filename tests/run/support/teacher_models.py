@@ -155,7 +155,7 @@ def case_of(kind: str, schedule: str, **more: Any) -> dict[str, Any]:
         more: `delay`, `mode`, `num_parts` (microbatches) and so on of the teacher; and
             what the case has else.
     """
-    names = ("delay", "mode", "whole_batch", "cut")
+    names = ("delay", "look_ahead", "mode", "whole_batch", "cut")
     facts = {"kind": kind, **{key: more.pop(key) for key in names if key in more}}
     if "num_parts" in more:
         facts["num_microbatches"] = more.pop("num_parts")

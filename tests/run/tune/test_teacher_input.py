@@ -43,12 +43,14 @@ def test_all_faults_of_a_teacher_are_named() -> None:
             nn.Linear(2, 2),
             delay=-1,
             mode="test",  # type: ignore[arg-type]
+            look_ahead=-1,
             num_microbatches=0,
         )
     text = str(found.value)
     for words in (
         "delay is -1, which has no effect on a frozen teacher",
         "delay is -1: it must be 0 or more updates",
+        "look_ahead is -1: it must be 0 or more batches",
         "mode is 'test': it may be 'eval' or 'train'",
         "num_microbatches is 0: it must be at least 1",
     ):
@@ -57,6 +59,10 @@ def test_all_faults_of_a_teacher_are_named() -> None:
         hocket.Teacher(nn.Linear(2, 2), update=hocket.Momentum(0.99), cut=["a"])
     with pytest.raises(hocket.ConfigError, match="update is a float"):
         hocket.Teacher(nn.Linear(2, 2), update=0.99)  # type: ignore[arg-type]
+    with pytest.raises(hocket.ConfigError, match="look_ahead is 2 and delay is 1"):
+        hocket.Teacher(
+            nn.Linear(2, 2), update=hocket.Momentum(0.99), delay=1, look_ahead=2
+        )
     copied = hocket.Momentum(0.99, buffers="copied")
     with pytest.raises(hocket.ConfigError, match='Take delay=0, or buffers="own"'):
         hocket.Teacher(nn.BatchNorm1d(2), update=copied, delay=1)

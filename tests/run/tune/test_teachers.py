@@ -35,6 +35,8 @@ TWO_WORKERS: Final = [
     case_of("momentum", "gpipe", delay=1, whole_batch=True, loss="contrast-with-all"),
     case_of("momentum", "zb-v", is_tied=True),
     case_of("copies", "1f1b", delay=1),
+    case_of("frozen", "1f1b", look_ahead=2, interrupts=True),
+    case_of("momentum", "1f1b", delay=1, look_ahead=0),
     case_of("frozen", "auto"),
     case_of("momentum", "auto", delay=1),
     case_of("frozen", "zb-auto"),
@@ -49,6 +51,8 @@ TWO_WORKERS: Final = [
 ]
 MORE_ON_TWO: Final = [
     case_of("frozen", "1f1b", cut=["head"]),
+    case_of("frozen", "zb-h1", look_ahead=0),
+    case_of("momentum", "gpipe", delay=3, look_ahead=1),
     case_of("frozen", "gpipe", loss="contrast"),
     case_of("frozen", "1f1b", recompute="all"),
     case_of("frozen", "zb-h1", num_parts=2),

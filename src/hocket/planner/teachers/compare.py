@@ -35,6 +35,7 @@ from hocket.schedules import make_schedule
 
 _LEAST_SPEEDUP: Final = 1.02  # of a pipeline over data parallelism, to recommend it
 _MAX_MICROBATCHES_PER_DEVICE: Final = 4  # with more, the bubble is small
+_TEACHER: Final = "teacher"  # the net's name
 _UPDATE_TENSORS: Final = 2  # a momentum update reads the student's weights and its own
 
 
@@ -45,15 +46,16 @@ class TeacherJob:
     Args:
         student: the costs of the net that is trained.
         teacher: the costs of the net without backwards.
-        delay: the delay of a momentum teacher's weights, which is how many batches it
-            is ahead; None for a frozen one.
+        delay: the delay of a momentum teacher's weights; None for a frozen one.
         batch_size: samples per step, over all replicas.
+        look_ahead: by how many batches it is ahead; as `fill_with` chooses when None.
     """
 
     student: ModelCosts
     teacher: ModelCosts
     delay: int | None
     batch_size: int
+    look_ahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +303,11 @@ def _pipeline(
         links=cluster.pipeline_links(p, size.num_replicas),
         reduce_link=cluster.reduce_link(p, size.num_replicas),
     )
-    ahead, same_batch = (
-        fill_with(order, _program(order, size, tuple(teacher), delay), costs=costs)
-        for delay in (job.delay, 0)  # 0: the same batch, as of a momentum teacher
-    )
+    program = _program(order, size, tuple(teacher), job.delay)
+    far = None if job.look_ahead is None else {_TEACHER: job.look_ahead}
+    ahead = fill_with(order, program, _TEACHER, costs=costs, look_ahead=far)
+    program = _program(order, size, tuple(teacher), 0)  # as of a momentum teacher
+    same_batch = fill_with(order, program, _TEACHER, costs=costs)
     timeline = simulate(ahead, costs)
     if timeline.most_bytes > cluster.memory_bytes:
         return None
@@ -352,14 +355,14 @@ def _program(
     """Return the program of both nets, with steps enough for a body."""
     student, count = order.program, len(devices)
     teacher = (
-        Stage("teacher", d, False, delay or 0, () if delay is None else (count + d,))
+        Stage(_TEACHER, d, False, delay or 0, () if delay is None else (count + d,))
         for d in devices
     )
     num_parts = size.num_microbatches * size.num_parts
     last = count + student.num_stages - 1
     return replace(
         student,
-        nets=(Net("teacher", num_parts), *student.nets),
+        nets=(Net(_TEACHER, num_parts), *student.nets),
         stages=(*teacher, *student.stages),
         flows=(
             *((stage, stage + 1) for stage in range(count - 1)),

@@ -37,6 +37,8 @@ class TeacherSettings(Settings):
         buffers: what becomes of the buffers of a teacher that moves, such as the
             statistics of a batch norm (`hocket.Momentum`).
         delay: by how many updates a teacher that moves may be stale.
+        look_ahead: by how many batches its forwards are ahead of the student; 1 for a
+            frozen teacher, and `delay` for one that moves, where it is not said.
         mode: in which mode its modules run; "eval" for a frozen teacher and "train" for
             one that moves, where it is not said.
         num_microbatches: the parts of the teacher's batch; as many as the student's
@@ -50,6 +52,7 @@ class TeacherSettings(Settings):
     copy_every_steps: Count | None = None
     buffers: Literal["own", "copied", "averaged"] = "own"
     delay: NaturalNumber = 0
+    look_ahead: NaturalNumber | None = None
     mode: Literal["eval", "train"] | None = None
     num_microbatches: Count | None = None
 

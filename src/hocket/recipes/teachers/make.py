@@ -65,6 +65,7 @@ def make_teachers(
         net,
         update=_update(settings, num_steps),
         delay=settings.delay if settings.moves else None,
+        look_ahead=settings.look_ahead,
         mode=settings.mode,
         num_microbatches=settings.num_microbatches,
         whole_batch=isinstance(settings, TwoViewSettings),

@@ -157,8 +157,11 @@ def _teacher_jobs(
     for name, teacher in config.teachers.items():
         captured = capture(teacher.net, args, kwargs)
         costs = counted_work(captured, device, {}, precision=precision)
-        delay = teacher.num_ahead if teacher.moves else None
-        yield name, TeacherJob(student, costs, delay, batch_size)
+        delay = (teacher.delay or 0) if teacher.moves else None
+        yield (
+            name,
+            TeacherJob(student, costs, delay, batch_size, teacher.look_ahead),
+        )
 
 
 def _measurable(precision: str) -> PrecisionName:

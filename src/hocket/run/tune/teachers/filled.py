@@ -86,8 +86,10 @@ def filled_order(
         left = most - _most_of_teachers(nets)
         order = order_for_costs(config, layout, order, nets.student, left)
     own = _frozen(config, order, nets.student)
-    names = [teacher.name for teacher in nets.model.teachers]
-    filled = fill_with(own, nets.program, names, costs=nets.model.costs)
+    ahead = {x.name: x.known.teacher.num_ahead for x in nets.model.teachers}
+    filled = fill_with(
+        own, nets.program, [*ahead], costs=nets.model.costs, look_ahead=ahead
+    )
     check(filled)
     return filled
 

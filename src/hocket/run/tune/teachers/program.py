@@ -46,7 +46,9 @@ def joint_program(
         if cut.known.teacher.whole_batch and not whole_batch:
             whole.append((end, last))
         begin = end + 1
-    most = max(cut.known.teacher.num_ahead for cut in cuts)
+    teachers = [cut.known.teacher for cut in cuts]
+    most = max(teacher.num_ahead for teacher in teachers)
+    repeats = most or any(teacher.delay for teacher in teachers)
     return replace(
         student,
         nets=(
@@ -55,7 +57,7 @@ def joint_program(
         ),
         stages=(*(x for cut in cuts for x in cut.stages(first)), *student.stages),
         flows=(*flows, *((first + a, first + b) for a, b in student.flows), *read),
-        num_steps=most + _NUM_REPEATS if most else 1,
+        num_steps=most + _NUM_REPEATS if repeats else 1,
         copies=tuple(tuple(first + x for x in group) for group in student.copies),
         whole_batch_flows=frozenset(whole),
     )

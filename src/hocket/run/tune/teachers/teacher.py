@@ -31,6 +31,10 @@ class Teacher:
             `hocket.Momentum` or a `hocket.CopyEvery`; None for a frozen teacher.
         delay: by how many updates a teacher that moves may be stale; 0 when not given.
             With 1 or more its forwards run so many batches ahead.
+        look_ahead: by how many batches its forwards are ahead of the student, so that
+            they can fill more waits; each keeps the outputs of one batch more. When not
+            given, 1 for a frozen teacher, and `delay` for one that moves: with less, it
+            keeps old versions of its weights.
         mode: "eval" or "train": in which its modules run (dropout, BatchNorm); "eval"
             for a frozen teacher, "train" for one that moves, when not given. A frozen
             teacher is not saved, nor are the statistics that "train" changes in it.
@@ -50,6 +54,7 @@ class Teacher:
     _: KW_ONLY
     update: FollowerUpdate | None = None
     delay: int | None = None
+    look_ahead: int | None = None
     mode: Literal["eval", "train"] | None = None
     num_microbatches: int | None = None
     whole_batch: bool = False
@@ -73,6 +78,7 @@ class Teacher:
             )
         else:
             yield from self._delay_faults()
+            yield from self._look_ahead_faults()
         if self.mode not in (None, "eval", "train"):
             yield f"mode is {self.mode!r}: it may be 'eval' or 'train'"
         if self.num_microbatches is not None and self.num_microbatches < 1:
@@ -98,6 +104,19 @@ class Teacher:
                 'versions of buffers are not kept. Take delay=0, or buffers="own"'
             )
 
+    def _look_ahead_faults(self) -> Iterator[str]:
+        if self.look_ahead is None:
+            return
+        if self.look_ahead < 0:
+            yield f"look_ahead is {self.look_ahead}: it must be 0 or more batches"
+        most = self.delay or 0
+        if self.moves and self.look_ahead > most:
+            yield (
+                f"look_ahead is {self.look_ahead} and delay is {most}: forwards so far "
+                "ahead would read weights that are not there yet. Use at most the "
+                f"delay, or delay={self.look_ahead}"
+            )
+
     @property
     def moves(self) -> bool:
         """Whether its weights change."""
@@ -108,14 +127,16 @@ class Teacher:
         """Text of the settings, which all workers must have alike."""
         update = "none" if self.update is None else self.update.text
         return (
-            f"update {update}, delay {self.delay}, training {self.is_training}, "
-            f"num_microbatches {self.num_microbatches}, whole_batch "
-            f"{self.whole_batch}, cut {self.cut}"
+            f"update {update}, delay {self.delay}, look_ahead {self.look_ahead}, "
+            f"training {self.is_training}, num_microbatches "
+            f"{self.num_microbatches}, whole_batch {self.whole_batch}, cut {self.cut}"
         )
 
     @property
     def num_ahead(self) -> int:
-        """How many batches its forwards are ahead of the student; 1 if it is frozen."""
+        """How many batches its forwards are ahead of the student."""
+        if self.look_ahead is not None:
+            return self.look_ahead
         return (self.delay or 0) if self.moves else 1
 
     @property
