@@ -100,6 +100,7 @@ FROZEN = hocket.Teacher(nn.Linear(6, 6))
         ({"loss": two_arguments}, r"loss\(output, targets, teachers\)"),
         ({"loss": nn.CrossEntropyLoss()}, "cannot be called with three arguments"),
         ({"schedule": "pipedream-2bw"}, "the steps of schedule pipedream-2bw overlap"),
+        ({"schedule": "auto", "max_delay": 1}, "max_delay 1 has no effect with teach"),
         ({"teachers": {"my teacher": FROZEN}}, "use letters, digits, _ and -"),
         (
             {"teachers": {"teacher": hocket.Teacher(FROZEN.net, num_microbatches=3)}},

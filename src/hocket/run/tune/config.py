@@ -82,6 +82,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
         faults = [*teacher_faults(self.teachers, self.model, self.loss)]
+        if self.teachers and self.max_delay:
+            faults.append(
+                f"max_delay {self.max_delay} has no effect with teachers: their "
+                "forwards fill an order that ends each step before the next begins"
+            )
         if self.shapes is not None and self.freeze is None:
             faults.append("shapes has no effect without freeze")
         if text := "; ".join(faults):
