@@ -103,9 +103,11 @@ def emulate(
             one.
         batches: one per step: a pair `(inputs, targets)` for all nets, or a mapping of
             pairs by net. Each is cut into the net's microbatches of all replicas.
-        freeze_at: by step, the first module that still trains: from that step on,
-            everything before it has no gradient and no update, reads its newest
-            weights, and runs in evaluation mode.
+        freeze_at: by step, the first module that trains from then on: everything
+            before it has no gradient and no update, reads its newest weights, and runs
+            in evaluation mode. Where a later step names an earlier module (the model's
+            first: all train), what trains again begins with an optimizer state of
+            nothing.
         cut_at: the modules with which the stages of a net but the first begin, such as
             `pipeline.plan.stage_names[1:]`.
         schedulers: as for `Pipeline`; each stage's is stepped once per step.
@@ -180,7 +182,7 @@ def emulate(
                 nets = _make_nets(program, plans, model_of, pairs, parts)
                 updates = Updates(program, nets, optimizer_of, settings, clip_norm)
             for net in nets.values():
-                net.begin(number)
+                updates.forget_moments(net.begin(number))
             step = Step(nets, facts, loss_of, parts, program.num_replicas, seed, number)
             for group in gradient_groups(program):
                 step.run_group(group)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import ModelError, ShapeError
+from hocket.errors import ShapeError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.parameter_paths import Home
@@ -109,19 +109,28 @@ class EmulatedNet:
                     values = segment(*values, *own)
         return values
 
-    def begin(self, step: int) -> None:
-        """Freeze the layers that `freeze_at` names for this step."""
+    def begin(self, step: int) -> list[nn.Parameter]:
+        """Freeze the layers that `freeze_at` names for this step.
+
+        Returns:
+            The parameters that train again from this step on.
+        """
         num_layers = self.frozen_layers.get(step)
         if num_layers is None:
-            return
+            return []
         for segment in self.segments:
-            if segment.begin < num_layers:
-                segment.trains = False
-                segment.module.eval()  # its statistics stay, and nothing is dropped
+            is_frozen = segment.begin < num_layers
+            segment.trains = segment.is_trainable and not is_frozen
+            # Frozen, its statistics stay, and nothing is dropped.
+            segment.module.train(not is_frozen)
         training = {n for x in self.segments if x.trains for n in x.weights}
         self.frozen = [w for n, w in self.weights.items() if n not in training]
+        again = [w for n, w in self.weights.items() if n in training and w.is_frozen]
+        for weight in again:
+            weight.is_frozen = False
         for weight in self.frozen:
             weight.freeze()
+        return [weight.parameter for weight in again]
 
     def in_set(self, chosen: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Replace buffers of the first set by those of another one.
@@ -192,7 +201,7 @@ def make_net(
         if stage.follows or (stage.trainable and parameter.requires_grad)
     }
     frozen_layers = _frozen_layers(captured, plan.freeze_at)
-    edges = sorted({*boundaries, *frozen_layers.values()})
+    edges = sorted({*boundaries, *frozen_layers.values()} - {0})
     segments = _segments(captured, edges, boundaries, facts, weights)
     homes = tuple(h for x in segments for h in changing_buffers(x.module))
     sets = [_copies(homes) for _ in range(plan.num_replicas * len(plan.shares) - 1)]
@@ -243,16 +252,13 @@ def _owners(
 
 
 def _frozen_layers(captured: Captured, freeze_at: Mapping[int, str]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for step, name in sorted(freeze_at.items()):
-        (found[step],) = boundaries_from_names(captured, [name])
-    layers = list(found.values())
-    if layers != sorted(layers):
-        raise ModelError(
-            f"freeze_at {dict(freeze_at)} trains layers again that were frozen before: "
-            "a later step must name the same module or a later one"
-        )
-    return found
+    first = captured.layers[0]
+    return {
+        step: 0
+        if name in (*first.modules, first.name)
+        else boundaries_from_names(captured, [name])[0]
+        for step, name in freeze_at.items()
+    }
 
 
 def _segments(

@@ -28,11 +28,13 @@ class Weight:
         delay: by how many updates forwards read an older one.
         old: its values before each of the last `delay` updates, or predicted ones, the
             oldest first; leaves.
+        is_frozen: whether it has no updates now.
     """
 
     parameter: nn.Parameter
     delay: int
     old: deque[Tensor] = field(default_factory=deque)
+    is_frozen: bool = False
 
     def take_gradient(self) -> None:
         """Move the gradient of the old value that was read to the newest."""
@@ -41,7 +43,7 @@ class Weight:
 
     def keep(self, predicted: Tensor | None) -> None:
         """Keep the value before an update, and drop those that are too old."""
-        if not self.delay:
+        if not self.delay or self.is_frozen:
             return
         value = self.parameter if predicted is None else predicted
         self.old.append(value.detach().clone().requires_grad_())
@@ -50,7 +52,7 @@ class Weight:
 
     def freeze(self) -> None:
         """Let forwards read the newest value from now on."""
-        self.delay = 0
+        self.is_frozen = True
         self.old.clear()
 
 
@@ -62,13 +64,20 @@ class Segment:
         module: the layers, with the newest weights.
         begin: the number of the first layer.
         weights: the parameters that are updated, by name.
-        trains: whether gradients flow through it.
+        is_trainable: whether its stage is trained at all.
+
+    Attributes:
+        trains: whether gradients flow through it now.
     """
 
     module: StageModule
     begin: int
     weights: Mapping[str, Weight]
-    trains: bool
+    is_trainable: bool
+    trains: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trains = self.is_trainable
 
     def __call__(self, *values: Tensor) -> Any:
         """Compute it with the weights that its delay promises."""

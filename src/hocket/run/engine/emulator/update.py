@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -73,6 +73,13 @@ class Updates:
             parameter.detach().copy_(value)  # corrections go on without a gradient
         for follower in self._followers:
             follower.update(step)
+
+    def forget_moments(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Drop the optimizers' state of parameters that train again."""
+        for _, updater in self._updaters:
+            for parameter in parameters:
+                if updater.optimizer is not None:
+                    updater.optimizer.state.pop(parameter, None)
 
     def _clip(self) -> None:
         if self._clip_norm is None:
