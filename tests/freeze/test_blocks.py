@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -65,9 +66,16 @@ def test_a_policy_of_the_users_own_is_one() -> None:
         decider.ask(3)
 
 
-def test_refuses_to_unfreeze_without_a_way_back() -> None:
-    """With the numbers."""
-    decider = Decider(Listed((3, 1)), 4, can_unfreeze=False)
-    decider.ask(1)
-    with pytest.raises(ConfigError, match="freezes 1 layers after step 2, and 3 are"):
-        decider.ask(2)
+@dataclass(frozen=True, slots=True)
+class Keeps(Listed):
+    """Keeps a list in its state."""
+
+    def observe(self, state: Any, seen: LayerObservation) -> Any:
+        """The state with a list in it."""
+        return (1, ("a", [2]))
+
+
+def test_refuses_a_state_that_no_checkpoint_can_hold() -> None:
+    """At the first decision, not at the first save."""
+    with pytest.raises(ConfigError, match="state of Keeps holds a list after step 1"):
+        Decider(Keeps((1,)), 4).ask(1)

@@ -98,7 +98,10 @@ def test_takes_a_shape_only_if_it_saves_more_than_the_transition() -> None:
     fast = Prediction(PipelineShape(1, 2), (), 2.0, 20)
     for steps_left, expected in ((4, slow), (5, slow), (6, fast)):
         found = next_shape(
-            slow.shape, [slow, fast], steps_left=steps_left, transition_s=5.0
+            slow.shape,
+            [slow, fast],
+            steps_left=steps_left,
+            transition_s=lambda x: 5.0 * (x is fast),
         )
         assert found is expected
 
@@ -108,7 +111,7 @@ def test_takes_no_shape_that_does_not_fit() -> None:
     slow = Prediction(PipelineShape(2, 1), (3,), 3.0, 10)
     fast = Prediction(PipelineShape(1, 2), (), 2.0, 20)
     choose = partial(
-        next_shape, slow.shape, [slow, fast], steps_left=99, transition_s=0.0
+        next_shape, slow.shape, [slow, fast], steps_left=99, transition_s=lambda _: 0.0
     )
     found = choose(memory_bytes=15)
     assert found is slow

@@ -16,21 +16,21 @@ class Decider:
     Args:
         policy: what decides.
         num_layers: layers that may freeze.
-        can_unfreeze: whether layers may train again.
 
     Attributes:
         num_frozen: layers that are frozen now.
+        number: how often the policy was asked.
+        state: the policy's state.
     """
 
     policy: Policy[Any]
     num_layers: int
-    can_unfreeze: bool = True
     num_frozen: int = 0
-    _number: int = 0
-    _state: Any = field(init=False)
+    number: int = 0
+    state: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self._state = self.policy.begin()
+        self.state = self.policy.begin()
 
     def is_due(self, num_steps: int, *, epoch_ended: bool) -> bool:
         """Return whether the policy is to be asked now.
@@ -54,30 +54,37 @@ class Decider:
 
         Raises:
             ConfigError: it decides on more layers than there are, or fewer than none;
-                or unfreezes some where that is not possible.
+                or its state is no plain value.
         """
-        self._number += 1
+        self.number += 1
         seen = LayerObservation(
-            self._number,
+            self.number,
             step,
             self.num_layers,
             self.num_frozen,
             learning_rate,
             measured,
         )
-        self._state = self.policy.observe(self._state, seen)
-        decided = self.policy.decide(self._state, seen)
+        self.state = self.policy.observe(self.state, seen)
+        decided = self.policy.decide(self.state, seen)
         name = type(self.policy).__name__
+        if odd := _odd_kind(self.state):
+            raise ConfigError(
+                f"the state of {name} holds a {odd} after step {step}, which a "
+                "checkpoint cannot hold: keep None, numbers, words and tuples of them"
+            )
         if not 0 <= decided <= self.num_layers:
             raise ConfigError(
                 f"{name} freezes {decided} layers after step {step}, of "
                 f"{self.num_layers}: decide on 0 to {self.num_layers}"
             )
-        if decided < self.num_frozen and not self.can_unfreeze:
-            raise ConfigError(
-                f"{name} freezes {decided} layers after step {step}, and "
-                f"{self.num_frozen} are frozen: layers cannot train again here, so "
-                f"decide on {self.num_frozen} or more"
-            )
         self.num_frozen = decided
         return decided
+
+
+def _odd_kind(state: object) -> str:
+    """Return the type of a part of a state that is no plain value, or nothing."""
+    if isinstance(state, tuple):
+        return next(filter(None, map(_odd_kind, state)), "")
+    is_plain = state is None or isinstance(state, bool | int | float | str)
+    return "" if is_plain else type(state).__name__

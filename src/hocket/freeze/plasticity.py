@@ -12,9 +12,10 @@ train again, as new minima come into reach.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from statistics import mean
+from typing import NamedTuple
 
 from hocket.freeze.policy import (
     Interval,
@@ -25,8 +26,7 @@ from hocket.freeze.policy import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(NamedTuple):
     """What is known of the first layer that trains.
 
     Args:
@@ -92,28 +92,30 @@ class Plasticity(Interval):
 
     def observe(self, state: Watch, seen: LayerObservation) -> Watch:
         """Return the watch with the newest plasticity, or one of the next layer."""
+        state = Watch(*state)  # a plain tuple out of a checkpoint
         if self._rate_dropped(state, seen):
             return Watch()
         if seen.num_frozen != state.num_frozen:
             rate = state.rate or state.last_rate
             state = Watch(rate=rate, num_frozen=seen.num_frozen)
-        state = replace(state, last_rate=seen.learning_rate)
+        state = state._replace(last_rate=seen.learning_rate)
         if seen.num_frozen >= seen.num_layers - 1:
             return state
         newest = seen.measured[seen.num_frozen]
         if not isfinite(newest):  # says nothing about how the layer learns
-            return replace(state, values=(), num_flat=0)
+            return state._replace(values=(), num_flat=0)
         values = (*state.values, newest)[-self.window :]
         if len(values) < self.window:
-            return replace(state, values=values)
+            return state._replace(values=values)
         steep = abs(slope_of(values))
         steepest = max(state.steepest, steep)
         is_flat = steep <= self.tolerance * steepest and steep < steepest
         num_flat = state.num_flat + 1 if is_flat or not steepest else 0
-        return replace(state, values=values, steepest=steepest, num_flat=num_flat)
+        return state._replace(values=values, steepest=steepest, num_flat=num_flat)
 
     def decide(self, state: Watch, seen: LayerObservation) -> int:
         """Return one layer more if the first that trains is flat; 0 to unfreeze."""
+        state = Watch(*state)
         if state.num_frozen != seen.num_frozen:
             return 0
         return seen.num_frozen + (state.num_flat >= self.patience)

@@ -67,7 +67,10 @@ class Policy(Protocol[State]):
         """What it wants measured."""
 
     def begin(self) -> State:
-        """Return the state before the first observation: tuples, numbers, None."""
+        """Return the state before the first observation: tuples, numbers, None.
+
+        Out of a checkpoint, named tuples come back as plain ones.
+        """
 
     def observe(self, state: State, seen: LayerObservation) -> State:
         """Return the state with an observation in it."""

@@ -3,13 +3,18 @@
     6 workers    6 stages x 1 replica ─▶ 3 x 2 ─▶ 2 x 3 ─▶ 1 x 6
 
 A shape is taken when it fits the memory, and what it saves over the rest of the run is
-more than the transition takes.
+more than the transition takes (`transition.py`).
+
+The number of microbatches follows: the replicas share those of the whole batch, whose
+number stays, so that a replica of D has M/D of M. They are the same samples in every
+shape, so that gradients, batch norms and dropout masks are the same, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -87,6 +92,18 @@ class Frozen:
         cut = Balancer(seconds, messages).cut(num_stages)
         begins = tuple(self.num_frozen + place for place in cut)
         return (self.num_frozen, *begins) if self.num_frozen else begins
+
+    def layers_on(
+        self, boundaries: Sequence[int], num_stages: int
+    ) -> tuple[range, ...]:
+        """Return the layers of each device of a cut, the frozen ones on the first.
+
+        Args:
+            boundaries: see `boundaries`.
+            num_stages: the stages that train, one on each device.
+        """
+        begins = (0, *boundaries[len(boundaries) - num_stages + 1 :], len(self.layers))
+        return tuple(range(a, b) for a, b in pairwise(begins))
 
     def costs(self, boundaries: Sequence[int]) -> Costs:
         """Return the costs of the stages of a cut."""
@@ -184,16 +201,17 @@ def next_shape(
     predictions: Sequence[Prediction],
     *,
     steps_left: int,
-    transition_s: float,
+    transition_s: Callable[[Prediction], float],
     memory_bytes: int | None = None,
 ) -> Prediction:
     """Return the shape with which the rest of the run is over first.
 
     Args:
-        now: the present shape, which needs no transition.
-        predictions: those of all shapes that are possible, the present one among them.
-        steps_left: steps until the run, or the next decision, ends.
-        transition_s: seconds of a change of shape.
+        now: the present shape.
+        predictions: those of all shapes that are possible.
+        steps_left: steps until the run ends; or, if that is not known, until the next
+            decision.
+        transition_s: returns the seconds until a shape is taken.
         memory_bytes: what each device has; None: enough.
 
     Raises:
@@ -212,8 +230,7 @@ def next_shape(
         )
 
     def rest_s(option: Prediction) -> float:
-        moves_s = 0.0 if option.shape == now else transition_s
-        return steps_left * option.step_s + moves_s
+        return steps_left * option.step_s + transition_s(option)
 
     # Of shapes that are equally fast, the present one.
     return min(fits, key=lambda x: (rest_s(x), x.shape != now))

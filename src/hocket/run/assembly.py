@@ -152,7 +152,7 @@ def _assembled(
     stack.callback(executor.sync.give_up)
     freezing = None
     if config.freeze is not None:
-        freezing = make_freezing(config, captured, executor, context)
+        freezing = make_freezing(config, captured, plan, executor, context)
     return plan, executor, freezing
 
 

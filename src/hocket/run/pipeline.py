@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import ConfigError
 from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.manager import CheckpointManager
@@ -22,10 +22,10 @@ from hocket.run.data.loader import check_last_batch, check_same_length, recorded
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.reshape import PlayedLayout
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.gather import gather_state, holders_of
+from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
@@ -76,11 +76,11 @@ class Pipeline(WorkerRun):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             layout = self._layout = make_layout(world, config.num_replicas)
-            self.plan, executor, self._freezing = assemble(
+            plan, executor, self._freezing = assemble(
                 config, world, layout, recorder, self._stack, timeout_s
             )
-            plan = self.plan
-            self._epoch_ended = False
+            self.plan = plan
+            self._transition_s = 0.0  # of the change of layout before this step
             self._sizes_of = part_sizes(plan.schedule.program)
             self._outline = Outline.of(config.model).joined(
                 {
@@ -93,11 +93,10 @@ class Pipeline(WorkerRun):
             self._driver = Driver(executor, recorder, self._playing)
             self._checkpoints = CheckpointManager(
                 self._outline,
-                executor,
-                plan,
-                layout,
+                PlayedLayout(plan, executor, layout),
                 world,
                 recorder,
+                self._freezing,
                 timeout_s=timeout_s,
             )
             self._stack.callback(self._checkpoints.release)
@@ -158,6 +157,9 @@ class Pipeline(WorkerRun):
         is_sized = self._check_loader(loader)
         check_last_batch(loader, self._num_parts)
         size = self._accumulate
+        if self._freezing is not None:
+            num_batches = len(loader) if isinstance(loader, Sized) else 0
+            self._freezing.epoch_end = self._step + ceil(num_batches / size)
         batches = recorded_batches(
             self._worker_loader(loader),
             self._recorder,
@@ -171,7 +173,8 @@ class Pipeline(WorkerRun):
         steps = map(self._next_batches, grouped(batches, size))
         for result in self._driver.train(steps, drains):
             yield self._described(result)
-        self._epoch_ended = True
+        if self._freezing is not None:
+            self._freezing.epoch_ended = True
         if overlaps and not is_sized:
             with self._reported():
                 self._batch_counts.agree()
@@ -310,12 +313,10 @@ class Pipeline(WorkerRun):
             keep: how many checkpoints to keep: the newest. None keeps all.
 
         Raises:
-            ConfigError: layers may freeze.
             DataError: `data` is not JSON.
             CheckpointError: it could not be written, or another run saves there. Older
                 checkpoints are unchanged, and training may go on.
         """
-        self._refuse_checkpoints()
         self._drain()
         with self._reported():
             self._checkpoints.save(
@@ -340,17 +341,16 @@ class Pipeline(WorkerRun):
             The `data` that `save` was given.
 
         Raises:
-            ConfigError: layers may freeze.
             CheckpointError: there is none, or it is of another model, or damaged.
                 Nothing was changed.
         """
-        self._refuse_checkpoints()
         self._drain()
         with self._reported():
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous
             )
             self._step = loaded.step
+            self._go_on_with(self._checkpoints.played)
             self._driver.resume_from(loaded.step)
         return loaded.data
 
@@ -371,7 +371,7 @@ class Pipeline(WorkerRun):
 
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
-        self._freeze_if_due()
+        self._freeze_if_due(batches[0])
         device, salts = self.world.device, [digest(batch) for batch in batches]
         here = [on_device(batch, device) for batch in batches]
         by_net = [
@@ -393,40 +393,44 @@ class Pipeline(WorkerRun):
             for parts in zip(*by_net, strict=True)
         ]
 
-    def _refuse_checkpoints(self) -> None:
-        if self._freezing is not None:
-            raise ConfigError(
-                "checkpoints do not hold which layers are frozen: with freeze= keep "
-                "the weights of state_dict()"
-            )
-
-    def _freeze_if_due(self) -> None:
+    def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""
-        freezing, epoch_ended = self._freezing, self._epoch_ended
-        self._epoch_ended = False
-        if freezing is None or not freezing.is_due(self._step, epoch_ended=epoch_ended):
+        freezing = self._freezing
+        if freezing is None or not freezing.is_due(self._step):
             return
         self._driver.finish()
         with self._reported():
-            now = PlayedLayout(self.plan, self._executor, self._layout)
-            played = freezing.follow(self._step, now)
-            if played.executor is self._executor:
-                return
-            self.plan, self._executor = played.plan, played.executor
-            self._layout = played.layout
-            self._stack.callback(played.executor.sync.give_up)
-            self._sizes_of = part_sizes(played.plan.schedule.program)
-            self._driver.go_on_with(played.executor)
-            self._checkpoints.go_on_with(played.executor, played.plan, played.layout)
-            self._evaluator = self._make_evaluator()
+            now = self._checkpoints.played
+            played = freezing.follow(self._step, now, batch)
+            if played is not now:
+                self._checkpoints.go_on_with(played)
+                self._go_on_with(played)
+                self._transition_s = freezing.transition_s
+
+    def _go_on_with(self, played: PlayedLayout) -> None:
+        """Play another layout, or the same, from the next step on."""
+        if played.executor is self._executor:
+            return
+        self.plan, self._executor = played.plan, played.executor
+        self._layout = played.layout
+        self._stack.callback(played.executor.sync.give_up)
+        self._sizes_of = part_sizes(played.plan.schedule.program)
+        self._driver.go_on_with(played.executor)
+        self._evaluator = self._make_evaluator()
 
     def _described(self, result: StepResult) -> StepResult:
-        """Return a result with what is frozen, and the layout that played it."""
+        """Return a result with the layout that played it, and what is frozen."""
+        layout = self._checkpoints.played.shape
         if self._freezing is None:
-            return result
+            return replace(result, layout=layout)
         self._freezing.after_step(self._executor, skipped=result.skipped)
-        shape = f"{self._layout.num_devices}x{self._layout.num_replicas}"
-        return replace(result, num_frozen=self._freezing.num_frozen, layout=shape)
+        transition_s, self._transition_s = self._transition_s, 0.0
+        return replace(
+            result,
+            layout=layout,
+            num_frozen=self._freezing.num_frozen,
+            transition_s=transition_s,
+        )
 
     def _make_evaluator(self) -> Evaluator:
         return Evaluator(

@@ -26,10 +26,12 @@ ENTRY = "tests.run.support.freezing_workers:train_freezing"
 NUM_FROZEN = {
     "fixed": [0, 0, 4, 4, 6, 6, 7, 7, 7],  # two stages keep a block and the head
     "recut": [0, 0, 4, 4, 6, 6, 7, 7, 8],
+    "there and back": [0, 0, 4, 4, 6, 6, 2, 2, 7],
 }
 LAYOUTS = {
     "fixed": ["2x1"] * NUM_STEPS,
     "recut": ["4x1"] * 2 + ["2x2"] * 2 + ["1x4"] * 5,
+    "there and back": ["4x1"] * 2 + ["2x2"] * 2 + ["1x4"] * 2 + ["4x1"] * 2 + ["1x4"],
 }
 
 
@@ -38,7 +40,7 @@ LAYOUTS = {
     [
         (2, "fixed", "plain", "BatchNorm1d", "1f1b", "alpha"),
         (4, "recut", "plain", "LayerNorm", "1f1b", "alpha"),
-        (4, "recut", "clipped", "LayerNorm", "gpipe", "alpha"),
+        (4, "recut", "clipped", "LayerNorm", "gpipe", "there and back"),
         (2, "chosen", "plain", "LayerNorm", "1f1b", "gradients"),
     ],
 )
@@ -62,8 +64,9 @@ def test_equals_one_process(
     expected, model = emulated(options, norm, [x[0] for x in found[0]["results"]])
     for answer in found:
         frozen, layouts, losses, _ = zip(*answer["results"], strict=True)
-        assert list(frozen) == NUM_FROZEN.get(shapes, list(frozen))
-        assert {*layouts} <= {"2x1", "1x2"} or list(layouts) == LAYOUTS[shapes]
+        key = policy if policy in LAYOUTS else shapes
+        assert list(frozen) == NUM_FROZEN.get(key, list(frozen))
+        assert {*layouts} <= {"2x1", "1x2"} or list(layouts) == LAYOUTS[key]
         assert losses == pytest.approx(expected, rel=1e-10)
         state = answer["state"]
         for name, value in model.state_dict().items():

@@ -67,7 +67,11 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
         ({"recompute": "all"}, "recompute does not go together"),
         ({"cut": ()}, "cut names the stages of one shape"),
         ({"schedule": "auto"}, "schedule='auto' is chosen once"),
-        ({"freeze": hocket.freeze.Plasticity()}, "decides by activations"),
+        (
+            {"freeze": hocket.freeze.Plasticity(), "num_microbatches": 8},
+            "a microbatch has 1: take fewer microbatches",
+        ),
+        ({"freeze": None, "num_run_steps": 9}, "num_run_steps has no effect without"),
         ({"freeze": None, "shapes": {}}, "shapes has no effect without freeze"),
         ({"shapes": {2: (2, 1)}}, "2x1 from 2 frozen layers on"),
         (
@@ -80,14 +84,6 @@ def test_refuses(tmp_path: Path, options: dict[str, Any], match: str) -> None:
     """Before the first step."""
     with pytest.raises(ConfigError, match=match):
         make_pipeline(tmp_path, **options)
-
-
-def test_refuses_checkpoints(tmp_path: Path) -> None:
-    """And goes on."""
-    with make_pipeline(tmp_path) as pipeline:
-        with pytest.raises(ConfigError, match="do not hold which layers are frozen"):
-            pipeline.save(tmp_path / "checkpoints")
-        pipeline.step(batch())
 
 
 def test_refuses_parameters_frozen_by_hand(tmp_path: Path) -> None:
@@ -123,6 +119,30 @@ class Tied(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """From x_BW to x_BW."""
         return self.head(torch.tanh(self.blocks(torch.tanh(self.stem(x)))))
+
+
+class Repeated(nn.Module):
+    """The second block runs twice: before and behind the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From x_BW to x_BW."""
+        for i in (0, 1, 2, 1):
+            x = torch.tanh(self.blocks[i](x))
+        return self.head(x)
+
+
+def test_refuses_an_edge_inside_a_shared_block() -> None:
+    """Frozen before the third block, it would still train behind it."""
+    model = Repeated()
+    modules = freezable_modules(model, "blocks.*")
+    captured = capture(model, (torch.randn(8, 4),), cut=modules[1:])
+    with pytest.raises(ConfigError, match=r"blocks\.1\.weight is used by .* and by"):
+        frozen_edges(captured, modules)
 
 
 def test_refuses_a_weight_on_both_sides_of_an_edge() -> None:

@@ -18,6 +18,7 @@ import hocket
 from hocket.core.program import Program
 from hocket.freeze import Alpha, ArgminGradient, Policy
 from hocket.freeze.policy import Interval, LayerObservation, Measures
+from hocket.run.cluster.world import World
 from tests.run.support.bad_input_workers import join
 from tests.run.support.short_measurements import SHORT
 
@@ -89,6 +90,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "clipped": {"clip_norm": 0.05, "scheduler": warm_up},
     "averaged": {"ema_decay": 0.9},
+    "all": {"clip_norm": 0.05, "scheduler": warm_up, "ema_decay": 0.9},
 }
 
 
@@ -110,6 +112,17 @@ class OneMore(Interval):
     def decide(self, state: None, seen: LayerObservation) -> int:
         """One more."""
         return seen.number
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(OneMore):
+    """Freezes as many layers as a list says, decision by decision."""
+
+    numbers: tuple[int, ...] = ()
+
+    def decide(self, state: None, seen: LayerObservation) -> int:
+        """The next number."""
+        return self.numbers[seen.number - 1]
 
 
 def train_many_layouts() -> Any:
@@ -200,7 +213,32 @@ def measure_briefly() -> None:
 POLICIES: Final[dict[str, Policy[Any]]] = {
     "alpha": Alpha(1 / 2, every_steps=2),
     "gradients": ArgminGradient(1 / 2, every_steps=2),
+    "there and back": Listed(numbers=(4, 6, 2, 7), every_steps=2),
 }
+
+
+def make_pipeline(
+    case: dict[str, str], world: World | None = None, **options: Any
+) -> hocket.Pipeline:
+    """A pipeline of a case: options, norm, schedule, policy and shapes."""
+    norm = getattr(nn, case.get("norm", "LayerNorm"))
+    given = {
+        "freeze": POLICIES[case["policy"]],
+        "shapes": SHAPES[case["shapes"]],
+        **OPTIONS[case["options"]],
+        **options,
+    }
+    return hocket.Pipeline(
+        make_model(norm),
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=make_batches()[0],
+        schedule=case.get("schedule", "1f1b"),
+        num_microbatches=NUM_PARTS,
+        seed=3,
+        world=world,
+        **given,
+    )
 
 
 def train_freezing(
@@ -210,34 +248,33 @@ def train_freezing(
     measure_briefly()
     world = join()
     torch.set_num_threads(1)
+    case = {
+        "shapes": shapes,
+        "options": options,
+        "norm": norm,
+        "schedule": schedule,
+        "policy": policy,
+    }
     batches = make_batches()
-    with hocket.Pipeline(
-        make_model(getattr(nn, norm)),
-        F.cross_entropy,
-        optimizer=ADAMW,
-        example=batches[0],
-        schedule=schedule,
-        num_microbatches=NUM_PARTS,
-        freeze=POLICIES[policy],
-        shapes=SHAPES[shapes],
-        seed=3,
-        world=world,
-        **OPTIONS[options],
-    ) as pipeline:
-        results = [
-            [x.num_frozen, x.layout, x.loss, x.grad_norm]
-            for x in pipeline.train(batches)
-        ]
-        state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
-        averages = {}
-        if "ema_decay" in OPTIONS[options]:
-            averages = pipeline.state_dict(ema=True)
-        evaluated = pipeline.evaluate(batches).loss
+    with make_pipeline(case, world) as pipeline:
+        found = rest_of(pipeline, 0)
+        found["evaluated"] = pipeline.evaluate(batches).loss
+    return found
+
+
+def rest_of(pipeline: hocket.Pipeline, first: int) -> dict[str, Any]:
+    """Train from a step to the end; results, weights and averages."""
+    results = [
+        [x.num_frozen, x.layout, x.loss, x.grad_norm]
+        for x in pipeline.train(make_batches()[first:])
+    ]
+    averages = {}
+    if any(x.ema is not None for x in pipeline._executor.updaters.values()):
+        averages = pipeline.state_dict(ema=True)
     return {
         "results": results,
-        "state": state,
+        "state": {name: x.tolist() for name, x in pipeline.state_dict().items()},
         "averages": {name: x.tolist() for name, x in averages.items()},
-        "evaluated": evaluated,
     }
 
 
@@ -246,11 +283,8 @@ def emulated(
 ) -> tuple[list[float], Model]:
     """One process that freezes as many layers at each step."""
     model = make_model(getattr(nn, norm))
-    names = {
-        step: f"blocks.{number}" if number < 8 else "head"
-        for step, number in enumerate(num_frozen)
-        if number
-    }
+    firsts = ["stem", *(f"blocks.{i}" for i in range(1, 8)), "head"]
+    names = {step: firsts[number] for step, number in enumerate(num_frozen)}
     history = hocket.emulate(
         Program.chain([0], NUM_PARTS),
         model,

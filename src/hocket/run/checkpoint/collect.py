@@ -11,6 +11,7 @@ Written by the first replica, each tensor by the device of the first stage that 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
+from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.weights.updater import Updater
 
 _NO_OPTIONS: Final = frozenset({"params", "param_names"})
@@ -59,15 +61,21 @@ class WorkerShare:
 
 
 def collect(
-    executor: Executor, plan: Plan, layout: Layout, world: World
+    played: PlayedLayout, world: World, watched: Mapping[str, Tensor]
 ) -> WorkerShare:
     """Return what this worker must write; nothing is copied.
+
+    Args:
+        played: what the workers play.
+        world: the job.
+        watched: what a freezing policy measured of this worker's weights, by name.
 
     Raises:
         CheckpointError: an optimizer or a schedule keeps what a checkpoint cannot hold.
     """
+    executor, layout = played.executor, played.layout
     random = random_state(world.device)
-    held = _held(plan, layout.device)
+    held = _held(played.plan, layout.device)
     if layout.replica:
         buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
         return WorkerShare(layout.rank, layout.replica, buffers, (), random)
@@ -86,6 +94,7 @@ def collect(
         Section.OPTIMIZER: kept,
         Section.OLD: old_weights(executor.runners.values(), held),
         Section.CORRECTION: kept_tensors(executor.updaters.values(), held),
+        Section.WATCHED: {name: x for name, x in watched.items() if name in held},
     }
     return WorkerShare(layout.rank, 0, tensors, updates, random)
 

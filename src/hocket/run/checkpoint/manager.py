@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,9 +21,10 @@ from hocket.run.checkpoint.background import BackgroundWriter
 from hocket.run.checkpoint.collect import WorkerShare, collect, describe
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.format.lock import FolderLock, token_in
-from hocket.run.checkpoint.format.manifest import RunRecord
+from hocket.run.checkpoint.format.manifest import FreezingRecord, RunRecord
 from hocket.run.checkpoint.format.newest import find, previous
 from hocket.run.checkpoint.format.opened import (
+    OpenedCheckpoint,
     check_pointer,
     check_tensors,
     open_checkpoint,
@@ -32,18 +33,19 @@ from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.restore import (
     Key,
     RestorePlan,
+    check_fits,
     check_states,
     make_restore_plan,
     restore,
+    watched_tensors,
 )
 from hocket.run.checkpoint.snapshot import HostCopies
-from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.store.poll import poll
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.plan import Plan
+from hocket.run.engine.played_layout import PlayedLayout
 
 log = logging.getLogger(__name__)
 
@@ -69,35 +71,66 @@ class Loaded:
     data: Any
 
 
+class LayerFreezing(Protocol):
+    """What freezes layers and changes the layout, as checkpoints see it."""
+
+    def record(self, played: PlayedLayout) -> FreezingRecord:
+        """Return the frozen layers and the policy's state."""
+
+    def watched(self, executor: Executor) -> Mapping[str, Tensor]:
+        """Return what the policy measured of this worker's weights, by name."""
+
+    def enter(
+        self, saved: FreezingRecord | None, now: PlayedLayout, step: int
+    ) -> PlayedLayout:
+        """Cut the net as it was saved; every worker must call this.
+
+        Raises:
+            CheckpointError: the checkpoint's layers cannot be frozen here; raised on
+                all workers, and nothing is changed.
+        """
+
+    def leave(self, before: PlayedLayout, after: PlayedLayout) -> None:
+        """Undo `enter`."""
+
+    def resume(
+        self,
+        saved: FreezingRecord | None,
+        played: PlayedLayout,
+        watched: Mapping[str, Tensor],
+    ) -> None:
+        """Restore the policy's state, once the weights are restored."""
+
+
 class CheckpointManager:
     """Saves and loads for one worker of a pipeline.
 
     Args:
         outline: the uncut model's outline.
-        executor: this worker's stages.
-        plan: the plan, with each device's tensors.
-        layout: the ranks by device and replica.
+        played: what the workers play.
         world: the job.
         recorder: records saves and loads.
+        freezing: freezes layers while training runs; None if nothing does.
         timeout_s: how long workers wait for each other, beside the time for the disk.
+
+    Attributes:
+        played: what the workers play; a load may change it.
     """
 
     def __init__(
         self,
         outline: Outline,
-        executor: Executor,
-        plan: Plan,
-        layout: Layout,
+        played: PlayedLayout,
         world: World,
         recorder: FlightRecorder,
+        freezing: LayerFreezing | None,
         *,
         timeout_s: float,
     ) -> None:
         self._outline = outline
         self._recorder = recorder
-        self._executor = executor
-        self._plan = plan
-        self._layout = layout
+        self.played = played
+        self._freezing = freezing
         self._world = world
         disk_s = _STATE_PER_WEIGHT * outline.parameter_bytes / _SLOW_BYTES_PER_S
         self._timeout_s = timeout_s + disk_s
@@ -108,11 +141,10 @@ class CheckpointManager:
         self._folder: Path | None = None
         self._base: RunRecord | None = None
 
-    def go_on_with(self, executor: Executor, plan: Plan, layout: Layout) -> None:
+    def go_on_with(self, played: PlayedLayout) -> None:
         """Save and load the stages of another layout from now on."""
         self._writer.wait()
-        self._executor, self._plan, self._layout = executor, plan, layout
-        self._base = None
+        self.played, self._base = played, None
 
     def save(
         self, folder: Path, step: int, *, data: Any, background: bool, keep: int | None
@@ -161,8 +193,12 @@ class CheckpointManager:
             found = self._read(path, exchange)
             if not isinstance(found, str):
                 needs, tensors = found
-                restore(needs, tensors, self._executor, self._layout, self._world)
+                executor, layout = self.played.executor, self.played.layout
+                restore(needs, tensors, executor, layout, self._world)
                 run = needs.opened.manifest.run
+                if self._freezing is not None:
+                    watched = watched_tensors(needs, tensors)
+                    self._freezing.resume(run.freezing, self.played, watched)
                 return Loaded(path, run.step, run.data)
             faults.append(found)
             log.warning("%s", found)
@@ -215,14 +251,20 @@ class CheckpointManager:
     def _run(self) -> RunRecord:
         """Return the run's record, without the step and the user's data."""
         if self._base is None:
-            self._base = describe(self._outline, self._executor, self._layout)
-        scaler = self._executor.scaler
-        state = None if scaler is None else scaler.state_dict()
-        runner = next(iter(self._executor.runners.values()))
-        return replace(self._base, seed=runner.seed, scaler=state)
+            executor, layout = self.played.executor, self.played.layout
+            self._base = describe(self._outline, executor, layout)
+        executor, freezing = self.played.executor, None
+        state = None if executor.scaler is None else executor.scaler.state_dict()
+        runner = next(iter(executor.runners.values()))
+        if self._freezing is not None:
+            freezing = self._freezing.record(self.played)
+        return replace(self._base, seed=runner.seed, scaler=state, freezing=freezing)
 
     def _collected(self) -> WorkerShare:
-        return collect(self._executor, self._plan, self._layout, self._world)
+        watched: Mapping[str, Tensor] = {}
+        if self._freezing is not None:
+            watched = self._freezing.watched(self.played.executor)
+        return collect(self.played, self._world, watched)
 
     def _copied(self) -> WorkerShare:
         share = self._collected()
@@ -231,11 +273,55 @@ class CheckpointManager:
     def _read(
         self, path: Path, exchange: StoreExchange
     ) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
+        """Read what this worker needs, in the layout in which it was saved.
+
+        Returns:
+            What was read, and `played` is the layout for it; or the damage if any
+            worker finds some.
+
+        Raises:
+            CheckpointError: it does not fit, on some worker.
+        """
+        if self._freezing is None:
+            return self._read_into_layout(path, exchange)
+        opened: list[OpenedCheckpoint] = []
+
+        def open_here() -> str:
+            try:
+                opened.append(open_checkpoint(path))
+                check_fits(opened[0], self._outline, self._run())
+            except DamagedError as error:
+                return str(error)
+            return ""
+
+        damages = _agreed(exchange, f"open {path.name}", open_here)
+        if any(damages):
+            return next(str(x) for x in damages if x)
+        before, run = self.played, opened[0].manifest.run
+        self.played = self._freezing.enter(run.freezing, before, run.step)
+        try:
+            found = self._read_into_layout(path, exchange)
+        except CheckpointError:
+            self._return_to(before)
+            raise
+        if isinstance(found, str):
+            self._return_to(before)
+        return found
+
+    def _return_to(self, before: PlayedLayout) -> None:
+        after, self.played = self.played, before
+        if after is not before and self._freezing is not None:
+            self._freezing.leave(before, after)
+
+    def _read_into_layout(
+        self, path: Path, exchange: StoreExchange
+    ) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
         """Read what this worker needs; return the damage if any worker finds some.
 
         Raises:
             CheckpointError: it does not fit, on some worker.
         """
+        played = self.played
         found: list[tuple[RestorePlan, dict[Key, Tensor]]] = []
 
         def read() -> str:
@@ -243,15 +329,16 @@ class CheckpointManager:
                 needs = make_restore_plan(
                     open_checkpoint(path),
                     self._outline,
-                    self._executor,
-                    self._plan,
-                    self._layout,
+                    played.executor,
+                    played.plan,
+                    played.layout,
                     self._run(),
                 )
                 if exchange.rank == 0:
                     check_tensors(needs.spare)
                 tensors = read_tensors(needs.locations)
-                check_states(needs, tensors, self._executor, self._layout, self._world)
+                executor, layout = played.executor, played.layout
+                check_states(needs, tensors, executor, layout, self._world)
                 found.append((needs, tensors))
             except DamagedError as error:
                 return str(error)
@@ -274,7 +361,7 @@ class CheckpointManager:
         prefix = f"checkpoint {self._num_exchanges}"
         exchange = self._world.exchange
         return StoreExchange(
-            dist.PrefixStore(prefix, self._executor.store),
+            dist.PrefixStore(prefix, self.played.executor.store),
             exchange.rank,
             exchange.world_size,
             self._timeout_s,

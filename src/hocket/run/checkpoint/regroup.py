@@ -5,11 +5,13 @@
 
 A parameter keeps its state, and its group's options: all parameters of a
 group must have had the same. A schedule keeps some numbers per group, which follow it.
+Parameters that were frozen by a policy had neither: they begin with zero moments, in
+the group of those that were trained, or in the saved group of their own group's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,14 +66,23 @@ class SavedUpdates:
     Args:
         parts: the checkpoint's parts.
         names: the names in the checkpoint, by the model's names.
+        frozen: the parameters that a policy had frozen, by their names there.
     """
 
-    def __init__(self, parts: Iterable[WorkerPart], names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        parts: Iterable[WorkerPart],
+        names: Mapping[str, str],
+        frozen: Collection[str] = (),
+    ) -> None:
         self._names = names
+        self._frozen = frozenset(frozen)
+        self._records: list[UpdateRecord] = []
         self._homes: dict[str, SavedParameter] = {}
         self._states: dict[str, Any] = {}
         for part in parts:
             for updates in part.updates:
+                self._records.append(updates)
                 self._states.update(updates.states)
                 for i, group in enumerate(updates.groups):
                     for name in group.parameters:
@@ -91,7 +102,12 @@ class SavedUpdates:
             CheckpointError: a parameter was not trained when it was saved, those of a
                 group had different options, or another optimizer trained them.
         """
-        homes = [[self._saved_parameter(name) for name in names] for names in groups]
+        trained = [[x for x in names if not self._was_frozen(x)] for names in groups]
+        homes = [
+            [self._saved_parameter(name) for name in names]
+            or self._of_group(i, len(groups) if own else 0)
+            for i, (names, own) in enumerate(zip(trained, groups, strict=True))
+        ]
         for home in (home for own in homes for home in own):
             saved = home.updates
             if (saved.optimizer, saved.scheduler) != (optimizer, scheduler):
@@ -102,7 +118,7 @@ class SavedUpdates:
                 )
         options = [
             self._options(names, own) if own else {}
-            for names, own in zip(groups, homes, strict=True)
+            for names, own in zip(trained, homes, strict=True)
         ]
         states = {
             name: self._states[self._names[name]]
@@ -111,6 +127,16 @@ class SavedUpdates:
             if self._names[name] in self._states
         }
         return RegroupedUpdates(tuple(options), states, _scheduler(homes))
+
+    def _was_frozen(self, name: str) -> bool:
+        return self._names[name] in self._frozen
+
+    def _of_group(self, number: int, num_groups: int) -> list[SavedParameter]:
+        """Return a place in any saved group of a number; all were frozen here."""
+        for updates in self._records:
+            if len(updates.groups) == num_groups:
+                return [SavedParameter(updates, number)]
+        return []
 
     def _saved_parameter(self, name: str) -> SavedParameter:
         home = self._homes.get(self._names[name])
@@ -125,7 +151,7 @@ class SavedUpdates:
         self, names: Sequence[str], homes: list[SavedParameter]
     ) -> dict[str, Any]:
         found = [home.updates.groups[home.group].options for home in homes]
-        for name, options in zip(names, found, strict=True):
+        for name, options in zip(names, found, strict=False):  # none if all were frozen
             if options != found[0]:
                 key = next(x for x in found[0] if options.get(x) != found[0][x])
                 raise CheckpointError(

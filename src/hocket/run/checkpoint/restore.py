@@ -41,6 +41,17 @@ Key = tuple[Section, str]
 T = TypeVar("T")
 
 
+def check_fits(opened: OpenedCheckpoint, outline: Outline, here: RunRecord) -> None:
+    """Check that a checkpoint is of this model, and of a run with equal settings.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    match_names(opened.path, opened.locations(Section.WEIGHTS), outline.state)
+    if not opened.manifest.run.weights_only:
+        check_setup(opened.path, opened.manifest.run, here)
+
+
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
     """The state that a worker takes from a checkpoint.
@@ -98,7 +109,10 @@ def make_restore_plan(
         locations |= _state_places(opened, names, updates, executor)
         locations |= _replica_places(opened, layout)
         locations |= _delay_places(opened, names, num_old, resumed, executor)
+        locations |= _watched_places(opened, names, executor)
+    watched = opened.locations(Section.WATCHED)
     used = {
+        Section.WATCHED: watched if run.freezing and here.freezing else (),
         Section.OLD: old_places(opened, names, num_old),
         Section.CORRECTION: _of(Section.CORRECTION, locations),
     }
@@ -185,7 +199,9 @@ def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
 def _updates(
     opened: OpenedCheckpoint, names: Mapping[str, str], executor: Executor
 ) -> dict[int, RegroupedUpdates]:
-    saved = SavedUpdates(opened.parts, names)
+    freezing = opened.manifest.run.freezing
+    frozen = () if freezing is None else freezing.parameters
+    saved = SavedUpdates(opened.parts, names, frozen)
     found = {}
     for stage, updater in executor.updaters.items():
         if updater.optimizer is None:
@@ -263,6 +279,28 @@ def _delay_places(
         kept = kept_places(opened, each)
         found |= {(Section.CORRECTION, name): place for name, place in kept.items()}
     return found
+
+
+def _watched_places(
+    opened: OpenedCheckpoint, names: Mapping[str, str], executor: Executor
+) -> dict[Key, TensorLocation]:
+    """Return the locations of what a policy measured of the weights that are here."""
+    watched = opened.locations(Section.WATCHED)
+    return {
+        (Section.WATCHED, names[name]): watched[names[name]]
+        for runner in executor.runners.values()
+        for name in runner.saved_state(parameters=True)
+        if names[name] in watched
+    }
+
+
+def watched_tensors(
+    restored: RestorePlan, tensors: Mapping[Key, Tensor]
+) -> dict[str, Tensor]:
+    """Return what a policy measured, by the model's names, of the weights here."""
+    read = _of(Section.WATCHED, tensors)
+    names = restored.names.items()
+    return {name: read[stored] for name, stored in names if stored in read}
 
 
 def _spare(

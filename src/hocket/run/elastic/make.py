@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from hocket.core.schedule import Schedule
+from hocket.freeze.policy import Measures
 from hocket.freeze.shapes import shapes_of
 from hocket.model.capture.captured import Captured
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
-from hocket.run.elastic.freezing import Freezing
+from hocket.run.elastic.activations import ActivationMeasure
+from hocket.run.elastic.freezing import Freezing, FreezingOptions
+from hocket.run.elastic.measures import GradientMeasure, LayerMeasure, NoMeasure
 from hocket.run.elastic.reshape import Reshaper, SameSettings
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.nets.net import NetOnWorker
@@ -20,6 +27,7 @@ from hocket.run.tune.order import make_order
 def make_freezing(
     config: PipelineConfig,
     captured: Captured,
+    plan: Plan,
     executor: Executor,
     context: WorkerContext,
 ) -> Freezing:
@@ -28,6 +36,7 @@ def make_freezing(
     Args:
         config: the pipeline's, with a policy.
         captured: the captured model.
+        plan: of the first layout.
         executor: this worker's stages in the first layout.
         context: this worker's connections.
 
@@ -36,6 +45,7 @@ def make_freezing(
         ConfigError: a weight is shared across an edge; or a shape is not possible.
     """
     assert config.freeze is not None
+    played = PlayedLayout(plan, executor, context.layout)
     modules = freezable_modules(config.model, config.freeze.layers)
     edges = frozen_edges(captured, modules)
     net = NetOnWorker(executor.plan.program.nets[0].name, captured)
@@ -48,17 +58,22 @@ def make_freezing(
         config.seed,
         tuple(name for name, _ in config.model.named_parameters()),
     )
-    freezing = Freezing(
-        config.freeze,
-        modules,
-        edges,
-        config.shapes,
-        config.memory_bytes,
-        Reshaper(job, net, context),
-        context.world,
+    options = FreezingOptions(
+        config.freeze, config.shapes, config.memory_bytes, config.num_run_steps
     )
-    freezing.watch(executor)
-    return freezing
+    world = context.world
+    measure: LayerMeasure = NoMeasure()
+    match config.freeze.measures:
+        case Measures.NOTHING:
+            pass
+        case Measures.GRADIENTS:
+            measure = GradientMeasure(modules[: len(edges)], world)
+        case Measures.ACTIVATIONS:
+            measure = ActivationMeasure(net, edges, config.num_parts, world)
+        case _:
+            assert_never(config.freeze.measures)
+    reshaper = Reshaper(job, net, context)
+    return Freezing(options, modules, edges, measure, reshaper, world, played)
 
 
 def other_layouts(

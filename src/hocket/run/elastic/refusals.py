@@ -25,10 +25,13 @@ def refuse_with_freezing(config: PipelineConfig, policy: Policy[Any]) -> None:
 
 def _faults(config: PipelineConfig, policy: Policy[Any]) -> Iterator[str]:
     if policy.measures is Measures.ACTIVATIONS:
-        yield (
-            "it decides by activations, which a pipeline does not measure: take "
-            "hocket.freeze.Alpha, or a policy that looks at gradients"
-        )
+        num_samples = config.microbatches()[0].num_samples
+        if num_samples < 2:
+            yield (
+                "it compares the activations of samples with each other, and a "
+                f"microbatch has {num_samples}: take fewer microbatches, or a larger "
+                "batch"
+            )
     yield from _order_faults(config)
     for name, value, plain in (
         ("teachers", config.teachers, {}),

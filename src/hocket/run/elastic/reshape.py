@@ -32,6 +32,7 @@ from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
+from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
@@ -64,21 +65,6 @@ class SameSettings:
     parameter_names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedLayout:
-    """What the workers play in one layout.
-
-    Args:
-        plan: what was decided.
-        executor: this worker's.
-        layout: the ranks by device and replica.
-    """
-
-    plan: Plan
-    executor: Executor
-    layout: Layout
-
-
 class Reshaper:
     """Cuts one net again and again.
 
@@ -94,7 +80,7 @@ class Reshaper:
         self.job = job
         self.net = net
         self._context = context
-        self._own: RenamedTransport | None = None
+        self._transports: list[RenamedTransport] = []  # of the last layouts
         self._number = 0
 
     def costs_of(self, plan: Plan, num_frozen_layers: int) -> Frozen:
@@ -131,6 +117,8 @@ class Reshaper:
         self, now: PlayedLayout, chosen: Prediction, num_frozen_layers: int, step: int
     ) -> PlayedLayout:
         """Cut the net as chosen. Every worker must call this, between two steps.
+
+        The former layout stays as it was until `keep` or `undo` is called.
 
         Args:
             now: what was played so far.
@@ -182,18 +170,33 @@ class Reshaper:
         executor.resume_from(step)
         return PlayedLayout(plan, executor, layout)
 
+    def keep(self) -> None:
+        """Close what the layouts before the present one have opened."""
+        while len(self._transports) > 1:
+            self._transports.pop(0).close()
+
+    def undo(self, before: PlayedLayout, after: PlayedLayout) -> None:
+        """Return to the former layout; no step was played in the new one.
+
+        Args:
+            before: the former layout.
+            after: the one that `reshape` returned.
+        """
+        after.executor.sync.give_up()
+        self._transports.pop().close()
+        runners = before.executor.runners.items()
+        self.net.adopt({number: runner.module for number, runner in runners})
+
     def _next_context(self, chosen: Prediction) -> WorkerContext:
         """Return this worker's connections in the next layout."""
         first = self._context
         first.groups.again()
-        if self._own is not None:
-            self._own.close()
         prefix = f"layout {self._number} "
-        self._own = RenamedTransport(first.transport, prefix)
+        self._transports.append(RenamedTransport(first.transport, prefix))
         return replace(
             first,
             layout=make_layout(first.world, chosen.shape.num_replicas),
-            transport=self._own,
+            transport=self._transports[-1],
             store=dist.PrefixStore(prefix, first.store),
         )
 
@@ -306,4 +309,5 @@ class Reshaper:
             wiring=wire(plan.schedule.program, modules, {}),
             seed=job.seed,
             on_error=watch.on_error,
+            starts_equal=True,  # each part has moved from one holder
         )

@@ -59,6 +59,7 @@ def make_executor(
     seed: int,
     recomputes: Collection[int] = (),
     on_error: OnError | None = None,
+    starts_equal: bool = False,
 ) -> Executor:
     """Make this worker's executor. Every worker must do so at the same time.
 
@@ -72,6 +73,7 @@ def make_executor(
         seed: for random numbers in the forward.
         recomputes: the stages that run their forward again in the backward.
         on_error: called when an op has failed.
+        starts_equal: whether all workers hold the same weights already.
 
     Raises:
         ConfigError: an optimizer looks at the parameters of several stages at once.
@@ -122,7 +124,8 @@ def make_executor(
         for stage, runner in runners.items()
         if by_net[program.stages[stage].net].settings is not None
     }
-    equal_start(runners, trained, layout, replicas, ties, groups)
+    if not starts_equal:
+        equal_start(runners, trained, layout, replicas, ties, groups)
     owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
     updaters: dict[int, Updater] = {}
     for stage, own in owned.items():

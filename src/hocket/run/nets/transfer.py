@@ -12,7 +12,8 @@ two workers wait for each other.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket.errors import WaitError
 from hocket.run.nets.moves import Move
 
 
@@ -59,17 +61,35 @@ def transfer(
         if rank == move.source:
             bundle = bundle_of(move.net, move.name)
             for target in move.targets:
-                sends += _send(bundle, target, number, device)
+                sends += send_bundle(bundle, target, number, device)
         elif rank in move.targets:
-            received[move.net, move.name] = _receive(move.source, number, device)
-    for work, _ in sends:
-        work.wait()
+            received[move.net, move.name] = receive_bundle(move.source, number, device)
+    finish(sends)
     return received
 
 
-def _send(
+def finish(sends: Sequence[tuple[Any, Tensor]]) -> None:
+    """Wait until bundles are sent.
+
+    Raises:
+        WaitError: a receiver is gone, or did not come.
+    """
+    with _peer_failure("a receiver of weights"):
+        for work, _ in sends:
+            work.wait()
+
+
+def send_bundle(
     bundle: Bundle, target: int, tag: int, device: torch.device
 ) -> list[tuple[Any, Tensor]]:
+    """Start to send a bundle; return what must be kept until it is sent.
+
+    Args:
+        bundle: the bundle.
+        target: the rank of the receiver.
+        tag: a number that the receiver gives, too.
+        device: the device of this worker's tensors.
+    """
     forms = {
         name: (str(x.dtype).removeprefix("torch."), list(x.shape), x.device.type)
         for name, x in bundle.tensors.items()
@@ -78,10 +98,39 @@ def _send(
     message = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
     tensors = [torch.tensor([len(text)], device=device), message]
     tensors += [x.detach().to(device).contiguous() for x in bundle.tensors.values()]
-    return [(dist.isend(_bytes(x), target, tag=tag), x) for x in tensors if x.numel()]
+    with _peer_failure(f"rank {target}"):
+        return [
+            (dist.isend(_bytes(x), target, tag=tag), x) for x in tensors if x.numel()
+        ]
 
 
-def _receive(source: int, tag: int, device: torch.device) -> Bundle:
+def receive_bundle(source: int, tag: int, device: torch.device) -> Bundle:
+    """Receive a bundle.
+
+    Args:
+        source: the rank of the sender.
+        tag: the number that the sender gave.
+        device: the device of this worker's tensors.
+
+    Raises:
+        WaitError: the sender is gone, or did not come.
+    """
+    with _peer_failure(f"rank {source}"):
+        return _received(source, tag, device)
+
+
+@contextmanager
+def _peer_failure(who: str) -> Iterator[None]:
+    """Return the error for a peer that did not send or receive."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WaitError(
+            f"{who} is gone, or stuck, while layers move between workers ({error})"
+        ) from error
+
+
+def _received(source: int, tag: int, device: torch.device) -> Bundle:
     length = torch.empty(1, dtype=torch.int64, device=device)
     dist.recv(_bytes(length), source, tag=tag)
     message = torch.empty(int(length.item()), dtype=torch.uint8, device=device)

@@ -60,6 +60,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         shapes: with `freeze`: the stages and replicas from so many frozen layers on,
             such as `{4: (2, 2), 6: (1, 4)}`; `{}` keeps the first shape. The fastest
             that fits `memory_bytes`, as predicted, when not given.
+        num_run_steps: with `freeze`: the steps of the whole run, over which another
+            layout must save more than the change takes. Without it they are counted to
+            the end of the loader, or to the next decision where that is later.
         world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
@@ -77,6 +80,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
     freeze: Policy[Any] | None = None
     shapes: Mapping[int, tuple[int, int]] | None = None
+    num_run_steps: int | None = None
     world: World | None = None
 
     def __post_init__(self) -> None:
@@ -87,8 +91,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 f"max_delay {self.max_delay} has no effect with teachers: their "
                 "forwards fill an order that ends each step before the next begins"
             )
-        if self.shapes is not None and self.freeze is None:
-            faults.append("shapes has no effect without freeze")
+        faults += [
+            f"{name} has no effect without freeze"
+            for name in ("shapes", "num_run_steps")
+            if getattr(self, name) is not None and self.freeze is None
+        ]
         if text := "; ".join(faults):
             raise ConfigError(text)
 

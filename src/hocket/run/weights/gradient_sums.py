@@ -8,23 +8,25 @@ from torch import Tensor, nn
 
 
 class GradientSums:
-    """The sum of each parameter's gradients since the norms were last taken."""
+    """The sum of each parameter's gradients.
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+    Args:
+        sums: what was added up before, by name.
+    """
+
+    def __init__(self, sums: Mapping[str, Tensor]) -> None:
+        self.sums = dict(sums)
 
     def add(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add the gradients with which parameters are about to be updated."""
         for name, parameter in parameters.items():
             if parameter.grad is None:
                 continue
-            if name in self._sums:
-                self._sums[name] += parameter.grad
+            if name in self.sums:
+                self.sums[name] += parameter.grad
             else:
-                self._sums[name] = parameter.grad.detach().clone()
+                self.sums[name] = parameter.grad.detach().clone()
 
-    def take_norms(self) -> dict[str, float]:
-        """Return the 1-norm of each sum, and begin again."""
-        norms = {name: x.double().abs().sum().item() for name, x in self._sums.items()}
-        self._sums.clear()
-        return norms
+    def norms(self) -> dict[str, float]:
+        """Return the 1-norm of each sum."""
+        return {name: x.double().abs().sum().item() for name, x in self.sums.items()}

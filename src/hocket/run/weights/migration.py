@@ -2,11 +2,13 @@
 
 before   optimizer of {a, b, c}                  each parameter takes its state, its
 after    optimizer of {a, b}, optimizer of {c}   average and its group's options
+
+A parameter that was frozen has no state: it begins with zero moments, in its group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,15 +83,17 @@ def restore_updater(
     Args:
         updater: the new updater.
         bundles: the bundle of each of its parameters, by name.
-        before: this worker's updater of the net before the cut, for the state of the
-            learning-rate schedule, which is the same on all workers.
+        before: this worker's updater of the net before the cut, for what is the same
+            on all workers: the state of the learning-rate schedule, and the options of
+            groups of which all parameters were frozen.
 
     Raises:
         ConfigError: the parameters of a group had different options; or there is a
             schedule here, and was none before or one of other groups.
     """
     if updater.optimizer is not None:
-        _restore_optimizer(updater.optimizer, updater.parameters, bundles)
+        groups = before.optimizer.param_groups if before and before.optimizer else []
+        _restore_optimizer(updater.optimizer, updater.parameters, bundles, groups)
     for name, average in (updater.ema or {}).items():
         average.copy_(bundles[name].tensors[_AVERAGE])
     updater.scheduled_rates = updater.rates()
@@ -109,9 +113,11 @@ def _restore_optimizer(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
     bundles: Mapping[str, Bundle],
+    before: Sequence[Mapping[str, Any]],
 ) -> None:
     name_of = {id(parameter): name for name, parameter in parameters.items()}
-    for group in optimizer.param_groups:
+    has_same_groups = len(before) == len(optimizer.param_groups)
+    for number, group in enumerate(optimizer.param_groups):
         names = [name_of[id(parameter)] for parameter in group["params"]]
         known = [name for name in names if "options" in bundles[name].facts]
         options = [_tupled(bundles[name].facts["options"]) for name in known]
@@ -128,6 +134,9 @@ def _restore_optimizer(
                 optimizer.state[parameters[name]] = state
         if options:
             group.update(options[0])
+        elif has_same_groups:
+            kept = before[number].items()
+            group.update({key: value for key, value in kept if key != "params"})
 
 
 def _state_in(bundle: Bundle) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Section(Enum):
     OLD = "old"  # parameters before the last updates, where they are still read
     CORRECTION = "correction"  # the state of corrections for stale gradients
     REPLICA = "replica"  # buffers that other replicas than the first hold (BatchNorm)
+    WATCHED = "watched"  # what a freezing policy measures since its last decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,31 @@ class PartRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezingRecord:
+    """What was frozen when a run was saved, and the state of its freezing policy.
+
+    Args:
+        layers: the frozen layers' modules, in the model's order.
+        parameters: the frozen parameters, also those before the first layer.
+        shape: stages and replicas.
+        policy: the class of the policy.
+        number: how often the policy was asked.
+        state: the policy's state, as JSON (`values.encode`).
+        last_step: the step before which it was last asked.
+        epoch_ended: whether an epoch has ended since then.
+    """
+
+    layers: tuple[str, ...]
+    parameters: tuple[str, ...]
+    shape: tuple[Count, Count]
+    policy: str
+    number: Count
+    state: Any
+    last_step: Count
+    epoch_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """The facts of the run that was saved, beside its tensors.
 
@@ -212,6 +238,7 @@ class RunRecord:
         ties: the other names of a weight, by its first.
         config: the config of a model of the transformers library.
         data: the user's data: the position in the data set.
+        freezing: the frozen layers, and the policy's state, where layers may freeze.
     """
 
     step: Count
@@ -223,6 +250,7 @@ class RunRecord:
     ties: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
     data: Any = None
+    freezing: FreezingRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ class StepResult:
         gradient_status: what its gradients were.
         losses_of: each net's losses by name.
         num_frozen: the layers that were frozen.
-        layout: stages x replicas, such as "4x2"; empty where layers do not freeze.
+        layout: stages x replicas, such as "4x2".
+        transition_s: the seconds for which the layout was changed before the step.
     """
 
     step: int
@@ -38,6 +39,7 @@ class StepResult:
     losses_of: dict[str, dict[str, float]] = field(repr=False, default_factory=dict)
     num_frozen: int = 0
     layout: str = ""
+    transition_s: float = 0.0
 
     @property
     def grad_norm(self) -> float:

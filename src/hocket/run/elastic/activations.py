@@ -1,0 +1,166 @@
+"""Measures how far each layer's activations are from those of a reference copy.
+
+    batch ─▶ a ─▶ b │ c ─▶ d      the weights now             │: from worker to worker
+    batch ─▶ a'─▶ b'│ c'─▶ d'     those at the last decision
+             ↕    ↕   ↕    ↕      distance of the similarities between samples
+
+Source: the plasticity of Egeria (EuroSys 2023). Its reference is quantised; here it is
+a plain copy of the weights that train, on the workers of the first replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hocket.model.stages.cut import StageModule, cut
+from hocket.model.stages.on_tensors import on_tensors
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import Microbatch, on_device, split_batch
+from hocket.run.diagnostics.job_folder import Json
+from hocket.run.elastic.measures import LayerMeasure
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.played_layout import PlayedLayout
+from hocket.run.nets.net import NetOnWorker
+from hocket.run.nets.transfer import Bundle, finish, receive_bundle, send_bundle
+
+
+class ActivationMeasure(LayerMeasure):
+    """The distance of each layer's activations now and with a copy of its weights.
+
+    The copy is made at each decision. Both forwards run in evaluation mode, on the
+    first microbatch of the next step's batch; buffers are the present ones.
+
+    Args:
+        net: the net, with this worker's stages.
+        edges: for 1, 2, ... frozen layers, the place of the first that still trains.
+        num_parts: the microbatches of the whole batch.
+        world: the job.
+    """
+
+    def __init__(
+        self, net: NetOnWorker, edges: Sequence[int], num_parts: int, world: World
+    ) -> None:
+        self._net = net
+        self._edges = tuple(edges)
+        self._num_parts = num_parts
+        self._world = world
+        self._reference: dict[str, Tensor] = {}
+
+    def start(self, played: PlayedLayout) -> None:
+        """Copy the weights that train."""
+        self._reference = {}
+        if played.layout.replica:
+            return
+        stages = played.plan.schedule.program.stages
+        for number, runner in played.executor.runners.items():
+            if stages[number].trainable:
+                for name, parameter in runner.parameters.items():
+                    self._reference[name] = parameter.detach().clone()
+
+    def take(self, played: PlayedLayout, batch: Any) -> tuple[float, ...]:
+        """Return the distances; 0 for frozen layers."""
+        own: dict[str, Json] = {}
+        if not played.layout.replica:
+            here = on_device(batch, self._world.device)
+            first = split_batch(here, self._num_parts, played.plan.example)[0]
+            with torch.no_grad():
+                own = self._distances(played, first)
+        found: dict[str, float] = {}
+        for part in self._world.gather_json(own, "distances of activations"):
+            found |= part
+        return tuple(found[str(edge)] for edge in self._edges)
+
+    def tensors(self, executor: Executor) -> Mapping[str, Tensor]:
+        """Return the copies."""
+        return self._reference
+
+    def restore(self, played: PlayedLayout, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the copies by those of a checkpoint."""
+        self._reference |= {n: tensors[n] for n in self._reference.keys() & tensors}
+
+    def _distances(self, played: PlayedLayout, part: Microbatch) -> dict[str, Json]:
+        """Run this worker's layers; return the distance behind each, by its edge."""
+        plan, layout = played.plan, played.layout
+        begins = (0, *plan.boundaries)
+        stages = plan.schedule.program.stages
+        own = [begins[i] for i, x in enumerate(stages) if x.device == layout.device]
+        after = [b for i, b in enumerate(begins) if stages[i].device > layout.device]
+        end = min(after, default=self._edges[-1])
+        now: Sequence[Tensor] = ()
+        then: Sequence[Tensor] = ()
+        if own[0] >= self._edges[-1]:
+            return {}
+        if layout.device:
+            source = layout.ranks[layout.device - 1]
+            came = receive_bundle(source, 0, self._world.device).tensors
+            now, then = (_numbered(came, kind) for kind in ("now", "then"))
+        found: dict[str, Json] = {}
+        for begin, last, piece in self._pieces(plan.boundaries):
+            if not own[0] <= begin < min(end, self._edges[-1]):
+                continue
+            now, then = self._both(piece, now, then, part)
+            if last in self._edges:
+                found[str(last)] = distance(now, then, part.num_samples)
+        if end < self._edges[-1]:
+            tensors = {f"now {i}": x for i, x in enumerate(now)}
+            tensors |= {f"then {i}": x for i, x in enumerate(then)}
+            target, device = layout.ranks[layout.device + 1], self._world.device
+            finish(send_bundle(Bundle(tensors), target, 0, device))
+        return found
+
+    def _pieces(self, boundaries: Sequence[int]) -> list[tuple[int, int, StageModule]]:
+        """Return the net cut at all edges, each piece with its first layer and end."""
+        edges = sorted({*boundaries, *self._edges})
+        whole = on_tensors(self._net.outline, self._net.tensors)
+        ends = (*edges, len(whole.layers))
+        return list(zip((0, *edges), ends, cut(whole, edges), strict=True))
+
+    def _both(
+        self,
+        piece: StageModule,
+        now: Sequence[Tensor],
+        then: Sequence[Tensor],
+        part: Microbatch,
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Run a piece with the present weights, and with the copies."""
+        piece.eval()
+        leaves = [part.leaves[i] for i in piece.batch_inputs]
+        names = [name for name, _ in piece.named_parameters()]
+        copies = {n: self._reference[n] for n in names if n in self._reference}
+        return (
+            piece(*now, *leaves),
+            functional_call(piece, copies, (*then, *leaves)),
+        )
+
+
+def distance(now: Sequence[Tensor], then: Sequence[Tensor], num_samples: int) -> float:
+    """Return the mean square between two matrices of similarities of samples.
+
+    Args:
+        now: the activations; those that are no numbers of each sample do not count.
+        then: the reference's.
+        num_samples: the samples, along dimension 0.
+    """
+    a, b = (_similarities(values, num_samples) for values in (now, then))
+    return (a - b).square().mean().item()
+
+
+def _similarities(values: Sequence[Tensor], num_samples: int) -> Tensor:
+    """Return the products of all pairs of samples, each row with a norm of 1."""
+    rows = [
+        x.detach().reshape(num_samples, -1).double()
+        for x in values
+        if x.is_floating_point() and x.dim() and x.shape[0] == num_samples
+    ]
+    flat = torch.cat(rows, 1)
+    return nn.functional.normalize(flat @ flat.T, dim=1)
+
+
+def _numbered(tensors: Mapping[str, Tensor], kind: str) -> list[Tensor]:
+    count = sum(name.startswith(f"{kind} ") for name in tensors)
+    return [tensors[f"{kind} {i}"] for i in range(count)]
