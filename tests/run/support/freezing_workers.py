@@ -28,6 +28,7 @@ ADAMW: Final = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 SHAPES: Final[dict[str, Any]] = {
     "recut": {4: (2, 2), 6: (1, 4)},
     "fixed": {},
+    "soon": {1: (2, 2), 5: (1, 4)},
     "chosen": None,
 }
 NUM_TRANSITIONS: Final = 20
@@ -86,10 +87,16 @@ def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 + t / 8)
 
 
+def lower(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """The rate drops to a twentieth after six steps."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.05 ** (t > 5))
+
+
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "clipped": {"clip_norm": 0.05, "scheduler": warm_up},
     "averaged": {"ema_decay": 0.9},
+    "lower rate": {"scheduler": lower},
     "all": {"clip_norm": 0.05, "scheduler": warm_up, "ema_decay": 0.9},
 }
 
@@ -212,7 +219,7 @@ def measure_briefly() -> None:
 
 POLICIES: Final[dict[str, Policy[Any]]] = {
     "alpha": Alpha(1 / 2, every_steps=2),
-    "gradients": ArgminGradient(1 / 2, every_steps=2),
+    "gradients": ArgminGradient(1 / 3, every_steps=2),
     "there and back": Listed(numbers=(4, 6, 2, 7), every_steps=2),
 }
 

@@ -1,0 +1,145 @@
+"""Workers that save while layers freeze, load into other layouts, and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import hocket
+from hocket.errors import HocketError
+from hocket.freeze import Plasticity
+from hocket.freeze.policy import LayerObservation
+from hocket.run.elastic import reshape
+from hocket.run.nets.transfer import transfer
+from tests.run.support.bad_input_workers import join
+from tests.run.support.forked import FAULT
+from tests.run.support.freezing_workers import (
+    NUM_STEPS,
+    Listed,
+    make_batches,
+    make_pipeline,
+    measure_briefly,
+    rest_of,
+)
+
+SAVED_AT: Final = (1, 3, 5)  # in 4x1 with nothing frozen, 2x2 and 1x4
+KILLED_AT: Final = 4
+
+
+def save_and_resume(case: dict[str, str], folder: str) -> Any:
+    """Train and save on the way; then resume each checkpoint in a new pipeline.
+
+    Returns:
+        What the uninterrupted run came to, and each resumed one.
+    """
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+    with make_pipeline(case, world) as pipeline:
+        results = []
+        for x in pipeline.train(make_batches()):
+            results.append([x.num_frozen, x.layout, x.loss, x.grad_norm])
+            if x.step + 1 in SAVED_AT:
+                pipeline.save(folder, data=x.step + 1, keep=None)
+        whole = {**rest_of(pipeline, NUM_STEPS), "results": results}
+    found = [whole]
+    for step in SAVED_AT:
+        with make_pipeline(case, world) as pipeline:
+            first = pipeline.load(folder, step=step)
+            found.append(rest_of(pipeline, first))
+    return found
+
+
+def resume_on_two(case: dict[str, str], folder: str) -> Any:
+    """Resume the checkpoints of four workers on two, whose shape stays.
+
+    Returns:
+        What each resumed run came to.
+    """
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+    found = []
+    for step in SAVED_AT[1:]:
+        with make_pipeline(case, world) as pipeline:
+            pipeline.step(make_batches()[0])  # so that there is something to replace
+            first = pipeline.load(folder, step=step)
+            found.append(rest_of(pipeline, first))
+    return found
+
+
+class Stumbles(Listed):
+    """Fails at its second decision."""
+
+    def decide(self, state: None, seen: LayerObservation) -> int:
+        """Fail on rank 0, the only one that asks it."""
+        if seen.number == 2:
+            raise ZeroDivisionError("the user's own mistake")
+        return 1
+
+
+def errors_and_activations() -> Any:
+    """Run pipelines that must fail on both workers, and one that measures activations.
+
+    Returns:
+        The errors, and the numbers of frozen layers.
+    """
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+    case = {"options": "plain", "policy": "alpha", "shapes": "fixed"}
+    found: dict[str, Any] = {}
+    with make_pipeline(
+        {**case, "options": "lower rate"}, world, freeze=PLASTICITY, shapes=TWO_SHAPES
+    ) as pipeline:
+        found["activations"] = rest_of(pipeline, 0)["results"]
+    for name, options in {
+        "no way back": {
+            "freeze": Listed(numbers=(4, 0), every_steps=1),
+            "shapes": {0: (1, 2)},
+        },
+        "policy fails": {"freeze": Stumbles(every_steps=1)},
+    }.items():
+        try:
+            with make_pipeline(case, world, **options) as pipeline:
+                for result in pipeline.train(make_batches()):
+                    if name == "no way back" and result.step == 1:
+                        limit_memory(pipeline)
+        except (HocketError, ZeroDivisionError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+PLASTICITY: Final = Plasticity(window=2, tolerance=0.9, patience=1, every_steps=1)
+TWO_SHAPES: Final = {1: (1, 2)}
+
+
+def limit_memory(pipeline: hocket.Pipeline) -> None:
+    """Let no unfrozen model fit on one device from now on."""
+    freezing = pipeline._freezing
+    assert freezing is not None
+    object.__setattr__(freezing._options, "memory_bytes", 1)
+
+
+def die_in_transition(folder: str) -> None:
+    """Save before a transition, in the middle of which rank 1 is killed."""
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+
+    def fatal(*args: Any) -> Any:
+        if world.rank == 1:
+            (Path(folder).parent / FAULT).write_text("1")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return transfer(*args)
+
+    case = {"options": "all", "policy": "there and back", "shapes": "recut"}
+    with make_pipeline(case, world, shapes={6: (1, 2)}) as pipeline:
+        for result in pipeline.train(make_batches()):
+            pipeline.save(folder, data=result.step + 1)
+            if result.step + 1 == KILLED_AT:
+                reshape.transfer = fatal
