@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 
+from hocket.freeze.alpha import num_frozen_after
 from hocket.freeze.greedy import greedy, halved, largest_part
 from hocket.planner.balance import Balancer
 
@@ -75,6 +76,35 @@ def test_pipeline_lengths(sizes: list[float], expected: list[int]) -> None:
         num_devices = halved(sizes[1 + 2 * num_frozen :], num_devices, most)
         found.append(num_devices)
     assert found == expected
+
+
+def test_the_published_run_goes_through_8_4_2_1() -> None:
+    """ViT-B/16 on ImageNet with alpha 1/3: the figure's steps at epochs 2, 3 and 5."""
+    sizes, num_devices, found = vit(1000), 8, []
+    most = largest_part(sizes, 8)
+    for epoch in range(7):
+        num_frozen = num_frozen_after(1 / 3, 12, epoch)
+        rest = sizes[1 + 2 * num_frozen :] if num_frozen else sizes
+        num_devices = halved(rest, num_devices, most)
+        found.append(num_devices)
+    assert found == [8, 8, 4, 2, 2, 1, 1]
+
+
+def test_the_exact_cut_halves_one_layer_later() -> None:
+    """The greedy cut's largest part is larger, and what must fit it with it."""
+
+    def exact(sizes: list[float], num_devices: int) -> float:
+        cut = Balancer(sizes, [0.0] * (len(sizes) - 1)).cut(num_devices)
+        edges = (0, *cut, len(sizes))
+        return max(sum(sizes[a:b]) for a, b in pairwise(edges))
+
+    sizes = vit(100)
+    assert round(exact(sizes, 8), 2) == 11.89
+    assert round(largest_part(sizes, 8), 2) == 14.18
+    for largest, first in ((largest_part, 5), (exact, 6)):
+        most = largest(sizes, 8)
+        fits = [largest(sizes[1 + 2 * n :], 4) <= most for n in range(1, 8)]
+        assert fits.index(True) + 1 == first
 
 
 def test_a_frozen_part_counts_for_a_sixth() -> None:

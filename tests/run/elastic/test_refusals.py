@@ -50,6 +50,22 @@ def test_one_worker_freezes_too(tmp_path: Path) -> None:
     assert changed == {"4.weight", "4.bias"}
 
 
+def test_a_shape_must_pay_until_the_end_of_what_is_known(tmp_path: Path) -> None:
+    """The run's end, else the loader's, else the next decision."""
+    with make_pipeline(tmp_path, num_run_steps=9) as pipeline:
+        freezing = pipeline._freezing
+        assert freezing is not None
+        assert freezing._steps_left(4) == (5, "the run ends")
+    with make_pipeline(tmp_path) as pipeline:
+        freezing = pipeline._freezing
+        assert freezing is not None
+        assert freezing._steps_left(4) == (1, "the next decision")
+        results = pipeline.train([batch()] * 7)
+        assert next(results).transition_s == 0.0
+        assert freezing._steps_left(4) == (3, "the loader ends")
+        assert next(results).transition_s > 0.0
+
+
 def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
     """Before the first step of the next one; the results of an epoch are alike."""
     with make_pipeline(tmp_path, freeze=hocket.freeze.Alpha(1 / 4)) as pipeline:

@@ -94,11 +94,13 @@ def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
     for first, found in zip(SAVED_AT[1:], on_two, strict=True):
         assert_equal(found, whole, first)
     for first in SAVED_AT[1:]:
-        with make_pipeline({**CASE, "shapes": "fixed"}) as pipeline:
+        options: dict[str, Any] = {"profile_dir": tmp_path / "profiles"}
+        with make_pipeline({**CASE, "shapes": "fixed"}, **options) as pipeline:
             assert pipeline.load(folder, step=first) == first
             assert_equal(rest_of(pipeline, first), whole, first)
     for first in SAVED_AT[1:]:
-        with make_pipeline(CASE, freeze=None, shapes=None) as pipeline:
+        options |= {"freeze": None, "shapes": None}
+        with make_pipeline(CASE, **options) as pipeline:
             pipeline.load(folder, step=first)
             found = rest_of(pipeline, first)
         given = [*frozen[:first], *[0] * (NUM_STEPS - first)]

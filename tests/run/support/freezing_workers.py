@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -130,6 +134,14 @@ class Listed(OneMore):
     def decide(self, state: None, seen: LayerObservation) -> int:
         """The next number."""
         return self.numbers[seen.number - 1]
+
+
+class Flips(OneMore):
+    """Freezes four layers and none in turn, for ever."""
+
+    def decide(self, state: None, seen: LayerObservation) -> int:
+        """Four, or none."""
+        return 4 * (seen.number % 2)
 
 
 def train_many_layouts() -> Any:
@@ -285,6 +297,28 @@ def rest_of(pipeline: hocket.Pipeline, first: int) -> dict[str, Any]:
     }
 
 
+def main() -> None:
+    """One of torchrun's workers: `FOLDER CASE`; it leaves what it came to."""
+    folder, case = sys.argv[1:]
+    torch.set_num_threads(1)
+    options = json.loads(case)
+    shapes = {int(n): tuple(x) for n, x in options.pop("change").items()}
+    batches = make_batches()
+    endless = itertools.cycle(batches) if options.pop("endless", False) else batches
+    freeze = {"freeze": POLICIES[options["policy"]], "shapes": shapes}
+    if endless is not batches:
+        freeze["freeze"] = Flips(every_steps=2)
+    with make_pipeline(options, run_dir=folder, **freeze) as pipeline:
+        rank = pipeline.world.rank
+        results = []
+        for x in pipeline.train(endless):
+            results.append([x.num_frozen, x.layout, x.loss])
+            (Path(folder) / f"begun-{rank}").touch()
+        state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
+    found = {"results": results, "state": state}
+    (Path(folder) / f"rank-{rank}.result.json").write_text(json.dumps(found))
+
+
 def emulated(
     options: str, norm: str, num_frozen: Sequence[int], num_steps: int = NUM_STEPS
 ) -> tuple[list[float], Model]:
@@ -304,3 +338,7 @@ def emulated(
         schedulers=OPTIONS[options].get("scheduler"),
     )
     return [losses["loss"] for losses in history], model
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,8 @@ def save_and_resume(case: dict[str, str], folder: str) -> Any:
     measure_briefly()
     world = join()
     torch.set_num_threads(1)
-    with make_pipeline(case, world) as pipeline:
+    profiles = Path(folder).parent / "profiles"
+    with make_pipeline(case, world, profile_dir=profiles) as pipeline:
         results = []
         for x in pipeline.train(make_batches()):
             results.append([x.num_frozen, x.layout, x.loss, x.grad_norm])
@@ -48,7 +49,7 @@ def save_and_resume(case: dict[str, str], folder: str) -> Any:
         whole = {**rest_of(pipeline, NUM_STEPS), "results": results}
     found = [whole]
     for step in SAVED_AT:
-        with make_pipeline(case, world) as pipeline:
+        with make_pipeline(case, world, profile_dir=profiles) as pipeline:
             first = pipeline.load(folder, step=step)
             found.append(rest_of(pipeline, first))
     return found
@@ -65,7 +66,8 @@ def resume_on_two(case: dict[str, str], folder: str) -> Any:
     torch.set_num_threads(1)
     found = []
     for step in SAVED_AT[1:]:
-        with make_pipeline(case, world) as pipeline:
+        profiles = Path(folder).parent / "profiles"
+        with make_pipeline(case, world, profile_dir=profiles) as pipeline:
             pipeline.step(make_batches()[0])  # so that there is something to replace
             first = pipeline.load(folder, step=step)
             found.append(rest_of(pipeline, first))
