@@ -305,9 +305,9 @@ def main() -> None:
     shapes = {int(n): tuple(x) for n, x in options.pop("change").items()}
     batches = make_batches()
     endless = itertools.cycle(batches) if options.pop("endless", False) else batches
-    freeze = {"freeze": POLICIES[options["policy"]], "shapes": shapes}
-    if endless is not batches:
-        freeze["freeze"] = Flips(every_steps=2)
+    flips = endless is not batches
+    policy = Flips(every_steps=2) if flips else POLICIES[options["policy"]]
+    freeze: dict[str, Any] = {"freeze": policy, "shapes": shapes}
     with make_pipeline(options, run_dir=folder, **freeze) as pipeline:
         rank = pipeline.world.rank
         results = []
