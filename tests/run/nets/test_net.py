@@ -78,7 +78,7 @@ def test_cut_again_it_computes_the_same_on_the_same_parameters(how: str) -> None
     for boundaries in ((2,), (1, 2, 3, 4), (), (1, 4)):
         stages = net.cut(boundaries, here=range(len(boundaries) + 1))
         values: Any = ()
-        for stage in stages.values():
+        for stage in stages:
             stage.eval()
             values = stage(*values, *(inputs for _ in stage.batch_inputs))
         torch.testing.assert_close(values, expected, rtol=1e-12, atol=0)

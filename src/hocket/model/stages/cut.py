@@ -65,6 +65,22 @@ def cut(
     )
 
 
+def names_in_stages(
+    captured: Captured, boundaries: Sequence[int]
+) -> tuple[frozenset[str], ...]:
+    """Return the first names of what each stage of a cut uses, without cutting.
+
+    Args:
+        captured: the model.
+        boundaries: the layers at which stages 1, 2, ... begin.
+    """
+    edges = (0, *boundaries, len(captured.layers))
+    return tuple(
+        _names(captured, _parts(captured, begin, end), begin, end)
+        for begin, end in pairwise(edges)
+    )
+
+
 def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int, ...]:
     """Return the boundaries at which the named modules begin.
 

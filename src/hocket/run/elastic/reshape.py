@@ -19,7 +19,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.freeze.shapes import Frozen, Prediction
-from hocket.model.stages.cut import StageModule, cut
+from hocket.model.stages.cut import StageModule
 from hocket.model.trace.layers import Layer
 from hocket.passes.add_frozen_prefix import add_frozen_prefix
 from hocket.planner.work import Weights
@@ -143,17 +143,14 @@ class Reshaper:
         if num_frozen_layers:
             order = add_frozen_prefix(order)
         flows = order.program.flows
-        modules = list(cut(self.net.outline, chosen.boundaries, flows))
         received, kept = self._move(now, chosen, order.program, layout)
         here = order.program.stages_on[layout.device]
-        own = self.net.cut(
+        modules = self.net.cut(
             chosen.boundaries,
             here,
             {name: tensor_in(bundle) for name, bundle in received.items()},
             flows,
         )
-        for stage in here:
-            modules[stage] = own[stage]
         plan = self._plan(now.plan, chosen, order, modules, num_frozen_layers)
         refuse_differences(context.world, {"plan": plan.digest})
         executor = self._executor(plan, modules, context, num_frozen_layers > 0)
@@ -209,8 +206,7 @@ class Reshaper:
     ) -> tuple[Mapping[str, Bundle], Mapping[str, Bundle]]:
         """Send what other workers need; return what came, and what was here."""
         net, world = self.net, self._context.world
-        held = net.names(now.plan.boundaries, now.plan.schedule.program.flows)
-        names = net.names(chosen.boundaries, program.flows)
+        held, names = (net.names(x.boundaries) for x in (now.plan, chosen))
         before = self._holders(now.plan.schedule.program, now.layout, held)
         after = self._holders(program, layout, names)
         here = net.tensors

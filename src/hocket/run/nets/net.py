@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
-from hocket.model.stages.cut import StageModule, cut
+from hocket.model.stages.cut import StageModule, cut, names_in_stages
 from hocket.model.stages.on_tensors import on_tensors
 from hocket.model.stages.routes import Flows
 
@@ -44,18 +44,9 @@ class NetOnWorker:
         self._tensors |= _tensors_of(self.stages.values(), self._first_name)
         return dict(self._tensors)
 
-    def names(
-        self, boundaries: Sequence[int], flows: Flows | None = None
-    ) -> tuple[frozenset[str], ...]:
-        """Return the first names of what each stage of a cut uses.
-
-        Raises:
-            ModelError: see `hocket.model.stages.cut.cut`.
-        """
-        return tuple(
-            frozenset(_tensors_of([stage], self._first_name))
-            for stage in cut(self.outline, boundaries, flows)
-        )
+    def names(self, boundaries: Sequence[int]) -> tuple[frozenset[str], ...]:
+        """Return the first names of what each stage of a cut uses."""
+        return names_in_stages(self.outline, boundaries)
 
     def num_bytes(self) -> dict[tuple[str, str], int]:
         """Return the bytes of each parameter and buffer of the net, by (net, name)."""
@@ -68,7 +59,7 @@ class NetOnWorker:
         here: Collection[int],
         received: Mapping[str, Tensor] | None = None,
         flows: Flows | None = None,
-    ) -> Mapping[int, StageModule]:
+    ) -> tuple[StageModule, ...]:
         """Make the stages that run here; release what they do not use.
 
         Parameters that stay are the same objects as before, so that they keep
@@ -80,23 +71,28 @@ class NetOnWorker:
             received: the tensors that other workers sent, by first name.
             flows: see `hocket.model.stages.cut.cut`.
 
+        Returns:
+            All stages; those of other workers are on `meta`.
+
         Raises:
             ModelError: a stage uses a tensor that is not here; or the cut is
                 impossible.
         """
         given = self.tensors | dict(received or {})
-        stages = cut(on_tensors(self.outline, given), boundaries, flows)
-        self.stages = {number: stages[number] for number in here}
-        used = _tensors_of(self.stages.values(), self._first_name)
-        missing = sorted(used.keys() - given.keys())
+        names = self.names(boundaries)
+        needed = {name for number in here for name in names[number]}
+        missing = sorted(needed - given.keys())
         if missing:
             raise ModelError(
                 f"stages {', '.join(map(str, sorted(here)))} of net {self.name} use "
                 f"{missing[0]} (and {len(missing) - 1} more names), which this worker "
                 "does not hold: receive it from one that does (plan_moves)"
             )
-        self._tensors = used
-        return self.stages
+        own = on_tensors(self.outline, {name: given[name] for name in needed})
+        stages = cut(own, boundaries, flows)
+        self.stages = {number: stages[number] for number in here}
+        self._tensors = _tensors_of(self.stages.values(), self._first_name)
+        return stages
 
     def adopt(self, stages: Mapping[int, StageModule]) -> None:
         """Keep stages that were cut elsewhere; release what they do not use."""
