@@ -58,7 +58,10 @@ def test_two_hosts_freeze_as_one_process(tmp_path: Path) -> None:
             torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-12)
 
 
-def test_ctrl_c_on_one_host_ends_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
+def test_a_stopped_launcher_ends_both(tmp_path: Path, number: int) -> None:
     """Within seconds, though their layout changes after every second step."""
     case = {**CASE, "change": {4: (1, 2)}, "endless": True}
     with two_hosts() as hosts:
@@ -68,7 +71,7 @@ def test_ctrl_c_on_one_host_ends_both(tmp_path: Path) -> None:
         )
         assert begun, outputs(tmp_path)
         since_s = time.monotonic()
-        launchers[1].send_signal(signal.SIGINT)
+        launchers[1].send_signal(number)
         codes = codes_of(launchers, 60.0, tmp_path)
         took_s = time.monotonic() - since_s
         assert 0 not in codes, outputs(tmp_path)

@@ -81,9 +81,15 @@ def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
             x[1] for x in whole["results"][first:]
         ]
         assert_equal(found, whole, first)
-    names = open_checkpoint(find(folder, SAVED_AT[1])).manifest.run.freezing
-    assert names is not None
-    assert names.layers == tuple(f"blocks.{i}" for i in range(frozen[SAVED_AT[1]]))
+    for first in SAVED_AT:
+        once, again = (
+            open_checkpoint(find(tmp_path / name, first)).manifest.run
+            for name in ("checkpoints", "checkpoints again")
+        )
+        assert once == again
+        assert once.freezing is not None
+        names = tuple(f"blocks.{i}" for i in range(frozen[first - 1]))
+        assert once.freezing.layers == names
 
     on_two = answers_of(
         f"{WORKERS}:resume_on_two",

@@ -51,6 +51,7 @@ def save_and_resume(case: dict[str, str], folder: str) -> Any:
     for step in SAVED_AT:
         with make_pipeline(case, world, profile_dir=profiles) as pipeline:
             first = pipeline.load(folder, step=step)
+            pipeline.save(f"{folder} again", data=first, keep=None)
             found.append(rest_of(pipeline, first))
     return found
 

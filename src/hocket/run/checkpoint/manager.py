@@ -299,6 +299,7 @@ class CheckpointManager:
             return next(str(x) for x in damages if x)
         before, run = self.played, opened[0].manifest.run
         self.played = self._freezing.enter(run.freezing, before, run.step)
+        self._base = None
         try:
             found = self._read_into_layout(path, exchange)
         except CheckpointError:
@@ -309,7 +310,7 @@ class CheckpointManager:
         return found
 
     def _return_to(self, before: PlayedLayout) -> None:
-        after, self.played = self.played, before
+        after, self.played, self._base = self.played, before, None
         if after is not before and self._freezing is not None:
             self._freezing.leave(before, after)
 

@@ -132,6 +132,7 @@ class Reshaper:
         now.executor.trained.check(step)
         self._number += 1
         context = self._next_context(chosen)
+        context.recorder.begin("change of layout", step)
         layout = context.layout
         order = make_order(
             self.job.schedule,
@@ -165,6 +166,7 @@ class Reshaper:
         for updater in executor.updaters.values():
             restore_updater(updater, bundles, before)
         executor.resume_from(step)
+        context.recorder.end()
         return PlayedLayout(plan, executor, layout)
 
     def keep(self) -> None:

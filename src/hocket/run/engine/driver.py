@@ -149,7 +149,7 @@ class Driver:
     def go_on_with(self, executor: Executor) -> None:
         """Play what another executor plays, from the next step on; no step is open."""
         assert self.is_drained
-        self._executor, self._plan = executor, executor.plan
+        self._executor, self._plan, self._last = executor, executor.plan, None
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""
