@@ -95,12 +95,15 @@ def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
             yield path.name, "", "", "", f"{mark} {error}".strip()
             continue
         files = [file for part in opened.parts for file in part.files]
+        freezing = opened.manifest.run.freezing
+        if freezing is not None and freezing.layers:
+            mark += f" frozen: {', '.join(freezing.layers)}"
         yield (
             path.name,
             opened.manifest.saved_at,
             str(len(opened.parts)),
             byte_size(sum(file.num_bytes for file in files)),
-            mark,
+            mark.strip(),
         )
     if damage:
         yield "latest", "", "", "", damage

@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import hocket
+from hocket.cli.main import app
 from hocket.errors import DamagedError
 from hocket.freeze import Alpha
 from hocket.freeze.decide import Decider
@@ -144,6 +146,8 @@ def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path) -> None:
         for batch in batches[:5]:
             pipeline.step(batch)
         pipeline.save(folder)  # with 6 frozen layers
+    shown = CliRunner().invoke(app, ["checkpoint", "show", str(folder)]).output
+    assert f"frozen: {', '.join(f'blocks.{i}' for i in range(6))}" in shown
     [weights] = find(folder, "latest").glob("weights-0.*")
     with weights.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
