@@ -42,6 +42,18 @@ def test_the_sender_of_the_fewest_bytes_sends() -> None:
     assert [move.source for move in moves] == [0, 1, 0, 1]
 
 
+def test_a_worker_on_the_same_host_sends() -> None:
+    """Rank 0 to rank 1 on one host, and rank 2, which holds it too, to rank 3."""
+    before = {key: frozenset({0, 2}) for key in KEYS[:2]}
+    after = {key: frozenset({1, 3}) for key in KEYS[:2]}
+    moves = plan_moves(before, after, dict.fromkeys(KEYS, 8), ["a", "a", "b", "b"])
+    assert [(m.source, m.targets) for m in moves] == [(0, (1,)), (2, (3,))] * 2
+    [last] = plan_moves(
+        {KEYS[0]: frozenset({0})}, {KEYS[0]: frozenset({3})}, {KEYS[0]: 8}, [*"aabb"]
+    )
+    assert (last.source, last.targets) == (0, (3,))
+
+
 def test_what_nobody_holds_is_refused() -> None:
     """Named, with how many more there are."""
     with pytest.raises(ModelError, match=r"no worker holds a of net net \(and 1 more"):

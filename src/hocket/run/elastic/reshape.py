@@ -225,7 +225,7 @@ class Reshaper:
             return bundle_of(name, here[name], updater, is_frozen=is_frozen)
 
         before = self._first_buffers(before, now.layout)
-        moves = plan_moves(before, after, net.num_bytes())
+        moves = plan_moves(before, after, net.num_bytes(), world.hosts)
         came = transfer(moves, world.rank, bundle, world.device)
         received = {name: x for (_, name), x in came.items()}
         return received, {name: bundle(net.name, name) for name in here}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 
 from hocket.errors import ModelError
 
@@ -35,17 +36,22 @@ class Move:
 
 
 def plan_moves(
-    before: Holders, after: Holders, num_bytes: Mapping[tuple[str, str], int]
+    before: Holders,
+    after: Holders,
+    num_bytes: Mapping[tuple[str, str], int],
+    hosts: Sequence[str] | None = None,
 ) -> tuple[Move, ...]:
     """Plan the moves from one cut to another.
 
-    Of several workers that hold a part, the one that sends the fewest bytes so far
-    sends it, and of these the one of the lowest rank.
+    Of several workers that hold a part, one on the receiver's host sends it if there is
+    any; of these the one that sends the fewest bytes so far, and then the one of the
+    lowest rank.
 
     Args:
         before: the workers that hold each part.
         after: the workers that need each part.
         num_bytes: the bytes of each part.
+        hosts: the host of each rank; all are on one when not given.
 
     Raises:
         ModelError: a worker needs what no worker holds.
@@ -61,11 +67,13 @@ def plan_moves(
     sent: dict[int, int] = {}
     moves = []
     for key in sorted(after):
-        targets = tuple(sorted(set(after[key]) - set(before.get(key, ()))))
-        if targets:
-            source = min(before[key], key=lambda rank: (sent.get(rank, 0), rank))
-            sent[source] = sent.get(source, 0) + num_bytes[key] * len(targets)
-            moves.append(Move(*key, source, targets))
+        targets = sorted(set(after[key]) - set(before.get(key, ())))
+        for host, group in groupby(targets, lambda rank: hosts[rank] if hosts else ""):
+            near = {x for x in before[key] if hosts and hosts[x] == host}
+            source = min(near or before[key], key=lambda x: (sent.get(x, 0), x))
+            receivers = tuple(group)
+            sent[source] = sent.get(source, 0) + num_bytes[key] * len(receivers)
+            moves.append(Move(*key, source, receivers))
     return tuple(moves)
 
 
