@@ -423,7 +423,8 @@ class Pipeline(WorkerRun):
         layout = self._checkpoints.played.shape
         if self._freezing is None:
             return replace(result, layout=layout)
-        self._freezing.after_step(self._executor, skipped=result.skipped)
+        skipped = result.skipped
+        self._freezing.after_step(self._executor, result.step, skipped=skipped)
         transition_s, self._transition_s = self._transition_s, 0.0
         return replace(
             result,

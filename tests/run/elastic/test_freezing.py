@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import hocket
 from hocket.freeze.decide import Decider
@@ -130,6 +131,29 @@ def test_decides_by_gradients(tmp_path: Path) -> None:
         optimizer.zero_grad(set_to_none=True)
     assert found == expected
     assert found[-1] > 0
+
+
+def test_the_loss_scale_stays(tmp_path: Path) -> None:
+    """It counts the steps since it was last changed, over all layouts."""
+    batch = torch.randn(8, 4), torch.randint(4, (8,))
+    with hocket.Pipeline(
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))),
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=batch,
+        num_microbatches=2,
+        freeze=hocket.freeze.Alpha(1 / 3, every_steps=1),
+        precision="float16",
+        run_dir=tmp_path,
+    ) as pipeline:
+        scaler = pipeline._executor.scaler
+        assert scaler is not None
+        scaler.update(2.0)  # no gradient overflows
+        frozen = [pipeline.step(batch).num_frozen for _ in range(4)]
+        scaler = pipeline._executor.scaler
+        assert scaler is not None
+        assert frozen == [0, 2, 3, 4]
+        assert (scaler.get_scale(), scaler._get_growth_tracker()) == (2.0, 4)
 
 
 def test_no_process_group_is_made_twice(tmp_path: Path) -> None:

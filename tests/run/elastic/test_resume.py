@@ -186,9 +186,11 @@ def test_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         for result in pipeline.train(loader):
             if result.step == 2:
                 pipeline.save(tmp_path / "a", data=loader.state_dict())
-        pipeline.save(tmp_path / "b", data=loader.state_dict())  # an epoch has ended
+            if result.step == 4:  # the epoch's last
+                pipeline.save(tmp_path / "b", data=loader.state_dict())
+        pipeline.save(tmp_path / "c", data=loader.state_dict())
         whole = rest(pipeline, loader)
-    for folder, num_left in (("a", 2), ("b", 0)):
+    for folder, num_left in (("a", 2), ("b", 0), ("c", 0)):
         again = hocket.SampleLoader(Rows(), 8, seed=2)
         with make() as pipeline:
             again.load_state_dict(pipeline.load(tmp_path / folder))

@@ -167,13 +167,16 @@ class Freezing:
         self._measure.start(played)
         return played
 
-    def after_step(self, executor: Executor, *, skipped: bool) -> None:
+    def after_step(self, executor: Executor, step: int, *, skipped: bool) -> None:
         """Move the averages of frozen weights, which no update moves.
 
         Args:
             executor: this worker's.
-            skipped: whether the step updated nothing.
+            step: the step's number.
+            skipped: whether it updated nothing.
         """
+        # Known before the loader ends: a checkpoint may be saved in between.
+        self.epoch_ended |= step + 1 == self.epoch_end
         frozen = executor.updaters.get(0)
         if self.num_frozen and frozen is not None and not skipped:
             frozen.average()

@@ -165,6 +165,8 @@ class Reshaper:
             )
         for updater in executor.updaters.values():
             restore_updater(updater, bundles, before)
+        if executor.scaler is not None and now.executor.scaler is not None:
+            executor.scaler.load_state_dict(now.executor.scaler.state_dict())
         executor.resume_from(step)
         context.recorder.end()
         return PlayedLayout(plan, executor, layout)
