@@ -29,6 +29,7 @@ from tests.run.support.freezing_workers import (
     Model,
     Rows,
     emulated,
+    lower,
     make_batches,
     make_model,
     make_pipeline,
@@ -229,7 +230,8 @@ def test_killed_in_a_transition(tmp_path: Path) -> None:
 def test_all_workers_raise_what_rank_0_cannot_decide(tmp_path: Path) -> None:
     """A policy's own mistake, and layers that would not fit if they trained again.
 
-    Two workers measure activations as one process does.
+    Two workers measure activations as one process does, and two replicas keep their own
+    statistics of batch norms, also of frozen ones.
     """
     found = answers_of(
         f"{WORKERS}:errors_and_activations", num_workers=2, folder=tmp_path / "job"
@@ -245,27 +247,43 @@ def test_all_workers_raise_what_rank_0_cannot_decide(tmp_path: Path) -> None:
     assert [x[0] for x in found[0]["activations"]] == expected
     assert 0 in expected[expected.index(1) :]
 
+    frozen = [0, 0, 4, 4, 6, 6, 7, 7, 8]
+    losses, _ = emulated("plain", "BatchNorm1d", frozen, num_replicas=2)
+    results = found[0]["batch norms"]["results"]
+    assert [x[0] for x in results] == frozen
+    assert [x[2] for x in results] == pytest.approx(losses, rel=1e-10)
+
 
 def frozen_by_hand() -> list[int]:
     """Freeze by activations in a plain loop, and unfreeze with zero moments."""
-    model, batches = make_model(), make_batches()
+    model = make_model(dropout=0.0)
+    optimizer = ADAMW(model.parameters())
+    schedule = lower(optimizer)
     decider, found, reference = Decider(PLASTICITY, 8), [], copy.deepcopy(model)
-    parts = [x.tensor_split(NUM_PARTS)[0] for x, _ in batches]
-    for step in range(NUM_STEPS):
+    for step, (x, y) in enumerate(make_batches()):
         if step:
-            apart = [
-                distance([now], [then], len(parts[step]))
-                for now, then in zip(
-                    activations(model, parts[step]),
-                    activations(reference, parts[step]),
-                    strict=True,
-                )
-            ]
-            decider.ask(step, 1e-2 * 0.05 ** (step > 5), tuple(apart))
+            part = x.tensor_split(NUM_PARTS)[0]
+            both = activations(model, part), activations(reference, part)
+            apart = [distance([a], [b], len(part)) for a, b in zip(*both, strict=True)]
+            decider.ask(step, optimizer.param_groups[0]["lr"], tuple(apart))
+            freeze(model, decider.num_frozen, optimizer)
             reference = copy.deepcopy(model)
         found.append(decider.num_frozen)
-        model = emulated("lower rate", "LayerNorm", found, step + 1)[1]
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
     return found
+
+
+def freeze(model: Model, num_frozen: int, optimizer: torch.optim.Optimizer) -> None:
+    """Freeze the first blocks and the stem; what trains again has zero moments."""
+    for i, module in enumerate([model.stem, *model.blocks]):
+        trains = max(0, i - 1) >= num_frozen
+        for parameter in module.parameters():
+            if trains and not parameter.requires_grad:
+                optimizer.state.pop(parameter, None)
+            parameter.requires_grad_(trains)
 
 
 def activations(model: Model, x: Tensor) -> list[Tensor]:

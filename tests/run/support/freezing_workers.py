@@ -242,18 +242,18 @@ def make_pipeline(
     """A pipeline of a case: options, norm, schedule, policy and shapes."""
     norm = getattr(nn, case.get("norm", "LayerNorm"))
     given = {
+        "num_microbatches": NUM_PARTS,
         "freeze": POLICIES[case["policy"]],
         "shapes": SHAPES[case["shapes"]],
         **OPTIONS[case["options"]],
         **options,
     }
     return hocket.Pipeline(
-        make_model(norm),
+        make_model(norm, float(case.get("dropout", "0.2"))),
         F.cross_entropy,
         optimizer=ADAMW,
         example=make_batches()[0],
         schedule=case.get("schedule", "1f1b"),
-        num_microbatches=NUM_PARTS,
         seed=3,
         world=world,
         **given,
@@ -320,14 +320,18 @@ def main() -> None:
 
 
 def emulated(
-    options: str, norm: str, num_frozen: Sequence[int], num_steps: int = NUM_STEPS
+    options: str,
+    norm: str,
+    num_frozen: Sequence[int],
+    num_steps: int = NUM_STEPS,
+    num_replicas: int = 1,
 ) -> tuple[list[float], Model]:
     """One process that freezes as many layers at each step."""
     model = make_model(getattr(nn, norm))
     firsts = ["stem", *(f"blocks.{i}" for i in range(1, 8)), "head"]
     names = {step: firsts[number] for step, number in enumerate(num_frozen)}
     history = hocket.emulate(
-        Program.chain([0], NUM_PARTS),
+        Program.chain([0], NUM_PARTS // num_replicas, num_replicas=num_replicas),
         model,
         F.cross_entropy,
         ADAMW,

@@ -18,6 +18,7 @@ from hocket.run.nets.transfer import transfer
 from tests.run.support.bad_input_workers import join
 from tests.run.support.forked import FAULT
 from tests.run.support.freezing_workers import (
+    NUM_PARTS,
     NUM_STEPS,
     Listed,
     make_batches,
@@ -86,10 +87,11 @@ class Stumbles(Listed):
 
 
 def errors_and_activations() -> Any:
-    """Run pipelines that must fail on both workers, and one that measures activations.
+    """Run pipelines that must fail on both workers, and others.
 
     Returns:
-        The errors, and the numbers of frozen layers.
+        The errors; the results of a policy that measures activations, and those of two
+        replicas with batch norms.
     """
     measure_briefly()
     world = join()
@@ -97,7 +99,10 @@ def errors_and_activations() -> Any:
     case = {"options": "plain", "policy": "alpha", "shapes": "fixed"}
     found: dict[str, Any] = {}
     with make_pipeline(
-        {**case, "options": "lower rate"}, world, freeze=PLASTICITY, shapes=TWO_SHAPES
+        {**case, "options": "lower rate", "dropout": "0"},
+        world,
+        freeze=PLASTICITY,
+        shapes=TWO_SHAPES,
     ) as pipeline:
         found["activations"] = rest_of(pipeline, 0)["results"]
     cases: dict[str, dict[str, Any]] = {
@@ -107,6 +112,9 @@ def errors_and_activations() -> Any:
         },
         "policy fails": {"freeze": Stumbles(every_steps=1)},
     }
+    replicas = {"num_microbatches": NUM_PARTS // 2, "num_replicas": 2}
+    with make_pipeline({**case, "norm": "BatchNorm1d"}, world, **replicas) as pipeline:
+        found["batch norms"] = rest_of(pipeline, 0)
     for name, options in cases.items():
         try:
             with make_pipeline(case, world, **options) as pipeline:

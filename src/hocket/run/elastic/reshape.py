@@ -36,7 +36,7 @@ from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.nets.moves import Holders, holders_of, plan_moves
+from hocket.run.nets.moves import Holders, Move, holders_of, plan_moves
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.nets.transfer import Bundle, transfer
 from hocket.run.tune.order import make_order
@@ -226,8 +226,7 @@ class Reshaper:
             updater, is_frozen = trained.get(name), name in frozen
             return bundle_of(name, here[name], updater, is_frozen=is_frozen)
 
-        before = self._first_buffers(before, now.layout)
-        moves = plan_moves(before, after, net.num_bytes(), world.hosts)
+        moves = self._moves(before, after, now.layout, layout)
         came = transfer(moves, world.rank, bundle, world.device)
         received = {name: x for (_, name), x in came.items()}
         return received, {name: bundle(net.name, name) for name in here}
@@ -241,21 +240,45 @@ class Reshaper:
         workers = [{*layout.replicas_of(x.device)} for x in program.stages]
         return holders_of(self.net.name, names, workers)
 
-    def _first_buffers(self, holders: Holders, layout: Layout) -> Holders:
-        """Leave the first replica alone the holder of buffers: others have their own.
+    def _moves(
+        self, before: Holders, after: Holders, now: Layout, then: Layout
+    ) -> list[Move]:
+        """Plan the moves; each replica keeps its own buffers (batch norms' statistics).
+
+        Where the number of replicas changes, all take the first replica's.
 
         Args:
-            holders: before the cut.
-            layout: the layout before the cut.
+            before: the workers that hold each part.
+            after: the workers that need each part.
+            now: the layout before the cut.
+            then: the layout after it.
         """
         tensors = self.net.outline.state.tensors
-        first = frozenset(range(layout.num_devices))
-        return {
-            (net, name): ranks
-            if isinstance(tensors[name], nn.Parameter)
-            else ranks & first
-            for (net, name), ranks in holders.items()
+        buffers = {
+            (self.net.name, name)
+            for name, x in tensors.items()
+            if not isinstance(x, nn.Parameter)
         }
+        everyone = frozenset(range(self._context.world.world_size))
+        replicas = [(frozenset(range(now.num_devices)), everyone)]
+        if now.num_replicas == then.num_replicas:
+            size = now.num_devices
+            ranks = [
+                frozenset(range(i, i + size)) for i in range(0, len(everyone), size)
+            ]
+            replicas = list(zip(ranks, ranks, strict=True))
+        groups = [(everyone, everyone, after.keys() - buffers)]
+        groups += [(holders, needing, buffers) for holders, needing in replicas]
+        return [
+            move
+            for holders, needing, keys in groups
+            for move in plan_moves(
+                {key: before[key] & holders for key in before.keys() & keys},
+                {key: after[key] & needing for key in after.keys() & keys},
+                self.net.num_bytes(),
+                self._context.world.hosts,
+            )
+        ]
 
     def _plan(
         self,
