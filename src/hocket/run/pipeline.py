@@ -24,8 +24,8 @@ from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
+from hocket.run.engine.executor import PlayedLayout
 from hocket.run.engine.gather import gather_state, holders_of
-from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline

@@ -31,9 +31,8 @@ from hocket.run.checkpoint.random_state import random_state
 from hocket.run.checkpoint.stale_weights import old_weights
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.engine.executor import Executor
+from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.weights.updater import Updater
 
 _NO_OPTIONS: Final = frozenset({"params", "param_names"})

@@ -44,8 +44,7 @@ from hocket.run.cluster.store.poll import poll
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.executor import Executor
-from hocket.run.engine.played_layout import PlayedLayout
+from hocket.run.engine.executor import Executor, PlayedLayout
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, on_device, split_batch
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.measures import LayerMeasure
-from hocket.run.engine.executor import Executor
-from hocket.run.engine.played_layout import PlayedLayout
+from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.nets.transfer import Bundle, finish, receive_bundle, send_bundle
 

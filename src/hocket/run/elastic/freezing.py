@@ -38,8 +38,7 @@ from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.reshape import Reshaper
-from hocket.run.engine.executor import Executor
-from hocket.run.engine.played_layout import PlayedLayout
+from hocket.run.engine.executor import Executor, PlayedLayout
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +256,7 @@ class Freezing:
     ) -> None:
         """Restore the policy's state, once the weights are restored.
 
-        Another policy than the saved one begins anew, with the layers that are frozen.
+        Another policy than the saved one begins again, with the layers that are frozen.
         """
         self._reshaper.keep()
         policy = self._options.policy

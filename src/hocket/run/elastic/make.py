@@ -14,9 +14,8 @@ from hocket.run.elastic.activations import ActivationMeasure
 from hocket.run.elastic.freezing import Freezing, FreezingOptions
 from hocket.run.elastic.measures import GradientMeasure, LayerMeasure, NoMeasure
 from hocket.run.elastic.reshape import Reshaper, SameSettings
-from hocket.run.engine.executor import Executor
+from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.nets.net import NetOnWorker
@@ -36,7 +35,7 @@ def make_freezing(
     Args:
         config: the pipeline's, with a policy.
         captured: the captured model.
-        plan: of the first layout.
+        plan: the first layout's plan.
         executor: this worker's stages in the first layout.
         context: this worker's connections.
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.engine.executor import Executor
-from hocket.run.engine.played_layout import PlayedLayout
+from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.weights.gradient_sums import GradientSums
 
 
@@ -21,7 +20,7 @@ class LayerMeasure(Protocol):
     """Measures layers from one decision to the next, on all workers together."""
 
     def start(self, played: PlayedLayout) -> None:
-        """Begin anew: a decision was made, or the layout has changed."""
+        """Begin again: a decision was made, or the layout has changed."""
 
     def take(self, played: PlayedLayout, batch: Any) -> tuple[float, ...]:
         """Return each layer's number; every worker must call this.

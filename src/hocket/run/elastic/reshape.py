@@ -27,12 +27,11 @@ from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.comm.renamed import RenamedTransport
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
-from hocket.run.engine.executor import Executor
+from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.played_layout import PlayedLayout
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext

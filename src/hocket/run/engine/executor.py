@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 from hocket.errors import ConfigError
 from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.wiring import Wiring
+from hocket.run.engine.plan import Plan
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
@@ -142,6 +144,26 @@ class Executor:
     def _swap(self) -> None:
         for updater in self.updaters.values():
             updater.swap()
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedLayout:
+    """What the workers play in one layout.
+
+    Args:
+        plan: what was decided.
+        executor: this worker's.
+        layout: the ranks by device and replica.
+    """
+
+    plan: Plan
+    executor: Executor
+    layout: Layout
+
+    @property
+    def shape(self) -> str:
+        """Stages x replicas, such as "4x2"."""
+        return f"{self.layout.num_devices}x{self.layout.num_replicas}"
 
 
 def _scaled(batches: Batches, scale: LossScale) -> Batches:
