@@ -14,7 +14,7 @@ import hocket
 from hocket.errors import ConfigError, HocketError
 from hocket.freeze.blocks import blocks_matching
 from hocket.model.capture.capture import capture
-from hocket.run.elastic.freezing import refuse_shapes
+from hocket.run.elastic.shape_choice import refuse_shapes
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 
 

@@ -8,59 +8,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.errors import (
-    CheckpointError,
-    ConfigError,
-    FitError,
-    HocketError,
-    RunError,
-    ShapeError,
-)
+from hocket.errors import CheckpointError, HocketError, RunError
 from hocket.freeze.decide import Decider
-from hocket.freeze.policy import Policy
-from hocket.freeze.shapes import (
-    PipelineShape,
-    Prediction,
-    next_shape,
-    possible,
-    predict,
-)
-from hocket.freeze.transition import TransitionCosts, moved_bytes
+from hocket.freeze.shapes import PipelineShape, Prediction
 from hocket.run.checkpoint.format.manifest import FreezingRecord
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.reshape import Reshaper
+from hocket.run.elastic.shape_choice import (
+    FreezingOptions,
+    Present,
+    ShapeChoice,
+    shape_of,
+)
 from hocket.run.engine.executor import Executor, PlayedLayout
 
 log = logging.getLogger(__name__)
-
-Shapes = Mapping[int, tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class FreezingOptions:
-    """What the user says of freezing.
-
-    Args:
-        policy: what decides.
-        shapes: stages and replicas from so many frozen layers on; None: chosen by the
-            predicted seconds.
-        memory_bytes: each device's memory; None: enough.
-        num_run_steps: the steps of the whole run; None: unknown.
-    """
-
-    policy: Policy[Any]
-    shapes: Shapes | None = None
-    memory_bytes: int | None = None
-    num_run_steps: int | None = None
 
 
 class Freezing:
@@ -102,16 +72,15 @@ class Freezing:
         self._measure = measure
         self._reshaper = reshaper
         self._world = world
-        self._first_shape = _shape_of(first)
-        self._costs = TransitionCosts(first.plan.costs.link)
+        self._choice = ShapeChoice(
+            options, self._edges, reshaper, first, world.world_size
+        )
         self._last_step = 0  # before which the policy was asked
         self._num_before = 0  # frozen layers before a load
         self.num_frozen = 0
         self.epoch_ended = False
         self.epoch_end = 0
         self.transition_s = 0.0
-        num_parts = reshaper.job.num_parts
-        refuse_shapes(options.shapes or {}, world.world_size, num_parts)
         measure.start(first)
 
     def is_due(self, step: int) -> bool:
@@ -148,7 +117,8 @@ class Freezing:
 
         def choose() -> Json:
             wanted = self._decider.ask(step, rate, measured)
-            num_frozen, chosen = self._chosen(wanted, now, steps_left)
+            present = Present(now, self.num_frozen, steps_left)
+            num_frozen, chosen = self._choice.with_most_frozen(wanted, present)
             log.info(
                 "before step %d: %d layers are frozen, %s stages x replicas, chosen "
                 "for the %d steps until %s",
@@ -192,7 +162,7 @@ class Freezing:
                 and isinstance(known[name], nn.Parameter)
                 and known[name].requires_grad
             )
-        shape = _shape_of(played)
+        shape = shape_of(played)
         return FreezingRecord(
             layers=tuple(self._modules[: self.num_frozen]),
             parameters=parameters,
@@ -233,7 +203,8 @@ class Freezing:
 
         def choose() -> Json:
             try:
-                return ["", *_as_json(self._saved_shape(saved, now, step))]
+                present = Present(now, self.num_frozen, self._steps_left(step)[0])
+                return ["", *_as_json(self._choice.saved_shape(saved, present))]
             except HocketError as error:
                 return [str(error)]
 
@@ -296,14 +267,15 @@ class Freezing:
         self, now: PlayedLayout, num_frozen: int, chosen: Prediction, step: int
     ) -> PlayedLayout:
         self._decider.num_frozen = num_frozen
-        if num_frozen == self.num_frozen and chosen.shape == _shape_of(now):
+        present = Present(now, self.num_frozen)
+        if num_frozen == self.num_frozen and chosen.shape == present.shape:
             return now
+        moved = self._choice.moved_bytes(num_frozen, chosen, present)
         begin_s = perf_counter()
-        moved = self._moved_bytes(now, num_frozen, chosen)
         self.num_frozen = num_frozen
         played = self._reshaper.reshape(now, chosen, self._edges[num_frozen], step)
         self.transition_s = perf_counter() - begin_s
-        self._costs.add(moved, self.transition_s)
+        self._choice.add_transition(moved, self.transition_s)
         return played
 
     def _steps_left(self, step: int) -> tuple[int, str]:
@@ -316,116 +288,6 @@ class Freezing:
             return self.epoch_end - step, "the loader ends"
         return decision, "the next decision"
 
-    def _chosen(
-        self, num_frozen: int, now: PlayedLayout, steps_left: int
-    ) -> tuple[int, Prediction]:
-        """Return the shape, and how many layers freeze: each stage keeps one."""
-        while True:
-            try:
-                return num_frozen, self._shape(num_frozen, now, steps_left)
-            except ShapeError:
-                if num_frozen <= self.num_frozen:
-                    raise
-                num_frozen -= 1
-
-    def _shape(self, num_frozen: int, now: PlayedLayout, steps_left: int) -> Prediction:
-        """Return the shape for so many frozen layers.
-
-        Raises:
-            ConfigError: layers would train again, and do not fit the memory.
-            FitError: no shape fits.
-            ShapeError: there are fewer layers than stages.
-        """
-        job, options = self._reshaper.job, self._options
-        model = self._reshaper.costs_of(now.plan, self._edges[num_frozen])
-        try:
-            if options.shapes is None:
-                found = possible(
-                    model, self._world.world_size, job.num_parts, job.schedule
-                )
-            else:
-                shape = self._first_shape
-                for least in sorted(options.shapes):
-                    if least <= num_frozen:
-                        shape = PipelineShape(*options.shapes[least])
-                found = [predict(model, shape, job.num_parts, job.schedule)]
-            return next_shape(
-                _shape_of(now),
-                found,
-                steps_left=steps_left,
-                transition_s=lambda x: self._transition_s(now, num_frozen, x),
-                memory_bytes=options.memory_bytes,
-            )
-        except FitError as error:
-            if num_frozen >= self.num_frozen:
-                raise
-            raise ConfigError(
-                f"{type(options.policy).__name__} unfreezes layers ({self.num_frozen} "
-                f"to {num_frozen} frozen), and there is no way back to where they "
-                f"fit: {error}; give more memory_bytes, or a policy that keeps them "
-                "frozen (such as unfreeze_at=None)"
-            ) from error
-
-    def _saved_shape(
-        self, saved: FreezingRecord | None, now: PlayedLayout, step: int
-    ) -> Prediction:
-        num_frozen = 0 if saved is None else len(saved.layers)
-        job, num_workers = self._reshaper.job, self._world.world_size
-        if saved is not None and self._options.shapes is None:
-            stages, replicas = saved.shape
-            if stages * replicas == num_workers and job.num_parts % replicas == 0:
-                model = self._reshaper.costs_of(now.plan, self._edges[num_frozen])
-                shape = PipelineShape(stages, replicas)
-                return predict(model, shape, job.num_parts, job.schedule)
-        return self._shape(num_frozen, now, self._steps_left(step)[0])
-
-    def _transition_s(
-        self, now: PlayedLayout, num_frozen: int, option: Prediction
-    ) -> float:
-        if num_frozen == self.num_frozen and option.shape == _shape_of(now):
-            return 0.0
-        return self._costs.seconds(self._moved_bytes(now, num_frozen, option))
-
-    def _moved_bytes(
-        self, now: PlayedLayout, num_frozen: int, option: Prediction
-    ) -> int:
-        model = self._reshaper.costs_of(now.plan, self._edges[num_frozen])
-        return moved_bytes(
-            model,
-            model.layers_on(now.plan.boundaries, now.layout.num_devices),
-            model.layers_on(option.boundaries, option.shape.num_stages),
-            self._world.world_size,
-        )
-
-
-def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:
-    """Refuse shapes that do not divide the workers or the microbatches.
-
-    Args:
-        shapes: stages and replicas, by number of frozen layers.
-        num_workers: all workers.
-        num_parts: the microbatches of the whole batch.
-
-    Raises:
-        ConfigError: names all shapes that are not possible, and those that are.
-    """
-    faults = [
-        f"{PipelineShape(*shape)} from {least} frozen layers on"
-        for least, shape in sorted(shapes.items())
-        if shape[0] * shape[1] != num_workers or num_parts % shape[1]
-    ]
-    if faults:
-        fit = [
-            str(PipelineShape(num_workers // d, d))
-            for d in range(1, num_workers + 1)
-            if num_workers % d == 0 and num_parts % d == 0
-        ]
-        raise ConfigError(
-            f"shapes (stages x replicas): {', '.join(faults)} cannot be: {num_workers} "
-            f"workers with {num_parts} microbatches in the whole batch can be "
-            f"{', '.join(fit)}"
-        )
-
 
 def _as_json(chosen: Prediction) -> list[Json]:
     return [[*chosen.shape], [*chosen.boundaries]]
@@ -433,10 +295,6 @@ def _as_json(chosen: Prediction) -> list[Json]:
 
 def _prediction(shape: Sequence[int], boundaries: Sequence[int]) -> Prediction:
     return Prediction(PipelineShape(*shape), tuple(boundaries), 0.0, 0)
-
-
-def _shape_of(now: PlayedLayout) -> PipelineShape:
-    return PipelineShape(now.layout.num_devices, now.layout.num_replicas)
 
 
 def _no_tensor(name: str, on_host: bool) -> Tensor:

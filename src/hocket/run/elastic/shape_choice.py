@@ -1,0 +1,223 @@
+"""Chooses stages and replicas for so many frozen layers; rank 0 does, for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.errors import ConfigError, FitError, ShapeError
+from hocket.freeze.policy import Policy
+from hocket.freeze.shapes import (
+    Frozen,
+    PipelineShape,
+    Prediction,
+    next_shape,
+    possible,
+    predict,
+    shapes_of,
+)
+from hocket.freeze.transition import TransitionCosts, moved_bytes
+from hocket.run.checkpoint.format.manifest import FreezingRecord
+from hocket.run.elastic.reshape import Reshaper
+from hocket.run.engine.executor import PlayedLayout
+
+Shapes = Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FreezingOptions:
+    """What the user says of freezing.
+
+    Args:
+        policy: what decides.
+        shapes: stages and replicas from so many frozen layers on; None: chosen by the
+            predicted seconds.
+        memory_bytes: each device's memory; None: enough.
+        num_run_steps: the steps of the whole run; None: unknown.
+    """
+
+    policy: Policy[Any]
+    shapes: Shapes | None = None
+    memory_bytes: int | None = None
+    num_run_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What is played when a shape is chosen.
+
+    Args:
+        played: plan, stages and layout.
+        num_frozen: the layers that are frozen.
+        steps_left: the steps over which another shape must save what it costs.
+    """
+
+    played: PlayedLayout
+    num_frozen: int
+    steps_left: int = 1
+
+    @property
+    def shape(self) -> PipelineShape:
+        """Stages and replicas."""
+        return shape_of(self.played)
+
+
+class ShapeChoice:
+    """Chooses shapes by the user's mapping, or by the predicted seconds.
+
+    Args:
+        options: the user's.
+        edges: for 0, 1, ... frozen layers, the place of the first that still trains.
+        reshaper: knows the layers' costs.
+        first: what is played at first.
+        num_workers: all workers.
+
+    Raises:
+        ConfigError: a shape is not possible.
+    """
+
+    def __init__(
+        self,
+        options: FreezingOptions,
+        edges: Sequence[int],
+        reshaper: Reshaper,
+        first: PlayedLayout,
+        num_workers: int,
+    ) -> None:
+        self._options = options
+        self._edges = edges
+        self._reshaper = reshaper
+        self._first_shape = shape_of(first)
+        self._num_workers = num_workers
+        self._costs = TransitionCosts(first.plan.costs.link)
+        refuse_shapes(options.shapes or {}, num_workers, reshaper.job.num_parts)
+
+    def with_most_frozen(
+        self, num_frozen: int, present: Present
+    ) -> tuple[int, Prediction]:
+        """Return how many layers freeze, at most so many, and the shape.
+
+        Fewer freeze where each stage could not keep one.
+
+        Raises:
+            ConfigError, FitError: see `shape`.
+            ShapeError: there are fewer layers than stages.
+        """
+        while True:
+            try:
+                return num_frozen, self.shape(num_frozen, present)
+            except ShapeError:
+                if num_frozen <= present.num_frozen:
+                    raise
+                num_frozen -= 1
+
+    def shape(self, num_frozen: int, present: Present) -> Prediction:
+        """Return the shape for so many frozen layers.
+
+        Raises:
+            ConfigError: layers would train again, and do not fit the memory.
+            FitError: no shape fits.
+            ShapeError: there are fewer layers than stages.
+        """
+        try:
+            return next_shape(
+                present.shape,
+                self._candidates(num_frozen, present),
+                steps_left=present.steps_left,
+                transition_s=lambda x: self._transition_s(num_frozen, x, present),
+                memory_bytes=self._options.memory_bytes,
+            )
+        except FitError as error:
+            if num_frozen >= present.num_frozen:
+                raise
+            raise ConfigError(
+                f"{type(self._options.policy).__name__} unfreezes layers "
+                f"({present.num_frozen} to {num_frozen} frozen), and there is no way "
+                f"back to where they fit: {error}; give more memory_bytes, or a policy "
+                "that keeps them frozen (such as unfreeze_at=None)"
+            ) from error
+
+    def saved_shape(self, saved: FreezingRecord | None, present: Present) -> Prediction:
+        """Return the shape of a checkpoint; another where it cannot be formed here.
+
+        Args:
+            saved: the checkpoint's; None: it is of a run without freezing.
+            present: what is played.
+        """
+        num_frozen, job = 0 if saved is None else len(saved.layers), self._reshaper.job
+        if saved is not None and self._options.shapes is None:
+            shape = PipelineShape(*saved.shape)
+            if shape in shapes_of(self._num_workers, job.num_parts):
+                model = self._model(num_frozen, present)
+                return predict(model, shape, job.num_parts, job.schedule)
+        return self.shape(num_frozen, present)
+
+    def moved_bytes(self, num_frozen: int, option: Prediction, present: Present) -> int:
+        """Return the bytes that workers receive when a shape is taken."""
+        model, now = self._model(num_frozen, present), present.played
+        return moved_bytes(
+            model,
+            model.layers_on(now.plan.boundaries, now.layout.num_devices),
+            model.layers_on(option.boundaries, option.shape.num_stages),
+            self._num_workers,
+        )
+
+    def add_transition(self, num_bytes: int, seconds: float) -> None:
+        """Add a transition that was measured."""
+        self._costs.add(num_bytes, seconds)
+
+    def _candidates(self, num_frozen: int, present: Present) -> list[Prediction]:
+        model, job = self._model(num_frozen, present), self._reshaper.job
+        if self._options.shapes is None:
+            return possible(model, self._num_workers, job.num_parts, job.schedule)
+        shape = self._first_shape
+        for least in sorted(self._options.shapes):
+            if least <= num_frozen:
+                shape = PipelineShape(*self._options.shapes[least])
+        return [predict(model, shape, job.num_parts, job.schedule)]
+
+    def _model(self, num_frozen: int, present: Present) -> Frozen:
+        plan = present.played.plan
+        return self._reshaper.costs_of(plan, self._edges[num_frozen])
+
+    def _transition_s(
+        self, num_frozen: int, option: Prediction, present: Present
+    ) -> float:
+        if num_frozen == present.num_frozen and option.shape == present.shape:
+            return 0.0
+        return self._costs.seconds(self.moved_bytes(num_frozen, option, present))
+
+
+def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:
+    """Refuse shapes that do not divide the workers or the microbatches.
+
+    Args:
+        shapes: stages and replicas, by number of frozen layers.
+        num_workers: all workers.
+        num_parts: the microbatches of the whole batch.
+
+    Raises:
+        ConfigError: names all shapes that are not possible, and those that are.
+    """
+    faults = [
+        f"{PipelineShape(*shape)} from {least} frozen layers on"
+        for least, shape in sorted(shapes.items())
+        if shape[0] * shape[1] != num_workers or num_parts % shape[1]
+    ]
+    if faults:
+        fit = [
+            str(PipelineShape(num_workers // d, d))
+            for d in range(1, num_workers + 1)
+            if num_workers % d == 0 and num_parts % d == 0
+        ]
+        raise ConfigError(
+            f"shapes (stages x replicas): {', '.join(faults)} cannot be: {num_workers} "
+            f"workers with {num_parts} microbatches in the whole batch can be "
+            f"{', '.join(fit)}"
+        )
+
+
+def shape_of(played: PlayedLayout) -> PipelineShape:
+    """Return the stages and replicas of what is played."""
+    return PipelineShape(played.layout.num_devices, played.layout.num_replicas)
