@@ -19,8 +19,8 @@ from torch.utils.flop_counter import flop_registry
 from hocket.core.costs import Costs, StageCost
 from hocket.core.hardware import Hardware
 from hocket.core.op import Kind
-from hocket.outoforder.capture.captured_step import CapturedStep
-from hocket.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.captured_step import CapturedStep
+from hocket.run.outoforder.capture.regions import Place
 
 GRAPH_S: Final = 1.5e-6  # between two kernels of a CUDA graph
 _FLOAT: Final = 4  # bytes

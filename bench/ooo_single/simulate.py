@@ -21,11 +21,11 @@ from bench.ooo_single.counted import count
 from bench.published import Row, Table, write_published
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
-from hocket.outoforder.capture.captured_step import capture_step
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.serial import serial
 from hocket.recipes.config.model_settings import DensenetSettings, MobilenetSettings
 from hocket.recipes.models.torchvision_nets import make_densenet, make_mobilenet
+from hocket.run.outoforder.capture.captured_step import capture_step
 
 HARDWARE: Final = "v100-16g"
 _CIFAR: Final = (32, 100)  # pixels, classes

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from hocket.errors import WaitError as WaitError
     from hocket.errors import WorkerError as WorkerError
     from hocket.model.trace.per_sample import PerSample as PerSample
-    from hocket.outoforder.compile_step import CompiledStep as CompiledStep
-    from hocket.outoforder.compile_step import compile_step as compile_step
     from hocket.passes.fill_with import fill_with as fill_with
     from hocket.planner.candidate import Candidate as Candidate
     from hocket.planner.candidate import Outcome as Outcome
@@ -73,6 +71,8 @@ if TYPE_CHECKING:
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fit import fit as fit
+    from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
+    from hocket.run.outoforder.compile_step import compile_step as compile_step
     from hocket.run.pipeline import Pipeline as Pipeline
     from hocket.run.tune.config import PipelineConfig as PipelineConfig
     from hocket.run.tune.planning import plan as plan
@@ -102,7 +102,7 @@ _HOMES = {
     "Candidate": "hocket.planner.candidate",
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",
-    "CompiledStep": "hocket.outoforder.compile_step",
+    "CompiledStep": "hocket.run.outoforder.compile_step",
     "ConfigError": "hocket.errors",
     "CopyEvery": "hocket.run.weights.momentum",
     "Costs": "hocket.core.costs",
@@ -169,7 +169,7 @@ _HOMES = {
     "WorkerError": "hocket.errors",
     "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",
-    "compile_step": "hocket.outoforder.compile_step",
+    "compile_step": "hocket.run.outoforder.compile_step",
     "emulate": "hocket.run.engine.emulator.emulate",
     "fill_with": "hocket.passes.fill_with",
     "fit": "hocket.run.fit",

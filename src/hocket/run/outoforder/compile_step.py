@@ -24,7 +24,12 @@ from torch.utils import _pytree as pytree
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
-from hocket.outoforder.capture.captured_step import (
+from hocket.run.data.batch import call_arguments, count_samples, on_device
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.device.device import Device
+from hocket.run.device.open import open_device
+from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.outoforder.capture.captured_step import (
     CapturedStep,
     OptimizerStates,
     StepTensors,
@@ -32,14 +37,9 @@ from hocket.outoforder.capture.captured_step import (
     distinct_bytes,
     preserved,
 )
-from hocket.outoforder.capture.trace import WeightChangeError
-from hocket.outoforder.capture.update import Optimizer
-from hocket.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
-from hocket.run.data.batch import call_arguments, count_samples, on_device
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.device.device import Device
-from hocket.run.device.open import open_device
-from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.outoforder.capture.trace import WeightChangeError
+from hocket.run.outoforder.capture.update import Optimizer
+from hocket.run.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import GradientStatus
 

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
-from hocket.outoforder.compile_step import EagerStepWarning
-from tests.outoforder.support.small_steps import (
+from hocket.run.outoforder.compile_step import EagerStepWarning
+from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
     SPECIMENS,
     TOLERANCE,
@@ -112,10 +112,10 @@ def test_modes_and_named_losses() -> None:
 
 def test_one_graph_for_a_device_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is captured once, and reads each batch from the same tensors."""
-    from tests.outoforder.support.inline_device import InlineDevice
+    from tests.run.outoforder.support.inline_device import InlineDevice
 
     monkeypatch.setattr(
-        "hocket.outoforder.compile_step.open_device",
+        "hocket.run.outoforder.compile_step.open_device",
         lambda device, num_lanes, **more: InlineDevice(num_lanes),
     )
     batches, make = batches_of(SPECIMEN, 5), OPTIMIZERS["AdamW"]

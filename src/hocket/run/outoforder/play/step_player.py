@@ -20,9 +20,9 @@ from torch import Tensor
 
 from hocket.core.footprint import MemoryPlan, issue_order
 from hocket.core.op import Op
-from hocket.outoforder.capture.code import RegionCode, StepCode
-from hocket.outoforder.capture.regions import Place
 from hocket.run.device.device import Device, Event, IssueOrder
+from hocket.run.outoforder.capture.code import RegionCode, StepCode
+from hocket.run.outoforder.capture.regions import Place
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 AroundOp: TypeAlias = Callable[[int, Op, Callable[[], None]], None]

@@ -14,10 +14,10 @@ from hocket.core.op import WHOLE_OR_HALF_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.profile.allocations import allocations
-from hocket.outoforder.play.step_player import StepPlayer, Tensors
-from hocket.outoforder.play.step_replay import StepReplay
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
+from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
+from hocket.run.outoforder.play.step_replay import StepReplay
 
 _NUM_WARM_UP: Final = 1
 _NUM_STEPS: Final = 5  # the spread of a median is then some percent

@@ -20,16 +20,6 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
-from hocket.outoforder.capture.captured_step import CapturedStep
-from hocket.outoforder.order.measure import (
-    measured_costs,
-    measured_in_turn,
-    scaled_to,
-    with_capacity,
-    with_work_bytes,
-)
-from hocket.outoforder.play.step_player import StepPlayer, Tensors
-from hocket.outoforder.play.step_replay import StepReplay
 from hocket.passes.beside_critical_path import (
     MeasuredProgram,
     beside_critical_path,
@@ -40,6 +30,16 @@ from hocket.passes.beside_critical_path import (
 from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
 from hocket.run.device.device import Device
+from hocket.run.outoforder.capture.captured_step import CapturedStep
+from hocket.run.outoforder.order.measure import (
+    measured_costs,
+    measured_in_turn,
+    scaled_to,
+    with_capacity,
+    with_work_bytes,
+)
+from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
+from hocket.run.outoforder.play.step_replay import StepReplay
 
 _LEAST_GAIN: Final = 0.02  # of a step's seconds; less is noise
 _NUM_TRIES: Final = 6  # of local search

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hocket.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.device.device import Device, Work
+from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 
 _TIMEOUT_S = 600.0
 

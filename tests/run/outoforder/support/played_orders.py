@@ -15,22 +15,22 @@ from hocket.core.footprint import Footprint, MemoryPlan, plan_memory
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.model.profile.allocations import allocations
-from hocket.outoforder.capture.captured_step import (
+from hocket.passes.serial import serial
+from hocket.run.device.cpu import CpuDevice
+from hocket.run.device.device import Device, Work
+from hocket.run.device.sanitize import Sanitizer
+from hocket.run.outoforder.capture.captured_step import (
     CapturedStep,
     OptimizerStates,
     StepTensors,
     capture_step,
     preserved,
 )
-from hocket.outoforder.order.measure import with_work_bytes
-from hocket.outoforder.play.step_player import StepPlayer
-from hocket.passes.serial import serial
-from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.device import Device, Work
-from hocket.run.device.sanitize import Sanitizer
-from tests.outoforder.support.inline_device import InlineDevice
-from tests.outoforder.support.small_steps import loss
+from hocket.run.outoforder.order.measure import with_work_bytes
+from hocket.run.outoforder.play.step_player import StepPlayer
 from tests.run.device.support.interleaver import Interleaver
+from tests.run.outoforder.support.inline_device import InlineDevice
+from tests.run.outoforder.support.small_steps import loss
 
 _BYTES: Final = 2**40
 _TIMEOUT_S: Final = 30.0

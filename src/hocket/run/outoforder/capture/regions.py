@@ -27,8 +27,8 @@ from hocket.core.op import Kind
 from hocket.core.program import Net, Program, Stage
 from hocket.errors import CaptureError
 from hocket.model.trace.observe import is_random
-from hocket.outoforder.capture.trace import StepGraph
-from hocket.outoforder.capture.units import Units, find_units
+from hocket.run.outoforder.capture.trace import StepGraph
+from hocket.run.outoforder.capture.units import Units, find_units
 from hocket.run.stage.compiled.graph.graphs import needed
 
 

@@ -13,14 +13,14 @@ import hocket
 from hocket.errors import RaceError
 from hocket.passes.beside_critical_path import MeasuredProgram, with_inline
 from hocket.passes.serial import serial
-from tests.outoforder.support.played_orders import (
+from tests.run.outoforder.support.played_orders import (
     TrainedByHand,
     checked_device,
     delayed_device,
     free_device,
     random_order,
 )
-from tests.outoforder.support.small_steps import (
+from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
     SPECIMENS,
     batches_of,

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind
-from hocket.outoforder.capture.code import (
+from hocket.run.data.loss import LossFunction
+from hocket.run.outoforder.capture.code import (
     StepCode,
     rate_name,
     state_name,
     step_code,
 )
-from hocket.outoforder.capture.regions import Place, Regions, cut_into_regions
-from hocket.outoforder.capture.trace import trace_step
-from hocket.outoforder.capture.update import (
+from hocket.run.outoforder.capture.regions import Place, Regions, cut_into_regions
+from hocket.run.outoforder.capture.trace import trace_step
+from hocket.run.outoforder.capture.update import (
     Optimizer,
     UpdateGraph,
     rate_dtype,
     states_after_first_step,
     trace_update,
 )
-from hocket.run.data.loss import LossFunction
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from hocket.errors import FitError
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
-from tests.outoforder.support.played_orders import TrainedByHand, random_order
-from tests.outoforder.support.small_steps import (
+from tests.run.outoforder.support.played_orders import TrainedByHand, random_order
+from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
     Specimen,
     batches_of,

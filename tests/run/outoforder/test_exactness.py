@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 import hocket
-from tests.outoforder.support.small_steps import (
+from tests.run.outoforder.support.small_steps import (
     MORE_OPTIMIZERS,
     OPTIMIZERS,
     SPECIMENS,

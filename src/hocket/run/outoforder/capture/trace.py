@@ -20,9 +20,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
-from hocket.outoforder.capture.rewrite import rewrite
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.outoforder.capture.rewrite import rewrite
 from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
 from hocket.run.stage.compiled.trace import empty, make_mode, on_fakes

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.footprint import Footprint
 from hocket.core.op import Kind
-from hocket.outoforder.capture.regions import Place, Regions
-from hocket.outoforder.capture.update import UpdateGraph
+from hocket.run.outoforder.capture.regions import Place, Regions
+from hocket.run.outoforder.capture.update import UpdateGraph
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph
 
 _COPY: Final = torch.ops.aten.copy_.default

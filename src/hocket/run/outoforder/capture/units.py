@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import fx
 
-from hocket.outoforder.capture.trace import StepGraph
+from hocket.run.outoforder.capture.trace import StepGraph
 from hocket.run.stage.compiled.graph.graphs import needed
 
 _aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from tests.outoforder.support.small_steps import (
+from tests.run.outoforder.support.small_steps import (
     TOLERANCE,
     Language,
     Specimen,
