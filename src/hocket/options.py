@@ -20,6 +20,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from hocket.core.schedule import Schedule
 from hocket.planner.recompute import RecomputeName
 
+CAPTURED_STEP: Final = "ooo-single"  # no order of stages, but of one step's operators
+
 PrecisionName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 CorrectionName: TypeAlias = Literal[
     "none", "error-feedback", "weight-prediction", "lr-discount"
@@ -77,7 +79,8 @@ class ScheduleOptions(StaleOptions):
             file with one (PyTorch's CSV, *.csv, or text, *.txt); or "auto", the fastest
             that fits the memory, as a profile predicts it. "zb-auto" is made for the
             times that are measured on this cluster, and so are the buckets of
-            "reverse-first-k", for replicas of one device each.
+            "reverse-first-k", for replicas of one device each. "ooo-single", for one
+            device, captures the whole step (see `hocket.compile_step`).
         max_delay: the largest staleness of weights, in updates, that "auto" may choose:
             0 allows orders that flush, 1 also flush-free ones such as PipeDream-2BW.
         num_microbatches: parts of the batch in each replica.
@@ -91,7 +94,8 @@ class ScheduleOptions(StaleOptions):
             the fewest that let every device fit its memory. Results stay the same.
         memory_bytes: the memory for tensors on each device, for "auto" and for orders
             that are made for it ("zb-auto", "reverse-first-k"); nine tenths of the
-            smallest device's memory when not given.
+            smallest device's memory when not given. For "ooo-single", the most that
+            one step's tensors take; no limit when not given.
         compile: compile each stage before the first step, for the sizes of the
             example's microbatches; other sizes run uncompiled, and so does a stage that
             cannot be compiled, with a warning that says why.
@@ -129,6 +133,49 @@ def faults_of(options: object) -> Iterator[str]:
         yield from _stale_faults(options)
     if isinstance(options, ScheduleOptions):
         yield from _delay_faults(options)
+
+
+def captured_step_faults(
+    order: ScheduleOptions, updates: UpdateOptions
+) -> Iterator[str]:
+    """Yield a sentence for each option that a captured step does not go with.
+
+    Args:
+        order: asks for the schedule `CAPTURED_STEP`.
+        updates: the options of its updates.
+    """
+    for options, refused in ((order, _NOT_CAPTURED), (updates, _NOT_IN_GRAPH)):
+        for name, (works, why) in refused.items():
+            value = getattr(options, name)
+            if value not in works:
+                yield f"{name} is {value!r}: {why}"
+
+
+# The values that work, and what to do.
+_NOT_CAPTURED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "num_microbatches": ((1,), "the batch is not cut; use 1"),
+    "num_replicas": (
+        (1,),
+        "it is for one device; for replicas take 'reverse-first-k'",
+    ),
+    "stages_per_device": ((None, 1), "the model is not cut; leave it out"),
+    "cut": ((None,), "the model is not cut; leave it out"),
+    "recompute": (("none",), "checkpoint in the model instead, or limit memory_bytes"),
+    "compile": ((False,), "the step is one graph already; leave it out"),
+    "correction": (("none",), "no weight is old; leave it out"),
+}
+_NOT_IN_GRAPH: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "clip_norm": (
+        (None,),
+        "each gradient is freed by its update, before all are there; leave it out, or "
+        "take schedule='gpipe'",
+    ),
+    "accumulate": ((1,), "each batch is a step; use larger batches, or 'gpipe'"),
+    "precision": (
+        ("float32", "bfloat16"),
+        "a loss scale needs all gradients before the first update; use 'bfloat16'",
+    ),
+}
 
 
 def value_faults(name: str, value: object) -> Iterator[str]:

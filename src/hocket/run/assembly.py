@@ -3,7 +3,8 @@
     PipelineConfig ─▶ order ─▶ transport ─▶ Plan ─▶ Executor
                         │ schedule="auto": chosen here
                         │ "zb-auto": measured and made here
-                        └ with teachers: chosen and filled with their forwards here
+                        │ with teachers: chosen and filled with their forwards here
+                        └ "ooo-single": one stage, whose steps are captured
 
 Only the outline of the uncut model is kept: if the user keeps no reference to it, the
 weights of other workers' stages are freed.
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from hocket import cuda
 from hocket.core.schedule import Schedule
 from hocket.errors import NoMemoryError
+from hocket.options import CAPTURED_STEP
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.group import GroupMaker
@@ -45,6 +47,7 @@ from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.stage.teacher_outputs import with_teachers
 from hocket.run.tune.build import CutModel, ProfiledModel, build_plan
+from hocket.run.tune.captured_step import of_one_stage, play_captured_steps
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
@@ -105,12 +108,8 @@ def _assembled(
     timeout_s: float,
 ) -> tuple[Plan, Executor, Freezing | None]:
     store = _own_store(world)
-    if config.freeze is not None:
-        refuse_with_freezing(config, config.freeze)
-    if config.teachers:
-        loss = with_teachers(config.loss, tuple(config.teachers))
-        config = replace(config, loss=loss)
     asked, profiled = config.schedule, None
+    config = _prepared(config, world)
     if asked == "auto" and not config.teachers:
         config, profiled = choose_order(config, world, layout)
     config, order, known = _make_order(
@@ -150,10 +149,28 @@ def _assembled(
         on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,
     )
     stack.callback(executor.sync.give_up)
+    if asked == CAPTURED_STEP:
+        plan = play_captured_steps(executor, plan, config, recorder, stack)
     freezing = None
     if config.freeze is not None:
         freezing = make_freezing(config, captured, plan, executor, context)
     return plan, executor, freezing
+
+
+def _prepared(config: PipelineConfig, world: World) -> PipelineConfig:
+    """Refuse options that do not go together; return those that orders are made from.
+
+    Raises:
+        ConfigError: names all such options.
+    """
+    if config.freeze is not None:
+        refuse_with_freezing(config, config.freeze)
+    if config.schedule == CAPTURED_STEP:
+        return of_one_stage(config, world.world_size)
+    if config.teachers:
+        loss = with_teachers(config.loss, tuple(config.teachers))
+        return replace(config, loss=loss)
+    return config
 
 
 def _make_order(

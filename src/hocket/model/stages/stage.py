@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
@@ -238,6 +239,8 @@ class _Run:
         # Made in evaluation, they may serve training: no inference tensors.
         with torch.inference_mode(False), torch.no_grad():
             made = constants.function(self.code.objects, device, num_samples, *buffers)
+        if any(map(is_fake, made)):  # while a graph is traced
+            return made
         if len(self.kept) == _NUM_KEPT:
             del self.kept[next(iter(self.kept))]
         self.kept[key] = made

@@ -10,6 +10,7 @@ from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
+from hocket.options import CAPTURED_STEP, captured_step_faults
 from hocket.recipes.config.data_settings import (
     CifarSettings,
     DataFunctionSettings,
@@ -49,7 +50,10 @@ def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     if recipe.task.loss is None and not isinstance(recipe.teacher, TwoViewSettings):
         yield from _without_loss(recipe)
     yield from _too_small(recipe)
-    yield from _misfits(recipe.pipeline)
+    if recipe.pipeline.schedule == CAPTURED_STEP:
+        yield from _not_captured(recipe)
+    elif recipe.pipeline.schedule != "auto":
+        yield from _misfits(recipe.pipeline)
 
 
 def _strangers(recipe: Recipe) -> Iterator[str]:
@@ -109,10 +113,18 @@ def _too_small(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _not_captured(recipe: Recipe) -> Iterator[str]:
+    pipeline = recipe.pipeline
+    faults = [*captured_step_faults(pipeline, recipe.training)]
+    if pipeline.num_workers > 1:
+        faults.insert(0, f"num_workers is {pipeline.num_workers}: it is for one device")
+    if recipe.teacher is not None:
+        faults.append("a teacher runs in the gaps of a pipeline")
+    yield from (f"pipeline.schedule {CAPTURED_STEP!r}: {fault}" for fault in faults)
+
+
 def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
     """Check the numbers of devices, microbatches and cuts against the schedule."""
-    if pipeline.schedule == "auto":
-        return
     try:
         schedule = _order(pipeline)
     except PlanError as error:

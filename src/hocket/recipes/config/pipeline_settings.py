@@ -10,7 +10,7 @@ from hocket.core.formats.given import is_path
 from hocket.core.layout import WorkerLayout
 from hocket.errors import PlanError
 from hocket.nearest import nearest
-from hocket.options import ScheduleOptions
+from hocket.options import CAPTURED_STEP, ScheduleOptions
 from hocket.recipes.config.settings import Count, Settings
 from hocket.schedules import SCHEDULES, options_of
 
@@ -23,8 +23,9 @@ class PipelineSettings(Settings, ScheduleOptions):
         layout: both numbers in one word, as published experiments have it: "4x2" is 4
             devices per pipeline x 2 replicas, 8 workers in all.
         schedule: a name from `hocket.SCHEDULES`; or "auto": the planner's choice; or
-            the path of a file with an order of one step (PyTorch's CSV, *.csv, or text,
-            *.txt), relative to the current folder.
+            "ooo-single": one worker, which captures its whole step; or the path of a
+            file with an order of one step (PyTorch's CSV, *.csv, or text, *.txt),
+            relative to the current folder.
         num_discounted_updates: a quarter of the training when not given.
         timeout_s: how long a worker waits for another before both give up.
     """
@@ -50,7 +51,8 @@ class PipelineSettings(Settings, ScheduleOptions):
     @field_validator("schedule")
     @classmethod
     def _is_registered(cls, name: str) -> str:
-        names = [*(known for known in SCHEDULES if known != "forward-only"), "auto"]
+        known = (name for name in SCHEDULES if name != "forward-only")
+        names = [*known, "auto", CAPTURED_STEP]
         if name not in names and not is_path(name):
             raise ValueError(f"no schedule {name!r}; {nearest(name, names)}")
         return name
@@ -83,6 +85,7 @@ class PipelineSettings(Settings, ScheduleOptions):
     @model_validator(mode="after")
     def _memory_is_asked_for(self) -> PipelineSettings:
         takes_it = "memory_bytes" in options_of(self.schedule)
+        takes_it |= self.schedule == CAPTURED_STEP
         is_auto = "auto" in (self.recompute, self.schedule)
         if self.memory_bytes and not (takes_it or is_auto):
             raise ValueError(

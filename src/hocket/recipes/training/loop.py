@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -177,7 +178,7 @@ class Loop:
             learning_rate=self._layout.learning_rate(
                 result.step - self._totals.num_skipped
             ),
-            grad_norm=result.grad_norm,
+            grad_norm=_grad_norm(result),
             peak_bytes=result.peak_bytes,
         )
         self._totals.num_skipped += result.skipped
@@ -236,6 +237,11 @@ class Loop:
             return None
         by_length = sorted(self.timelines, key=lambda timeline: timeline.step_s)
         return by_length[len(by_length) // 2]
+
+
+def _grad_norm(result: StepResult) -> float:
+    """Return the norm of a step's gradients; NaN where they are not kept."""
+    return nan if result.gradient_status.status.unknown else result.grad_norm
 
 
 def _bubble_fraction(timeline: Timeline) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,6 @@ from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
-from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.sync.step_sync import StepSync
@@ -26,6 +26,19 @@ from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.trainable_check import TrainableCheck
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
+
+
+class StepPlayer(Protocol):
+    """Plays the ops of one worker."""
+
+    def begin(self, batches: NetBatches) -> None:
+        """Begin a batch of each net."""
+
+    def play(self, portion: Portion, first: int, batches: Batches) -> OpTimes:
+        """Play a portion; see `Player.play`."""
+
+    def busy_s(self, portion: Portion, record: OpTimes) -> float:
+        """Return how long a lane itself worked, in seconds."""
 
 
 @dataclass
@@ -40,7 +53,7 @@ class Executor:
         transport: carries all messages.
         store: the job's store, with a prefix of this pipeline's own.
         device: where the weights are.
-        player: plays the lanes.
+        player: plays the lanes, or the whole step as one graph.
         sync: losses, norms and gates.
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
@@ -57,7 +70,7 @@ class Executor:
     transport: Transport
     store: dist.Store
     device: torch.device
-    player: Player
+    player: StepPlayer
     sync: StepSync
     ties: WorkerTies
     wiring: Wiring

@@ -5,5 +5,5 @@
     play/         plays an order in the lanes of a device, and frees what it made
 
 Weight gradients, which no other gradient waits for, run beside the critical path.
-Imports core, passes, model, and the rooms of run before it. Begin with `compile_step.py`.
+Begin with `compile_step.py`.
 """

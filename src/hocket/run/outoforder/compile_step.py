@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from math import nan
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import CaptureError, ConfigError, RunError, WaitError
+from hocket.errors import CaptureError, ConfigError, RunError
 from hocket.run.data.batch import call_arguments, count_samples, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
@@ -141,6 +141,11 @@ class CompiledStep:
             raise
 
     @property
+    def is_captured(self) -> bool:
+        """Whether the step on the example is captured; else it runs as it is."""
+        return self._first is not None
+
+    @property
     def predicted(self) -> Timeline:
         """The simulated timeline of a step on the example, with the bytes over time."""
         return self._example().candidates[0].predicted
@@ -182,12 +187,19 @@ class CompiledStep:
             seconds,
             idle,
             self._device.peak_bytes(),
-            PendingGradientStatus(step, partial(_no_gradients, step)),
+            status_of_captured_step(step),
         )
 
-    def submit(self, batch: Any) -> None:
-        """Train on one batch, and do not wait for the device."""
-        self._submit(batch, self._of(batch))
+    def submit(self, batch: Any) -> Mapping[str, Tensor]:
+        """Train on one batch, and do not wait for the device.
+
+        Returns:
+            The losses by name, to be read before the next step.
+
+        Raises:
+            RunError: a lane failed; where the host does not wait, `synchronize` says.
+        """
+        return self._submit(batch, self._of(batch))
 
     def synchronize(self) -> None:
         """Wait until all steps are done: from then on, weights may be read.
@@ -331,8 +343,10 @@ def _form_of(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
     return of_batch, spec, modes, trained, settings
 
 
-def _no_gradients(step: int) -> GradientStatus:
-    raise WaitError(
+def status_of_captured_step(step: int) -> PendingGradientStatus:
+    """Return the status of a step whose gradients are freed one by one."""
+    why = (
         f"the gradients of step {step} are gone: a compiled step frees each one when "
         "its weight is updated; compute their norm in an eager step"
     )
+    return PendingGradientStatus(step, lambda: GradientStatus(nan, unknown=why))

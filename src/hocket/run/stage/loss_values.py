@@ -51,9 +51,13 @@ class LossValues:
         stage: the stage that computes them, for errors.
         copies: copies the losses to the host; None on a CPU, where each is read when it
             is taken.
+
+    Attributes:
+        outcome: what an error says of the step's update.
     """
 
     def __init__(self, stage: int, copies: Copies | None) -> None:
+        self.outcome = "no weights were updated from it"
         self._stage = stage
         self._device_copies = copies
         self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -128,7 +132,7 @@ class LossValues:
         if not math.isfinite(total):
             raise NonFiniteError(
                 f"the loss is {total} at step {step}, stage {self._stage}, "
-                f"microbatch {index}; no weights were updated from it"
+                f"microbatch {index}; {self.outcome}"
                 f"{_NAN_HINT if math.isnan(total) else ''}"
             )
         self._values.setdefault(step, {})[index] = values

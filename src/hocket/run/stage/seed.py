@@ -28,6 +28,16 @@ def _mixed(state: int, number: int) -> int:
     return state ^ (state >> 31)
 
 
+def step_seed(seed: int, step: int) -> int:
+    """Return the only seed of a captured step, which has one microbatch.
+
+    Args:
+        seed: the run's seed.
+        step: the training step, from 0.
+    """
+    return _mixed(seed & _MASK, step) >> 1  # generators take signed 64-bit numbers
+
+
 @contextmanager
 def layers_seeded(
     module: StageModule,

@@ -39,16 +39,18 @@ class GradientStatus:
         norm: the norm of all gradients together; not finite if any gradient is not.
         culprit: the first parameter whose gradient is not finite; empty if all are.
         rate_fault: how learning rates differ between stages; empty if they do not.
+        unknown: why the norm is not known; empty if it is.
     """
 
     norm: float
     culprit: str = ""
     rate_fault: str = ""
+    unknown: str = ""
 
     @property
     def is_finite(self) -> bool:
         """Whether the weights may be updated."""
-        return math.isfinite(self.norm)
+        return bool(self.unknown) or math.isfinite(self.norm)
 
 
 class Gradients:

@@ -91,11 +91,15 @@ class Updater:
         if self.optimizer is not None:
             step = self.optimizer.step
             step() if self.correction is None else self.correction.step(step)
+        self.advance()
+        self.forget()
+
+    def advance(self) -> None:
+        """Step the learning-rate schedule and the averages, behind an update."""
         if self.scheduler is not None:
             self.scheduler.step()
             self.scheduled_rates = self.rates()
         self.average()
-        self.forget()
 
     def average(self) -> None:
         """Move the averages towards the weights, if there are any."""

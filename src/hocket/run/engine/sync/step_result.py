@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hocket.errors import WaitError
 from hocket.run.weights.gradient_status import PendingGradientStatus
 
 
@@ -50,9 +51,12 @@ class StepResult:
 
         Raises:
             WaitError: another worker did not report its gradients; or the pipeline
-                ended before this one knew.
+                ended before this one knew; or the step keeps none, as captured steps.
         """
-        return self.gradient_status.status.norm
+        status = self.gradient_status.status
+        if status.unknown:
+            raise WaitError(status.unknown)
+        return status.norm
 
     @property
     def skipped(self) -> bool:

@@ -246,6 +246,11 @@ class StepSync(NoSync):
         losses = {net: one.finish(number) for net, one in self._results.items()}
         return losses, self._status
 
+    def take_status(self, status: PendingGradientStatus) -> None:
+        """Report this status of a step whose updates passed no gate."""
+        for gate in self._gates:
+            gate.status = status
+
     def check_last_status(self) -> None:
         """Read the status of the last step that has ended.
 

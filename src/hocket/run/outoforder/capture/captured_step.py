@@ -125,11 +125,10 @@ class OptimizerStates:
             or was loaded.
         """
         state = self._optimizer.state
-        if state is self._bound:
+        if state is self._bound and self._is_own(next(iter(self._places), None)):
             return True
         places = self._places.values()
-        has_all = all(key in state.get(self._weights[name], {}) for name, key in places)
-        if not state or not has_all:
+        if not all(key in state.get(self._weights[name], {}) for name, key in places):
             return False
         with torch.no_grad():
             for name, (weight, key) in self._places.items():
@@ -139,6 +138,14 @@ class OptimizerStates:
                     own[key] = self.tensors[name]
         self._bound = state
         return True
+
+    def _is_own(self, name: str | None) -> bool:
+        """Return whether the optimizer has our tensor; loading replaces all of them."""
+        if name is None:
+            return True
+        weight, key = self._places[name]
+        own = self._optimizer.state.get(self._weights[weight], {})
+        return own.get(key) is self.tensors[name]
 
 
 class StepTensors:
