@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
+from hocket.run.outoforder.capture.captured_step import capture_step
 from hocket.run.outoforder.compile_step import EagerStepWarning
 from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
@@ -60,6 +62,35 @@ def test_rates_are_read_at_each_step() -> None:
             step(batch)
             scheduler.step()
     assert difference(ours, model) <= TOLERANCE
+
+
+def test_threads_take_turns() -> None:
+    """Two threads train on one batch: as many steps as one thread would."""
+    batches, make = batches_of(SPECIMENS["perceptron"], 1) * 8, OPTIMIZERS["AdamW"]
+    model = model_of(SPECIMENS["perceptron"])
+    expected, trained = train_eagerly(model, make, batches)
+    with (
+        hocket.compile_step(model, loss, make, example=batches[0]) as step,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        results = [*threads.map(step, batches)]
+    assert difference(model, trained) <= TOLERANCE
+    losses = sorted((result.step, result.loss) for result in results)
+    assert [number for number, _ in losses] == [*range(8)]
+    assert [x for _, x in losses] == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_units_of_one_form_share_the_graph_of_their_update() -> None:
+    """Tracing the optimizer for each of many equal layers takes longest of all."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)), nn.Linear(8, 4))
+    groups = [{"params": model[:2].parameters(), "lr": 1e-3}]
+    groups.append({"params": model[2:].parameters(), "lr": 1e-2})
+    batch = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+    captured = capture_step(model, loss, torch.optim.AdamW(groups), batch)
+    graphs = [id(update.module) for update in captured.updates.values()]
+    assert len(graphs) == 7
+    assert len(set(graphs)) == 3
+    assert graphs[0] == graphs[1] != graphs[2]
 
 
 def test_goes_on_from_a_checkpoint() -> None:

@@ -174,6 +174,7 @@ class CudaDevice(Device):
         torch.cuda.init()
         self._lanes = tuple(CudaLane(device, i, sanitizer) for i in range(num_lanes))
         super().__init__(device, self._lanes, budget_bytes, timeout_s, sanitizer)
+        self._pool: tuple[int, int] | None = None  # of all graphs
         self._generators = (
             torch.cuda.default_generators[device.index],
             torch.default_generator,
@@ -263,8 +264,12 @@ class CudaDevice(Device):
         """
         graph = torch.cuda.CUDAGraph()
         stream = self._lanes[lane.number].stream
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         # Other threads, such as a loader's, may use CUDA meanwhile.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, self._pool, stream, capture_error_mode="thread_local"
+        ):
             work()
         return graph.replay
 

@@ -221,6 +221,9 @@ class Device(ABC):
                 for theirs last.
             work: issues the ops; runs once.
 
+        Graphs of one device share their memory: they must not run at the same time,
+        and what one has made is to be read before another runs.
+
         Returns:
             A function that replays the graph, to be submitted to `lane`.
 

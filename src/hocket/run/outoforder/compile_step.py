@@ -11,9 +11,11 @@ step.synchronize()    before anything else reads the weights
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import nan
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -130,6 +132,7 @@ class CompiledStep:
         self._states = OptimizerStates(optimizer, dict(model.named_parameters()))
         self._compiled: dict[Form, _Compiled | None] = {}
         self._num_steps = 0
+        self._lock = Lock()
         self._first: _Compiled | None = None
 
     def prepare(self, example: Any) -> None:
@@ -172,10 +175,11 @@ class CompiledStep:
             EagerStepWarning: a batch of another form cannot be captured.
         """
         begin_s, num_samples = perf_counter(), count_samples(batch)
-        compiled = self._of(batch)
-        losses = self._submit(batch, compiled)
-        values = {name: float(loss) for name, loss in losses.items()}
-        seconds, step = perf_counter() - begin_s, self._num_steps - 1
+        with self._one_caller():
+            compiled = self._of(batch)
+            losses = self._submit(batch, compiled)
+            values = {name: float(loss) for name, loss in losses.items()}
+            seconds, step = perf_counter() - begin_s, self._num_steps - 1
         idle = 0.0
         if compiled is not None:
             idle = compiled.candidates[0].predicted.lane_bubble_fraction(0)
@@ -199,7 +203,8 @@ class CompiledStep:
         Raises:
             RunError: a lane failed; where the host does not wait, `synchronize` says.
         """
-        return self._submit(batch, self._of(batch))
+        with self._one_caller():
+            return self._submit(batch, self._of(batch))
 
     def synchronize(self) -> None:
         """Wait until all steps are done: from then on, weights may be read.
@@ -224,6 +229,17 @@ class CompiledStep:
     ) -> None:
         """Close it."""
         self.close()
+
+    @contextmanager
+    def _one_caller(self) -> Iterator[None]:
+        """Let threads, and a thread's streams, take turns: a step has its tensors once.
+
+        The caller's stream waits for the last step, which another one may have issued,
+        before a batch is copied into the tensors that this step reads.
+        """
+        with self._lock:
+            self._device.join()
+            yield
 
     def _submit(self, batch: Any, compiled: _Compiled | None) -> Mapping[str, Tensor]:
         batch = on_device(batch, self._device.torch_device)

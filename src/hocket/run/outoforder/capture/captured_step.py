@@ -24,9 +24,9 @@ from hocket.run.outoforder.capture.trace import trace_step
 from hocket.run.outoforder.capture.update import (
     Optimizer,
     UpdateGraph,
+    UpdateTracer,
     rate_dtype,
     states_after_first_step,
-    trace_update,
 )
 
 
@@ -76,8 +76,9 @@ def capture_step(
     own = dict(model.named_parameters())
     trained = {name: own[name] for name in regions.step.gradients}
     states = states_after_first_step(optimizer, trained)
+    trace = UpdateTracer(optimizer, states)
     updates = {
-        unit: trace_update(optimizer, {name: trained[name] for name in names}, states)
+        unit: trace.update({name: trained[name] for name in names})
         for unit, names in enumerate(regions.weights)
         if names
     }

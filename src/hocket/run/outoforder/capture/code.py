@@ -214,8 +214,12 @@ class _Blocks:
     def update_events(
         self, update: UpdateGraph, gradients: Sequence[fx.Node]
     ) -> Iterator[int]:
-        """Yield the events of an update, which has a graph of its own."""
+        """Yield the events of an update; several units may share its graph."""
         inputs = inputs_of_graph(update.module.graph)
+        for node in update.module.graph.nodes:
+            for key, _ in _storages(node):
+                self._given.discard(key)
+                self._number.pop(key, None)
         num = len(gradients)
         for given, gradient in zip(inputs[num : 2 * num], gradients, strict=True):
             block = self.of(gradient)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 from unittest.mock import patch
 
@@ -94,6 +94,58 @@ def states_after_first_step(optimizer: Optimizer, weights: Weights) -> dict[str,
     return {name: dict(clone.state[fake]) for name, fake in fakes.items()}
 
 
+class UpdateTracer:
+    """Traces the optimizer's steps of all units; units of one form share a graph.
+
+    Args:
+        optimizer: made for all weights; it does not change.
+        states: the states of each weight; tensors may be without memory.
+    """
+
+    def __init__(self, optimizer: Optimizer, states: Mapping[str, State]) -> None:
+        self._optimizer, self._states = optimizer, states
+        self._group_of = {
+            id(weight): i
+            for i, group in enumerate(optimizer.param_groups)
+            for weight in group["params"]
+        }
+        self._known: dict[tuple[Any, ...], UpdateGraph] = {}
+
+    def update(self, weights: Weights) -> UpdateGraph:
+        """Return the graph of the step of some weights.
+
+        Raises:
+            CaptureError: the optimizer reads values of tensors, or replaces its states.
+        """
+        form = tuple(self._form_of(name, weight) for name, weight in weights.items())
+        if form not in self._known:
+            self._known[form] = trace_update(self._optimizer, weights, self._states)
+            return self._known[form]
+        names = tuple(_tensor_states(weights, self._states))
+        return replace(self._known[form], names=tuple(weights), states=names)
+
+    def _form_of(self, name: str, weight: nn.Parameter) -> tuple[Any, ...]:
+        states = [
+            (key, *_form(x)) if isinstance(x, Tensor) else (key, repr(x))
+            for key, x in self._states[name].items()
+        ]
+        return self._group_of[id(weight)], *_form(weight), *states
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _tensor_states(
+    weights: Weights, states: Mapping[str, State]
+) -> Iterator[tuple[str, str]]:
+    """Yield `(weight, key)` of each state that is a tensor."""
+    for name in weights:
+        for key, value in states[name].items():
+            if isinstance(value, Tensor):
+                yield name, key
+
+
 def trace_update(
     optimizer: Optimizer, weights: Weights, states: Mapping[str, State]
 ) -> UpdateGraph:
@@ -110,12 +162,7 @@ def trace_update(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = make_mode()
-    names = [
-        (name, key)
-        for name in weights
-        for key, value in states[name].items()
-        if isinstance(value, Tensor)
-    ]
+    names = [*_tensor_states(weights, states)]
     groups = _groups_of(optimizer, weights)
     device = next(iter(weights.values())).device
     with mode:
