@@ -104,11 +104,18 @@ def test_refuses(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
 
 
 def test_resumes_as_if_never_stopped(tmp_path: Path) -> None:
-    """Weights are equal bit for bit after a checkpoint in the middle."""
-    for straight, resumed in answers_of(
+    """Weights are equal bit for bit after a checkpoint in the middle.
+
+    Measured reductions last until they were waited for, also where that is in the next
+    step: that of bucket 1 until behind the forward of bucket 0.
+    """
+    for answer in answers_of(
         "tests.run.support.data_parallel_workers:resumed",
         str(tmp_path / "run"),
         num_workers=2,
         folder=tmp_path / "job",
     ):
+        straight, resumed = answer["weights"]
         assert straight == resumed
+        assert answer["late"]["1"] == [True] * 5
+        assert not any(answer["late"]["0"])

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
+from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import HocketError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.data.batch import split_batch
 from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.weights.reduce import Reducer
 from tests.run.support.plain_loop import in_one_stage, make_optimizer, uncut_stage
 from tests.run.support.small_models import batches, make_model, specimen_of
 
@@ -143,12 +147,18 @@ def refused(settings: dict[str, Any]) -> str:
     return "accepted"
 
 
-def resumed(folder: str) -> list[dict[str, list[float]]]:
-    """Return the weights after 6 steps, and after 3, a checkpoint and 3 more."""
+def resumed(folder: str) -> dict[str, Any]:
+    """Return the weights after 6 steps, and after 3, a checkpoint and 3 more.
+
+    Reductions seem to end only when an update waits for them. For the 6 steps, say of
+    each bucket's reductions whether they ended later than the next step began.
+    """
     torch.set_num_threads(1)
+    late: dict[str, list[bool]] = {}
     data = batches("tied-dropout", 6, 12, 12)
     found = []
-    with closing(join_world()) as world:
+    never = patch.object(Reducer, "is_done", return_value=False)
+    with closing(join_world()) as world, never:
         for stops in (False, True):
             parts = [data[:3], data[3:]] if stops else [data]
             for number, part in enumerate(parts):
@@ -169,6 +179,24 @@ def resumed(folder: str) -> list[dict[str, list[float]]]:
                         pass
                     if stops and not number:
                         pipeline.save(folder)
+                    if not stops:
+                        late = _end_late(pipeline.measured())
                     state = pipeline.state_dict()
             found.append({name: x.flatten().tolist() for name, x in state.items()})
-    return found
+    return {"weights": found, "late": late}
+
+
+def _end_late(timeline: Timeline) -> dict[str, list[bool]]:
+    """Return by bucket, for each step but the last, whether R went on in the next."""
+    ops = timeline.schedule.lanes[0].ops
+    begins = {
+        op.step: timeline.start_s[0][i]
+        for i, op in enumerate(ops)
+        if op.kind is Kind.FORWARD and op.stage == 0
+    }
+    late: dict[str, list[bool]] = {}
+    for i, op in enumerate(ops):
+        if op.kind is Kind.REDUCE and op.step + 1 in begins:
+            is_late = bool(timeline.end_s[0][i] > begins[op.step + 1])
+            late.setdefault(str(op.stage), []).append(is_late)
+    return late

@@ -33,6 +33,15 @@ class OpTimes:
             tuple(np.concatenate(times) for times in ends),
         )
 
+    def take_late_ends(self, late_s: Sequence[Seconds]) -> None:
+        """Correct the ends of ops that went on after their portion.
+
+        Args:
+            late_s: when each op ended by lane; 0 if it ended in its portion.
+        """
+        for end_s, late in zip(self.end_s, late_s, strict=True):
+            end_s[late > 0.0] = late[late > 0.0]
+
     @property
     def num_ops(self) -> int:
         """How many ops there are in all lanes."""
@@ -46,14 +55,30 @@ class OpTimer:
     Args:
         start: called when the op begins.
         end: called when it has ended.
+        late_end: called when it has ended after the end of its portion.
         lane: the number of the op's lane in the schedule.
     """
 
     start: Callable[[], None]
     end: Callable[[], None]
+    late_end: Callable[[], None]
     lane: int
 
     @classmethod
-    def of(cls, watch: Stopwatch, index: int, lane: int) -> OpTimer:
-        """Take the times of the op that has number `index` in its lane."""
-        return cls(partial(watch.start, index), partial(watch.end, index), lane)
+    def of(cls, watch: Stopwatch, index: int, num_ops: int, lane: int) -> OpTimer:
+        """Take the times of the op that has number `index` in its lane.
+
+        Args:
+            watch: has twice as many places as ops: one more for each op's late end.
+            index: the op's number.
+            num_ops: how many there are.
+            lane: the lane's number in the schedule.
+        """
+
+        def late_end() -> None:
+            watch.start(num_ops + index)
+            watch.end(num_ops + index)
+
+        return cls(
+            partial(watch.start, index), partial(watch.end, index), late_end, lane
+        )

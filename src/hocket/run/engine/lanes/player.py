@@ -127,6 +127,7 @@ class Player:
             runners, updaters, self._followers, self._sync, self._ties, notes
         )
         channels.meanwhile = self._end.await_norms
+        self._last: tuple[Portion, OpTimes] | None = None  # where R goes on after it
         self._num_forwards = Countdown()
         # Stages and microbatches whose backward is I and W in some portion. Where it is
         # B, it is played as I and W, too.
@@ -195,8 +196,23 @@ class Player:
         if portion in (Portion.EPILOGUE, Portion.STEP):
             self._ties.receive_pending()
         self._end.end_record()
-        times = [lane.watch.read() for lane in lanes]
-        return OpTimes(tuple(a for a, _ in times), tuple(b for _, b in times))
+        return self._read_times(portion)
+
+    def _read_times(self, portion: Portion) -> OpTimes:
+        """Return a portion's times; correct those of the one before where R went on."""
+        times = {portion: [lane.watch.read() for lane in self._parts[portion]]}
+        if self._last is not None:
+            before, record = self._last
+            if before not in times:
+                times[before] = [lane.watch.read() for lane in self._parts[before]]
+            record.take_late_ends([end[len(end) // 2 :] for _, end in times[before]])
+        starts, ends = zip(*times[portion], strict=True)
+        made = OpTimes(
+            tuple(start[: len(start) // 2] for start in starts),
+            tuple(end[: len(end) // 2] for end in ends),
+        )
+        self._last = (portion, made) if self._end.goes_on else None
+        return made
 
     def busy_s(self, portion: Portion, record: OpTimes) -> float:
         """Return how long a lane itself worked, in seconds; the mean over lanes."""
@@ -247,9 +263,9 @@ class Player:
     def _lane(
         self, number: int, plans: tuple[OpPlan, ...], shift: int, place: torch.device
     ) -> LaneOps:
-        watch = make_stopwatch(len(plans), place)
+        watch = make_stopwatch(2 * len(plans), place)
         ops = [
-            self._lane_op(plan, shift, OpTimer.of(watch, i, number))
+            self._lane_op(plan, shift, OpTimer.of(watch, i, len(plans), number))
             for i, plan in enumerate(plans)
         ]
         computes = [plan.op.kind not in ASYNCHRONOUS for plan in plans]

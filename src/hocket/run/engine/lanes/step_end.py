@@ -76,9 +76,15 @@ class StepEnd:
         self._order = threading.Lock()  # of completed gradients and updates
         self._left = Countdown()  # of ops that add to gradients
         self._timers: dict[int, OpTimer] = {}  # of R, by stage, as long as it is timed
+        self._late: dict[int, OpTimer] = {}  # those of the portion before
         self.reducing: dict[int, StepBatch] = {}
         # What waits for an update of an earlier step, by stage.
         self._postponed: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether reductions went on after the last portion."""
+        return bool(self._late)
 
     def count_gradient(self, ops: StageOps, work: StepBatch) -> None:
         """Count an op that added to a stage's gradients.
@@ -144,12 +150,17 @@ class StepEnd:
             self.reducing.pop(stage, None)
             if stage in self._timers:
                 self._timers.pop(stage).end()
+            elif stage in self._late:
+                self._late.pop(stage).late_end()
 
     def end_record(self) -> None:
-        """End the times of reductions that go on after a portion."""
-        for timer in self._timers.values():
+        """End the times of reductions that go on after a portion, for the time being.
+
+        They are corrected when the next portion ends (`late_end`).
+        """
+        self._late, self._timers = self._timers, {}
+        for timer in self._late.values():
             timer.end()
-        self._timers.clear()
 
     def update(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         """Play U, after the decision of the stage's gate.
