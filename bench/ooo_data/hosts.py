@@ -10,10 +10,12 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 ADDRESSES: Final = ("10.204.0.1", "10.204.0.2")
+_POLL_S: Final = 0.2
 _CABLE: Final = "cable"
 _PORT: Final = "29611"
 _BURST: Final = "128kb"  # more than a segment that the kernel hands over at once
@@ -54,9 +56,13 @@ def run_workers(hosts: Sequence[str], module: str, arguments: Sequence[str]) -> 
         ]
         processes.append(subprocess.Popen(command, env=_environment(rank)))
     try:
-        for process in processes:
-            if code := process.wait():
-                raise subprocess.CalledProcessError(code, module)
+        while any(process.poll() is None for process in processes):
+            for process in processes:
+                if code := process.poll():  # the other would wait for it
+                    raise subprocess.CalledProcessError(code, module)
+            time.sleep(_POLL_S)
+        if code := next((x.returncode for x in processes if x.returncode), 0):
+            raise subprocess.CalledProcessError(code, module)
     finally:
         for process in processes:
             process.kill()
