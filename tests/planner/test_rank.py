@@ -357,6 +357,7 @@ def test_json_has_keys_that_stay() -> None:
         "delay",
         "num_versions",
         "stages",
+        "buckets",
     }
     assert set(document["best"]["memory"][0]) == {
         "weight_bytes",

@@ -99,6 +99,19 @@ class MemorySplit:
 
 
 @dataclass(frozen=True, slots=True)
+class Buckets:
+    """The buckets of gradients of reverse first-k.
+
+    Args:
+        k: how many of them have their weight gradients computed last.
+        gradient_bytes: of each bucket, in forward order.
+    """
+
+    k: int
+    gradient_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The prediction of a candidate.
 
@@ -117,6 +130,7 @@ class Outcome:
             backward split.
         delay: the most updates by which a stage's weights are behind; 0 is exact.
         num_versions: the versions of each stage's weights, predicted ones included.
+        buckets: of reverse first-k; None of all else.
     """
 
     candidate: Candidate
@@ -131,6 +145,7 @@ class Outcome:
     bound_s: float
     delay: int = 0
     num_versions: tuple[int, ...] = ()
+    buckets: Buckets | None = None
 
     @property
     def gap(self) -> float:

@@ -55,7 +55,8 @@ class Search:
     """Which candidates to consider.
 
     Args:
-        schedules: names of schedules; all that train when not given.
+        schedules: names of schedules; all that train when not given. Those of data
+            parallelism are considered where they are named, or `data_parallel` is true.
         num_devices: devices of one replica; everything that divides the devices when
             not given.
         num_microbatches: microbatches per replica; everything that divides its samples
@@ -310,8 +311,8 @@ def _bounds(
 
 def _candidates(predictor: Predictor, search: Search) -> Iterator[Candidate]:
     num_devices = predictor.cluster.num_devices
-    if search.data_parallel:
-        for name, num_replicas in _plain(num_devices):
+    for name, num_replicas in _plain(num_devices):
+        if search.data_parallel or name in (search.schedules or ()):
             for m in _microbatches(predictor, num_replicas, search):
                 for recomputes in search.recompute:
                     yield Candidate(name, 1, num_replicas, 1, m, recomputes)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.planner.rank import Search, rank
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import join_world
-from hocket.run.tune.choose import playable
+from hocket.run.tune.choose import chosen, may_reverse, playable
+from hocket.run.tune.config import PipelineConfig
+from tests.planner.toys import cluster, work
 from tests.run.support.forked import run_forked
 
 MODULE = "tests.run.tune.test_choose"
@@ -76,6 +81,45 @@ def test_orders_that_split_backwards_are_among_the_choices() -> None:
     """Whether they are chosen depends on what halves of these layers take."""
     split = {"zb-auto", "zb-h1", "zb-h2", "zb-v", "interleaved-zb", "dualpipe-v"}
     assert split <= set(playable(Layout(0, 2, 1), 4, 0))
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_reversed"), [(1e8, True), (1e13, False)])
+def test_reverse_first_k_is_chosen_where_reductions_take_long(
+    bytes_per_s: float, *, is_reversed: bool
+) -> None:
+    """And names k and its buckets; on a fast link what ends each step is as fast."""
+    search = Search(
+        schedules=("gpipe", "1f1b", "reverse-first-k"),
+        num_devices=(1,),
+        num_microbatches=(1,),
+        data_parallel=False,
+    )
+    ranking = rank(work(8), cluster(4, bytes_per_s=bytes_per_s), 32, search)
+    name, _ = chosen(ranking)
+    assert (name == "reverse-first-k") == is_reversed
+    found = ranking.best_of("reverse-first-k")
+    assert found is not None
+    assert found.buckets is not None
+    num = len(found.boundaries) + 1
+    assert len(found.buckets.gradient_bytes) == num
+    assert f"k = {found.buckets.k} of {num} bucket" in str(ranking)
+
+
+def test_reverse_first_k_is_for_replicas_of_one_device() -> None:
+    """One microbatch, and nothing that needs the end of a step."""
+    config = PipelineConfig(
+        model(),
+        loss,
+        optimizer=torch.optim.SGD,
+        example=None,
+        num_microbatches=1,
+        num_replicas=2,
+    )
+    one, two = Layout(0, 1, 2), Layout(0, 2, 2)
+    assert may_reverse(config, one)
+    assert not may_reverse(config, two)
+    for refused in ({"num_microbatches": 2}, {"clip_norm": 1.0}, {"accumulate": 2}):
+        assert not may_reverse(replace(config, **refused), one)
 
 
 def test_nothing_fits_is_told_on_every_worker(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.planner.candidate import DATA_PARALLEL, Outcome
+from hocket.planner.candidate import DATA_PARALLEL, Buckets, Outcome
 from hocket.planner.cluster import Cluster
 
 FORMAT: Final = 1
@@ -137,6 +137,11 @@ class Ranking:
                 seen.add(shape)
                 yield outcome
 
+    def best_of(self, schedule: str) -> Outcome | None:
+        """Return the fastest outcome of a schedule that fits, if there is one."""
+        found = (x for x in self.fitting if x.candidate.schedule == schedule)
+        return next(found, None)
+
     def to_json(self) -> dict[str, Any]:
         """Return everything but the timeline, as plain values with stable keys."""
         best = self.best
@@ -197,7 +202,14 @@ class Ranking:
             "delay": outcome.delay,
             "num_versions": list(outcome.num_versions),
             "stages": list(self.stage_names(outcome)),
+            "buckets": _buckets_json(outcome.buckets),
         }
+
+
+def _buckets_json(buckets: Buckets | None) -> dict[str, Any] | None:
+    if buckets is None:
+        return None
+    return {"k": buckets.k, "gradient_bytes": list(buckets.gradient_bytes)}
 
 
 def _complexity(outcome: Outcome) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from hocket.draw.quantity import (
     short,
 )
 from hocket.draw.text import to_text as timeline_text
-from hocket.planner.candidate import DATA_PARALLEL, Outcome
+from hocket.planner.candidate import DATA_PARALLEL, REVERSE_FIRST_K, Outcome
 from hocket.planner.ranking.ranking import Ranking
 
 NUM_ROWS: Final = 12
@@ -118,6 +118,9 @@ def choice(ranking: Ranking) -> Iterator[str]:
     else:
         rival = ranking.best_data_parallel
         yield _against(best, rival, "the best plain data parallelism", "such way")
+    reversed_best = ranking.best_of(REVERSE_FIRST_K)
+    if reversed_best is not None and reversed_best is not best:
+        yield f"Reverse first-k at its best: {_sentence(reversed_best, ranking)}."
     yield from ranking.notes
 
 
@@ -252,9 +255,20 @@ def _sentence(outcome: Outcome, ranking: Ranking) -> str:
     )
     return (
         f"{candidate.schedule}, {shape}{counted(candidate.num_replicas, 'replica')}, "
-        f"{microbatches} of {size}{recomputes}: {short(outcome.samples_per_s)} "
+        f"{microbatches} of {size}{recomputes}{_bucket_sentence(outcome)}: "
+        f"{short(outcome.samples_per_s)} "
         f"samples/s, a step of {seconds(outcome.step_s)}"
     )
+
+
+def _bucket_sentence(outcome: Outcome) -> str:
+    """Return the buckets of reverse first-k: `k = 3 of 6 buckets of 1 to 9 MB`."""
+    if outcome.buckets is None:
+        return ""
+    sizes = outcome.buckets.gradient_bytes
+    low, high = byte_size(min(sizes)), byte_size(max(sizes))
+    span = low if low == high else f"{low} to {high}"
+    return f", k = {outcome.buckets.k} of {counted(len(sizes), 'bucket')} of {span}"
 
 
 def _against(best: Outcome, rival: Outcome | None, name: str, kind: str) -> str:

@@ -39,6 +39,7 @@ from hocket.planner.candidate import (
     ONE_DEVICE,
     REVERSE_FIRST_K,
     ZERO_1,
+    Buckets,
     Candidate,
     MemorySplit,
     Outcome,
@@ -131,6 +132,7 @@ def _reversed_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
         gradients,
         found.boundaries,
         busy_s,
+        buckets=Buckets(found.k, tuple(stage.gradient_bytes for stage in stages)),
     )
 
 

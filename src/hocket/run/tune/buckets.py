@@ -48,7 +48,7 @@ from hocket.run.tune.trial_runs import measure_ring
 from hocket.run.weights.settings import Parameters
 
 _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
-_LAYERS: Final = 12  # into which a model is divided at least
+NUM_LAYERS: Final = 12  # into which a model is divided at least
 _HOST_S: Final = 100e-6  # of each op: the host's work, and the caches that it disturbs
 
 
@@ -74,7 +74,7 @@ def bucketed_order(
     _refuse(config, context)
     world = context.world
     if known is None:
-        known = profile_model(config, world, _LAYERS)
+        known = profile_model(config, world, NUM_LAYERS)
     searches = _searches(config, context, known)
 
     def decide() -> dict[str, Any]:

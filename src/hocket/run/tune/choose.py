@@ -16,13 +16,15 @@ from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import measured_work
-from hocket.planner.candidate import Outcome
+from hocket.planner.candidate import REVERSE_FIRST_K, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
+from hocket.planner.ranking.ranking import Ranking
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import memory_bytes
+from hocket.run.tune.buckets import NUM_LAYERS
 from hocket.run.tune.build import ProfiledModel, profile_model
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.link_costs import usual_cluster
@@ -31,6 +33,7 @@ from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters
 from hocket.schedules import SCHEDULES
 
+_LEAST_GAIN: Final = 0.02  # of reverse first-k, whose buckets are measured besides
 _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
 
@@ -53,7 +56,8 @@ def choose_order(
         PlanError: no order takes the numbers.
         ModelError: the model cannot be captured.
     """
-    known = profile_model(config, world)
+    num_layers = NUM_LAYERS if may_reverse(config, layout) else 0
+    known = profile_model(config, world, num_layers)
     most = config.memory_bytes
     most = memory_bytes(world) if most is None else most
 
@@ -62,8 +66,9 @@ def choose_order(
         return _best(config, known, cluster, search_of(config, layout))
 
     name, num_stages = decide_on_rank_0(world, decide, "choice of the schedule")
-    chosen = replace(config, schedule=name, stages_per_device=num_stages, max_delay=0)
-    return chosen, known
+    is_free = SCHEDULES[name].is_data_parallel  # whose number of buckets is found
+    stages = None if is_free else num_stages
+    return replace(config, schedule=name, stages_per_device=stages, max_delay=0), known
 
 
 def _best(
@@ -91,10 +96,22 @@ def _best(
         ranking = rank(work, cluster, num_samples * config.num_parts, search)
     except PlanError as error:
         raise PlanError(f'schedule="auto": {error}') from None
+    return chosen(ranking)
+
+
+def chosen(ranking: Ranking) -> tuple[str, int]:
+    """Return the name of the schedule to play, and its stages per device.
+
+    Raises:
+        FitError: no order fits the memory.
+    """
     if ranking.best is None:
         raise _nothing_fits(ranking.too_large[0])
-    candidate = ranking.best.candidate
-    return candidate.schedule, candidate.stages_per_device
+    best, pipeline = ranking.best, ranking.best_pipeline
+    if best.candidate.schedule == REVERSE_FIRST_K and pipeline is not None:
+        is_faster = best.step_s < (1 - _LEAST_GAIN) * pipeline.step_s
+        best = best if is_faster else pipeline
+    return best.candidate.schedule, best.candidate.stages_per_device
 
 
 def _nothing_fits(least: Outcome) -> FitError:
@@ -127,13 +144,14 @@ def search_of(config: PipelineConfig, layout: Layout) -> Search:
     elif config.cut is not None:
         choices = ((len(config.cut) + 1) // layout.num_devices,)
     return Search(
-        schedules=tuple(
-            playable(
+        schedules=(
+            *playable(
                 layout,
                 num_microbatches,
                 config.max_delay,
                 whole_batch=config.whole_batch,
-            )
+            ),
+            *((REVERSE_FIRST_K,) if may_reverse(config, layout) else ()),
         ),
         num_devices=(layout.num_devices,),
         num_microbatches=(num_microbatches,),
@@ -142,6 +160,24 @@ def search_of(config: PipelineConfig, layout: Layout) -> Search:
         data_parallel=False,
         max_delay=config.max_delay,
         clips=config.clip_norm is not None,
+    )
+
+
+def may_reverse(config: PipelineConfig, layout: Layout) -> bool:
+    """Return whether `schedule="auto"` considers reverse first-k.
+
+    It needs replicas of one device each. Clipping, a loss scale and accumulating have a
+    barrier or are refused; with several microbatches a pipeline's flush is as short.
+    """
+    return (
+        layout.num_devices == 1
+        and layout.num_replicas > 1
+        and config.num_microbatches == 1
+        and config.accumulate == 1
+        and config.clip_norm is None
+        and config.precision != "float16"
+        and config.stages_per_device is None
+        and not config.whole_batch
     )
 
 
