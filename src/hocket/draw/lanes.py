@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hocket.core.op import ASYNCHRONOUS, MESSAGES
+from hocket.core.program import Program
 from hocket.core.timelines.timeline import Span, Timeline
 from hocket.draw.palette import KIND_NAMES, stage_tones
 from hocket.draw.quantity import percent, seconds
@@ -29,12 +30,21 @@ def lane_shapes(
 ) -> Iterator[Shape]:
     """Draw tracks, steps and ops of all lanes, from `top` down, each `height` high."""
     yield from _tracks(timeline, axis, top, height)
-    tones = stage_tones(timeline.schedule.program)
+    program = timeline.schedule.program
+    tones, names_stages = stage_tones(program), _names_stages(program)
     for span in timeline.spans:
         if span.op.kind not in MESSAGES and span.end_s > span.start_s:
             y = top + span.lane * (height + _GAP)
             fill = Fill(span.op.kind, tones[span.op.stage])
-            yield from _op(span, fill, _place(timeline, axis, span), y, height)
+            number = span.op.stage if names_stages else span.op.microbatch
+            text = "" if number is None else str(number)
+            yield from _op(span, text, fill, _place(timeline, axis, span), y, height)
+
+
+def _names_stages(program: Program) -> bool:
+    """Return whether boxes bear stages: of one microbatch, all would bear a 0."""
+    is_one = all(net.num_microbatches == 1 for net in program.nets)
+    return is_one and any(len(stages) > 1 for stages in program.stages_on)
 
 
 def transfer_shapes(
@@ -100,9 +110,14 @@ def _step_labels(timeline: Timeline, axis: Axis, y: float) -> Iterator[Shape]:
 
 
 def _op(
-    span: Span, fill: Fill, place: tuple[float, float], y: float, height: float
+    span: Span,
+    text: str,
+    fill: Fill,
+    place: tuple[float, float],
+    y: float,
+    height: float,
 ) -> Iterator[Shape]:
-    """Draw a box with its microbatch; for an asynchronous op, a bar at the foot."""
+    """Draw a box with a text; for an asynchronous op, a bar at the foot."""
     left, right = place
     gap = min(0.75, 0.15 * (right - left))  # so that neighbours stay apart
     width = max(right - left - gap, 0.25)
@@ -111,7 +126,6 @@ def _op(
         return
     corner = 2.0 if width > 6 else 0.0
     yield Box(left, y, width, height, fill, corner, span_text(span))
-    text = "" if span.op.microbatch is None else str(span.op.microbatch)
     if text and width >= 6.2 * len(text) + 3:
         middle = y + height / 2 + 3.8
         x = left + width / 2
