@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,27 @@ def test_checks_and_measures_on_a_cpu(tmp_path: Path) -> None:
             "hocket, lanes: 2",
         }
         assert not found[name]["failed"]
+
+
+@pytest.mark.skipif(find_spec("jax") is not None, reason="jax is installed")
+def test_says_that_jax_is_missing(tmp_path: Path) -> None:
+    """In a sentence, with the way out, and no file."""
+    path = tmp_path / "jax.json"
+    command = [sys.executable, "-m", "bench.gpu.ooo_single_jax", "--output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    assert 'pip install "jax[cuda12]"' in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not path.exists()
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+def test_jax_measures_on_a_cpu(tmp_path: Path) -> None:
+    """Both networks learn."""
+    path = tmp_path / "jax.json"
+    options = ["--size", "small", "--output", str(path)]
+    command = [sys.executable, "-m", "bench.gpu.ooo_single_jax", *options]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=580)
+    found = json.loads(path.read_text())
+    assert found["transformer"]["holds"]
+    assert found["lstm"]["holds"]

@@ -1,14 +1,15 @@
-"""Say which memory each op takes and releases, and what an order holds at most.
+"""Plans when each block of memory is released, and bounds the peak of an order.
 
-A block of memory is made by one op, and read by others. The lane that made it releases
-it, as soon as that lane knows that all readers are done: only then may what the lane
-runs next reuse the block, whichever lane is ahead.
+One op allocates a block, and others read it. The lane that allocated it releases it at
+the first op by which all readers are known to be done: readers in this lane because they
+come earlier, those in another lane because this lane has waited for an event behind
+them. (An allocator gives a released block to the next op of the same lane.)
 
-    lane 0   0F0 makes b   ...   0I0 reads b       2I0 waits for 0W0: releases b first
-    lane 1                            └─▶ 0W0 reads b ──────┘
+    lane 0   0F0 allocates b   ...   0I0 reads b       2I0 waits for 0W0: releases b
+    lane 1                                └─▶ 0W0 reads b ──────┘
 
-So what a lane holds depends on where it stands itself, and on no other lane. The peak
-is the largest sum over those pairs of ops that may run at the same time.
+So the bytes that a lane holds at an op are the same for every timing of the other lane.
+The peak is the largest sum over all pairs of ops that no event orders.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Footprint:
 
     Args:
         sizes: the bytes of each block.
-        events: what ops of a kind and stage do, in order: `+n` makes block `n - 1`,
-            `-n` reads it for the last time within the op.
-        always_bytes: what is there all the time: weights, states, the batch.
-        work_bytes: what ops of a kind and stage take while they run, beside blocks.
+        events: for each kind and stage, what the op does with blocks, in order: `+n`
+            allocates block `n - 1`, `-n` is the op's last read of it.
+        always_bytes: the bytes of tensors that are never released: weights, optimizer
+            states, the batch.
+        work_bytes: for each kind and stage, the bytes that kernels allocate and release
+            while the op runs, beside the blocks.
     """
 
     sizes: tuple[int, ...]
@@ -55,19 +58,21 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What each op waits for in other lanes, and when blocks are released.
+    """The events between lanes, and the ops at which blocks are released.
 
     Args:
         schedule: one step, on one device.
-        waits: ops of other lanes that an op waits for; those that it must wait for
-            anyway, because an earlier op of its lane does, are left out.
-        before: blocks that an op's lane releases when the op may start.
-        within: blocks that are released where the op reads them last.
-        level_bytes: for each lane, what it holds when it comes to each op, before it
-            releases what is in `before`, and at the end.
-        op_bytes: for each lane, the most that it holds during each op.
-        clocks: for each lane, what each op knows of the other lanes when it starts.
-        always_bytes: what is there all the time.
+        waits: for each op, the ops of other lanes whose events it waits for; those that
+            an earlier op of its lane has waited for are left out.
+        before: the blocks that are released when the op's waits are over, before it
+            runs.
+        within: the blocks that are released inside of the op, at its last read.
+        level_bytes: for each lane, the bytes that it holds between ops: when it comes
+            to each op, before the release of `before`, and behind the last op.
+        op_bytes: for each lane, the most bytes that it holds during each op.
+        clocks: for each op of each lane, how many ops of every lane are known to be
+            done when it starts (a vector clock).
+        always_bytes: see `Footprint`.
     """
 
     schedule: Schedule
@@ -81,14 +86,14 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """An upper bound of what is held at once, for any duration of the ops."""
+        """An upper bound of the bytes held at once, for every timing of the lanes."""
         if len(self.op_bytes) == 1:
             return self.always_bytes + max(self.op_bytes[0], default=0)
         pairs = max((*self._pairs(0, 1), *self._pairs(1, 0)), default=0)
         return self.always_bytes + pairs
 
     def _pairs(self, lane: int, other: int) -> Iterator[int]:
-        """Yield the most of both lanes while each op of one lane runs."""
+        """Yield, for each op of one lane, the most bytes of both lanes meanwhile."""
         beside, num = self.op_bytes[other], len(self.op_bytes[other])
         until = [clock[lane] for clock in self.clocks[other]]  # ascending
         for i, num_bytes in enumerate(self.op_bytes[lane]):
@@ -119,14 +124,13 @@ class MemoryPlan:
 def plan_memory(
     schedule: Schedule, footprint: Footprint, more_waits: Waits | None = None
 ) -> MemoryPlan:
-    """Plan the waits between the lanes of an order, and the release of its blocks.
+    """Plan the events between the lanes of an order, and the release of its blocks.
 
     Args:
         schedule: one step on one device, in at most two lanes, accepted by `check`.
         footprint: the blocks of its ops.
-        more_waits: ops of other lanes that ops wait for, beside those whose values
-            they need: the earlier a lane knows that a reader is done, the earlier it
-            releases what was read.
+        more_waits: for some ops, ops of other lanes to wait for that make nothing they
+            need. A lane that waits for a reader may release what it read.
 
     Raises:
         PlanError: the order has several steps, or more than two lanes; or lanes wait
@@ -153,7 +157,7 @@ def plan_memory(
 
 
 def issue_order(schedule: Schedule, waits: Waits) -> Iterator[tuple[int, Op]]:
-    """Yield each lane's ops so that an op comes after those that it waits for.
+    """Yield all ops with their lane's number, each behind those that it waits for.
 
     Args:
         schedule: the order.
@@ -250,7 +254,17 @@ def _releases(
 def _first_knowing(
     clocks: Sequence[Clock], begin: int, others: Sequence[tuple[int, int]]
 ) -> int | None:
-    """Return the first op of a lane, from `begin` on, that comes after the others."""
+    """Return the first op of a lane, from `begin` on, that starts behind all readers.
+
+    Args:
+        clocks: of the lane's ops.
+        begin: the lane's own last reader.
+        others: for each other lane with readers, its number, and how many of its ops
+            must be done.
+
+    Returns:
+        None where the lane never waits for them: the block stays until the step ends.
+    """
     for i in range(begin, len(clocks)):
         if all(clocks[i][lane] >= count for lane, count in others):
             return i
@@ -263,7 +277,7 @@ def _held(
     before: Mapping[Op, tuple[int, ...]],
     within: Mapping[Op, frozenset[int]],
 ) -> tuple[list[int], list[int]]:
-    """Return what a lane holds when it comes to each op, and at the end; and in it."""
+    """Return a lane's `level_bytes` and `op_bytes` (see `MemoryPlan`)."""
     sizes, held = footprint.sizes, 0
     levels, most = [], []
     for op in ops:

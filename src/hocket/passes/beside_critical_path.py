@@ -1,10 +1,14 @@
 """Run weight gradients and updates in a second lane, beside the critical path.
 
-    lane 0   F F F │ I I I I I I │ W U        what is left, when no I is
-    lane 1         │   W U W U W U │          the W that has been ready longest
+    lane 0   F F F │ I I I I I I │ W U        behind the last I: W that are left
+    lane 1         │   W U W U W U │          the first W whose I is done
 
-A W keeps what it reads alive until it has run. Under a memory limit, those that would
-keep most stay behind their I in lane 0: in the extreme all, which is the serial order.
+List scheduling: the lane that is free first takes the next op. Lane 0 has all F and I
+in their order, lane 1 the W (each with its U) in the order of their I.
+
+A W that waits keeps the activations and gradients that it reads. Under a memory limit,
+the W that read most bytes stay behind their I in lane 0; if all do, it is the serial
+order.
 
 Source: Oh, Lee, Kim and Seo, "Out-of-Order BackProp", EuroSys 2022, section 4. Theirs
 places a W by its measured speed-up in each region of the critical path, and their code
@@ -26,12 +30,14 @@ from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.passes.serial import gradient_and_update, serial
 
-_SLACK: Final = 0.02  # of a step: a wait that ends so much earlier delays nothing
+# Lanes wait for ops that are predicted to end at least this share of a step earlier: as
+# predictions are some percent off, such a wait still takes no time.
+_SLACK: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProgram:
-    """A program of one device, with everything that is known of its ops.
+    """A program of one device, with the seconds and bytes of its ops.
 
     Args:
         program: one microbatch, on one device.
@@ -54,23 +60,24 @@ def beside_critical_path(
         memory_bytes: the limit; the serial order must keep it. None for no limit.
     """
     program, costs = measured.program, measured.costs.of(measured.program)
-    idle = [i for i, x in enumerate(costs) if not x.weight_grad_s + x.update_s]
+    empty = [i for i, x in enumerate(costs) if not x.weight_grad_s + x.update_s]
     others = sorted(
-        set(range(program.num_stages)).difference(idle),
+        set(range(program.num_stages)).difference(empty),
         key=lambda stage: -_bytes_read(stage, measured.footprint),
     )
-    low, high = 0, len(others)
-    plan = with_inline(measured, idle)
-    while memory_bytes is not None and plan.peak_bytes > memory_bytes and low < high:
-        # The fewest inline that fit: more inline keep less alive.
+    plan = with_inline(measured, empty)
+    if memory_bytes is None or plan.peak_bytes <= memory_bytes:
+        return plan
+    # Bisection for the fewest inline W that fit; with all of them, the order is serial.
+    low, high = 1, len(others)
+    plan = with_inline(measured, [*empty, *others])
+    while low < high:
         middle = (low + high) // 2
-        tried = with_inline(measured, [*idle, *others[:middle]])
+        tried = with_inline(measured, [*empty, *others[:middle]])
         if tried.peak_bytes <= memory_bytes:
-            high = middle
+            plan, high = tried, middle
         else:
             low = middle + 1
-        if low == high:
-            plan = with_inline(measured, [*idle, *others[:high]])
     return plan
 
 
@@ -79,7 +86,7 @@ def with_inline(measured: MeasuredProgram, inline: Collection[int]) -> MemoryPla
 
     Args:
         measured: the program.
-        inline: the stages.
+        inline: the stages whose W and U are in lane 0, right behind their I.
     """
     program = measured.program
     if len(set(inline)) == program.num_stages:
@@ -92,7 +99,10 @@ def with_inline(measured: MeasuredProgram, inline: Collection[int]) -> MemoryPla
 
 
 def with_early_release(schedule: Schedule, measured: MeasuredProgram) -> MemoryPlan:
-    """Let lanes wait for ops that are predicted to be over, and so release memory.
+    """Plan an order's memory, with waits for ops that are predicted to be done.
+
+    Such a wait takes no time, and shows the lane that it may release what those ops
+    have read.
 
     Args:
         schedule: an order in one or two lanes.
@@ -119,12 +129,17 @@ def with_early_release(schedule: Schedule, measured: MeasuredProgram) -> MemoryP
 def _listed(
     measured: MeasuredProgram, inline: frozenset[int]
 ) -> tuple[list[Op], list[Op]]:
-    """Return the ops of both lanes: each takes what can start first."""
+    """Return the ops of both lanes, by list scheduling.
+
+    Args:
+        measured: the program.
+        inline: the stages whose W and U are in lane 0, right behind their I.
+    """
     costs = measured.costs.of(measured.program)
     main = deque(_main_ops(measured.program, inline))
     lanes: tuple[list[Op], list[Op]] = [], []
     free_s = [0.0, 0.0]
-    ready: deque[tuple[float, int]] = deque()  # when a W may start, and its stage
+    ready: deque[tuple[float, int]] = deque()  # the end of I, and the stage of its W
 
     def run(lane: int, ops: Iterator[Op] | tuple[Op, ...], start_s: float) -> None:
         free_s[lane] = max(free_s[lane], start_s)

@@ -19,21 +19,21 @@ def reverse_first_k(
 ) -> Schedule:
     """Compute the first k weight gradients last, each reduced as soon as it is there.
 
-    For data parallelism: each replica is one device, whose stages are the buckets of
-    gradients. Reductions go over one link, first in, first out. In the usual order the
-    first layers' gradients come last, and the next forward, which needs them first,
-    waits for all reductions. Here their turn comes while weight gradients are still
-    being computed; and U of a bucket, and the next F of it, wait for its own R only:
+    For data parallelism. Each replica is one device, and its stages are the buckets of
+    gradients. Reductions share one link, first in, first out. In the usual order, the
+    first bucket's gradients are computed and reduced last, and the next forward, which
+    begins with that bucket, waits for all reductions. Here the first bucket is reduced
+    while the weight gradients of the next ones are computed. U of a bucket waits for
+    that bucket's R, and the next F of a bucket for its U, and for nothing else:
 
         lane   ... B2 I1 I0 W0 W1 U2 U0 F0 U1 F1 F2 ...      k = 2 of 3 buckets
         link         └ R2 ────── └ R0 ─ └ R1 ──
 
-    With several microbatches, only the last one's weight gradients are reversed: the
-    earlier ones are added up as they come. The result is that of any order: no weight
-    is old.
+    With several microbatches, only the last one's weight gradients are reordered. Every
+    F reads the newest weights, so that the result does not depend on k.
 
-    Bubble: none where reductions take no time. A device holds one microbatch, and what
-    the first k weight gradients need of it.
+    Bubble: 0 if reductions take no time. Memory: one microbatch's activations; those
+    that the first k weight gradients read are held until the end of the backward.
 
     >>> shape = Shape(1, 1, stages_per_device=3, num_steps=3, num_replicas=2)
     >>> print(reverse_first_k(shape, k=2))  # doctest: +NORMALIZE_WHITESPACE
@@ -72,7 +72,7 @@ def reverse_first_k(
     program = replace(shape.chain(), num_steps=1)
     forwards = [Op(Kind.FORWARD, bucket, 0) for bucket in range(num_buckets)]
     backwards = tuple(_behind_first_forwards(shape, k))
-    # As their reductions end, the first k right before the forwards that read them.
+    # In the order in which reductions end; those of the first k stand before their F.
     updates = [*reversed(range(k, num_buckets)), *range(k)]
     ends = [Op(Kind.UPDATE, bucket) for bucket in updates]
     if barrier or shape.num_steps == 1:

@@ -48,7 +48,7 @@ from hocket.run.weights.gradients import GradientStatus
 Form: TypeAlias = tuple[Any, ...]
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
-_MOST_SETTINGS = 3  # of an optimizer, but for rates, that get a graph each
+_MOST_SETTINGS = 3  # values of an optimizer's options that get a graph each
 _TIMEOUT_S = 600.0
 
 
@@ -82,10 +82,11 @@ def compile_step(
             is released. Slow.
 
     Raises:
-        ConfigError: `optimizer` is no function that makes an optimizer, or there are
-            neither one nor two lanes.
-        FitError: the memory is less than the serial order needs; names what is needed.
-        CaptureError: the model changes its weights in forward.
+        ConfigError: `optimizer` is no function that makes an optimizer, `num_lanes` is
+            neither 1 nor 2, or the model has no parameters.
+        FitError: `memory_bytes` is less than the serial order needs; names that number.
+        CaptureError: the model changes its weights or its batch in forward.
+        ModelError: the loss returns neither a scalar nor a dict of scalars.
 
     Warns:
         EagerStepWarning: the step cannot be captured; it runs as it is.
@@ -95,7 +96,7 @@ def compile_step(
     weight = next(iter(model.parameters()), None)
     if weight is None:
         raise ConfigError("the model has no parameters: there is nothing to train")
-    made = _made(optimizer, model)
+    made = _make_optimizer(optimizer, model)
     device = open_device(
         weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize
     )
@@ -136,9 +137,19 @@ class CompiledStep:
         self._first: _Compiled | None = None
 
     def prepare(self, example: Any) -> None:
-        """Capture the step for batches like this one, and choose its order."""
+        """Capture the step for batches of this form, and choose its order.
+
+        Raises:
+            FitError: `memory_bytes` is less than the serial order needs.
+            CaptureError: the model changes its weights or its batch in forward.
+
+        Warns:
+            EagerStepWarning: the step cannot be captured; it runs as it is.
+        """
         try:
-            self._first = self._of(on_device(example, self._device.torch_device))
+            self._first = self._compiled_for(
+                on_device(example, self._device.torch_device)
+            )
         except BaseException:
             self.close()
             raise
@@ -150,25 +161,39 @@ class CompiledStep:
 
     @property
     def predicted(self) -> Timeline:
-        """The simulated timeline of a step on the example, with the bytes over time."""
+        """The simulated timeline of a step on the example, with the bytes over time.
+
+        Raises:
+            RunError: the step was not captured.
+        """
         return self._example().candidates[0].predicted
 
     @property
     def candidates(self) -> tuple[OrderCandidate, ...]:
-        """The orders that were tried for the example, the one that is played first."""
+        """The orders that were tried for the example; the first is the one played.
+
+        Raises:
+            RunError: the step was not captured.
+        """
         return self._example().candidates
 
     @property
     def schedule(self) -> Schedule:
-        """The order that is played for the example."""
+        """The order that is played for the example.
+
+        Raises:
+            RunError: the step was not captured.
+        """
         return self._example().candidates[0].schedule
 
     def __call__(self, batch: Any) -> StepResult:
         """Train on one batch, and wait for its losses.
 
         Raises:
-            DataError: the batch is no pair, or its tensors disagree.
+            DataError: the batch is no pair, or its tensors have different numbers of
+                samples.
             FitError: a batch of another form needs more than `memory_bytes`.
+            CaptureError: in another mode, the model changes its weights in forward.
             RunError: a lane failed.
 
         Warns:
@@ -176,7 +201,7 @@ class CompiledStep:
         """
         begin_s, num_samples = perf_counter(), count_samples(batch)
         with self._one_caller():
-            compiled = self._of(batch)
+            compiled = self._compiled_for(batch)
             losses = self._submit(batch, compiled)
             values = {name: float(loss) for name, loss in losses.items()}
             seconds, step = perf_counter() - begin_s, self._num_steps - 1
@@ -204,7 +229,7 @@ class CompiledStep:
             RunError: a lane failed; where the host does not wait, `synchronize` says.
         """
         with self._one_caller():
-            return self._submit(batch, self._of(batch))
+            return self._submit(batch, self._compiled_for(batch))
 
     def synchronize(self) -> None:
         """Wait until all steps are done: from then on, weights may be read.
@@ -267,9 +292,14 @@ class CompiledStep:
             )
         return self._first
 
-    def _of(self, batch: Any) -> _Compiled | None:
-        """Return the graph for batches of this form; make it if there is none."""
-        form = _form_of(batch, self._model, self.optimizer)
+    def _compiled_for(self, batch: Any) -> _Compiled | None:
+        """Return the captured step for batches of this form; capture it if needed.
+
+        Returns:
+            None where the step runs as it is: it cannot be captured, or the optimizer's
+            options have taken too many values.
+        """
+        form = _form_of_step(batch, self._model, self.optimizer)
         if form not in self._compiled:
             alike = [other for other in self._compiled if other[:-1] == form[:-1]]
             if len(alike) == _MOST_SETTINGS:
@@ -313,8 +343,12 @@ class CompiledStep:
         return _Compiled(step, tensors, chosen)
 
 
-def _made(optimizer: Any, model: nn.Module) -> Optimizer:
-    """Make the optimizer."""
+def _make_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
+    """Make the optimizer.
+
+    Raises:
+        ConfigError: `optimizer` is no function, or makes no torch optimizer.
+    """
     made = optimizer(model.parameters()) if callable(optimizer) else optimizer
     if not callable(optimizer) or not isinstance(made, Optimizer):
         raise ConfigError(
@@ -343,8 +377,12 @@ class _Compiled:
         return {name: found[value] for name, value in self.step.losses.items()}
 
 
-def _form_of(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
-    """Return what a graph is made for: shapes, types, modes and settings."""
+def _form_of_step(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
+    """Return all that a graph is fixed for: another value of it needs another graph.
+
+    These are the batch's shapes, strides, types and structure, the mode of each module,
+    which parameters are trained, and the optimizer's options but for learning rates.
+    """
     leaves, spec = pytree.tree_flatten(batch)
     of_batch = tuple(
         (x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), repr(x))

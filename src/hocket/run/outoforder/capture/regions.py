@@ -1,15 +1,19 @@
 """Assigns every operator of a step to a region: the F, I or W of a unit.
 
-    forward    what a loss or a new buffer needs: F of its unit
-    backward   a node from which only the gradients of one unit's weights are reached,
-               and no other gradient: W of that unit. Only its U waits for it
-               every other node: I, of the last unit whose weights it reads, or whose
-               gradients are reached from it
-    neither    a node that no loss and no loss gradient reaches, such as a recomputed
-               activation: in the earliest region that reads it
+F holds the operators of the forward that make a loss or a buffer's new value, each in
+its own unit. Backward operators follow the gradients that depend on them:
 
-Regions exchange values. Of two units that exchange any, the program has a flow from the
-lower to the higher one: then F, I and W have what they need whatever the order.
+    weight gradients of one unit, and nothing else     W of that unit: only its U waits
+    anything else                                      I, of the last unit whose weights
+                                                       it reads or whose gradients
+                                                       depend on it
+
+An operator that depends on neither (a recomputed activation) is put into the earliest
+region that reads it.
+
+A unit is a stage of the program. For each two units that exchange a value, the program
+has a flow from the lower to the higher one; `check_order` proves that with these flows
+every value is made before it is read, in every order that `hocket.check` accepts.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from hocket.run.stage.compiled.graph.graphs import needed
 
 
 class Place(NamedTuple):
-    """A region: the part of a unit that one op runs."""
+    """The name of a region: the kind of the op that runs it, and its unit."""
 
     kind: Kind
     unit: int
@@ -44,12 +48,13 @@ Places: TypeAlias = Mapping[fx.Node, Place]
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """A step, cut into the regions of a program.
+    """A step's operators, divided among the ops of a program.
 
     Args:
-        step: the step.
+        step: the step's graph.
         program: one stage for each unit, on one device, with one microbatch.
-        nodes: each region's operators, in order; regions without any are missing.
+        nodes: each region's operators, in the graph's order; a region without operators
+            has no entry.
         weights: for each unit, the names of the weights that its U updates.
     """
 
@@ -88,7 +93,12 @@ def cut_into_regions(step: StepGraph) -> Regions:
 
 
 class _Assignment:
-    """Finds the place of each node."""
+    """Finds the region of each operator, in `places`.
+
+    Args:
+        step: the step's graph.
+        units: the unit of each operator of the forward, and of each weight.
+    """
 
     def __init__(self, step: StepGraph, units: Units) -> None:
         self._step, self._units = step, units
@@ -134,10 +144,16 @@ class _Assignment:
         return Place(Kind.BACKWARD_INPUT, max(reached | reading))
 
     def _early_unit(self, node: fx.Node, unit: int) -> int | None:
-        """Return the unit in whose I a shared weight's partial gradient is computed.
+        """Return the unit in whose I a part of a shared weight's gradient is computed.
 
-        The owner of a shared weight is far from its last use: to wait for the owner's W
-        would keep the activations of both.
+        A weight that two units use belongs to the first one (tied embeddings: the
+        embedding, not the last layer). The last layer's part of the gradient is
+        computed with that layer's I: if it were left to the first unit's W, it would
+        keep the last layer's activations until then.
+
+        Returns:
+            None where the operator belongs into W: it makes no part of a shared
+            weight's gradient, or it reads what W has made.
         """
         if not self._reach[node] <= self._units.shared:
             return None
@@ -149,7 +165,7 @@ class _Assignment:
 
 
 def is_element(node: fx.Node) -> bool:
-    """Return whether a node takes one tensor out of those that an operator makes."""
+    """Return whether a node is `getitem` of an operator with several results."""
     if node.target is not operator.getitem:
         return False
     (source,) = node.all_input_nodes
@@ -168,12 +184,12 @@ def _reached_from(start: fx.Node) -> set[fx.Node]:
 
 
 def _first_needed(users: list[Place], read: set[int]) -> Place:
-    """Return the place in which a node comes early enough for all that read it.
+    """Return the region in which an operator is run early enough for all its readers.
 
     Args:
-        users: the places of those.
-        read: the units whose weights the node reads. Only F and I of other units are
-            sure to come before a unit's U.
+        users: the readers' regions.
+        read: the units whose weights the operator reads. It must run before these are
+            updated: W of another unit may come after that, F and I do not.
     """
     place = users[0]
     if len(set(users)) == 1 and (
@@ -238,8 +254,9 @@ def _random_order(places: Places) -> Iterator[tuple[int, int]]:
 def check_order(regions: Regions, units: Units) -> None:
     """Check that each value is made before it is read, in every order of the program.
 
-    F reads what lower units' F made; I what higher units' I made; W both. U overwrites
-    a weight when its unit's W is done: W of other units must not read it.
+    F may read what F of lower units made; I and W what any F, and I of the same or
+    higher units made. Nothing but U may read what W made, and no W may read the weights
+    of another unit, whose U may have overwritten them.
 
     Raises:
         CaptureError: an order exists in which a region reads too early or too late.

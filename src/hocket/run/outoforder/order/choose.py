@@ -41,9 +41,12 @@ from hocket.run.outoforder.order.measure import (
 from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.outoforder.play.step_replay import StepReplay
 
-_LEAST_GAIN: Final = 0.02  # of a step's seconds; less is noise
-_NUM_TRIES: Final = 6  # of local search
-_SEARCH_S: Final = 10.0  # after so long, no other try begins
+# The median of a few steps spreads by some percent: a smaller gain may be none.
+_LEAST_GAIN: Final = 0.02  # of a step's seconds
+# Each try of local search plans, captures and replays an order about a dozen times.
+# Together they stay below what the capture takes, a few seconds for small nets.
+_NUM_TRIES: Final = 6
+_SEARCH_S: Final = 10.0  # after so long, no other try begins: steps may be long
 _SEED: Final = 0
 
 

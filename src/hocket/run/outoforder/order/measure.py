@@ -19,10 +19,10 @@ from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.outoforder.play.step_replay import StepReplay
 
-_NUM_WARM_UP: Final = 1
+_NUM_WARM_UP: Final = 1  # the first replay loads kernels
 _NUM_STEPS: Final = 5  # the spread of a median is then some percent
 _MOST_S: Final = 2.0  # for all steps of one order, if a step is long
-_NUM_HALVINGS: Final = 12  # of the range of capacities
+_NUM_HALVINGS: Final = 12  # a capacity from 1 to 2, to 1 / 4096
 _TIMEOUT_S: Final = 600.0
 
 
