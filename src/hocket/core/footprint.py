@@ -1,9 +1,9 @@
 """Plans when each block of memory is released, and bounds the peak of an order.
 
 One op allocates a block, and others read it. The lane that allocated it releases it at
-the first op by which all readers are known to be done: readers in this lane because they
-come earlier, those in another lane because this lane has waited for an event behind
-them. (An allocator gives a released block to the next op of the same lane.)
+the first op by which all readers are known to be done: readers in this lane because
+they come earlier, those in another lane because this lane has waited for an event
+behind them. (An allocator gives a released block to the next op of the same lane.)
 
     lane 0   0F0 allocates b   ...   0I0 reads b       2I0 waits for 0W0: releases b
     lane 1                                └─▶ 0W0 reads b ──────┘

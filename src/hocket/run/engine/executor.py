@@ -28,7 +28,7 @@ from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 
-class StepPlayer(Protocol):
+class PortionPlayer(Protocol):
     """Plays the ops of one worker."""
 
     def begin(self, batches: NetBatches) -> None:
@@ -70,7 +70,7 @@ class Executor:
     transport: Transport
     store: dist.Store
     device: torch.device
-    player: StepPlayer
+    player: PortionPlayer
     sync: StepSync
     ties: WorkerTies
     wiring: Wiring
