@@ -257,7 +257,7 @@ def _first_knowing(
     """Return the first op of a lane, from `begin` on, that starts behind all readers.
 
     Args:
-        clocks: of the lane's ops.
+        clocks: the clocks of the lane's ops.
         begin: the lane's own last reader.
         others: for each other lane with readers, its number, and how many of its ops
             must be done.

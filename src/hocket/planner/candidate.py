@@ -104,7 +104,7 @@ class Buckets:
 
     Args:
         k: how many of them have their weight gradients computed last.
-        gradient_bytes: of each bucket, in forward order.
+        gradient_bytes: the gradients in each bucket, in forward order.
     """
 
     k: int
@@ -130,7 +130,7 @@ class Outcome:
             backward split.
         delay: the most updates by which a stage's weights are behind; 0 is exact.
         num_versions: the versions of each stage's weights, predicted ones included.
-        buckets: of reverse first-k; None of all else.
+        buckets: the buckets of reverse first-k; None for other schedules.
     """
 
     candidate: Candidate
