@@ -169,6 +169,33 @@ def test_predicts_and_lists_orders() -> None:
         assert step.schedule is step.candidates[0].schedule
 
 
+def test_a_batch_of_objects_runs_as_it_is() -> None:
+    """Their tensors would be constants of the graph; one warning for all batches."""
+
+    class Point:
+        def __init__(self, x: Tensor) -> None:
+            self.x = x
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, point: Point) -> Tensor:
+            return self.layer(point.x)
+
+    targets, make = torch.zeros(4, dtype=torch.long), OPTIMIZERS["SGD"]
+    batches = [(Point(torch.randn(4, 2)), targets) for _ in range(3)]
+    model, own = Reader(), copy.deepcopy(Reader())
+    own.load_state_dict(model.state_dict())
+    with pytest.warns(EagerStepWarning, match="holds a Point"):
+        step = hocket.compile_step(model, loss, make, example=batches[0])
+    with step:
+        losses = [step(batch).loss for batch in batches]
+    expected, _ = train_eagerly(own, make, batches)
+    assert losses == pytest.approx(expected, rel=1e-6)
+
+
 class DataDependent(nn.Module):
     """Takes a branch that depends on values."""
 

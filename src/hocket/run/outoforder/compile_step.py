@@ -39,7 +39,7 @@ from hocket.run.outoforder.capture.captured_step import (
     distinct_bytes,
     preserved,
 )
-from hocket.run.outoforder.capture.trace import WeightChangeError
+from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
 from hocket.run.outoforder.capture.update import Optimizer
 from hocket.run.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
 from hocket.run.weights.gradient_status import PendingGradientStatus
@@ -384,10 +384,7 @@ def _form_of_step(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
     which parameters are trained, and the optimizer's options but for learning rates.
     """
     leaves, spec = pytree.tree_flatten(batch)
-    of_batch = tuple(
-        (x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), repr(x))
-        for x in leaves
-    )
+    of_batch = tuple(map(_form_of_leaf, leaves))
     modes = tuple(module.training for module in model.modules())
     trained = tuple(x.requires_grad for x in model.parameters())
     settings = tuple(
@@ -395,6 +392,12 @@ def _form_of_step(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
         for group in optimizer.param_groups
     )
     return of_batch, spec, modes, trained, settings
+
+
+def _form_of_leaf(leaf: Any) -> Form:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype
+    return (type(leaf), leaf) if isinstance(leaf, PLAIN_VALUES) else (type(leaf),)
 
 
 def status_of_captured_step(step: int) -> PendingGradientStatus:

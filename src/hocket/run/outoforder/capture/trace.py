@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,6 +29,7 @@ from hocket.run.stage.compiled.trace import empty, make_mode, on_fakes
 from hocket.run.stage.compiled.traceable import check_traceable
 
 T = TypeVar("T")
+PLAIN_VALUES: Final = bool, int, float, complex, str, bytes, type(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
         **dict(model.named_buffers()),
     }
     leaves, spec = pytree.tree_flatten(batch)
+    _check_leaves(leaves)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     names, num_state = list(tensors), len(tensors)
     wanted = [name for name in names if tensors[name].requires_grad]
@@ -138,6 +140,16 @@ def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
         start = empty(mode, (), total.dtype, total.device)
         module = _traced(both, [*fakes, start], mode)
     return _described(module, names, len(places), loss_names, found, tensors)
+
+
+def _check_leaves(leaves: Sequence[Any]) -> None:
+    """Refuse what may hold tensors that a graph would keep as constants."""
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *PLAIN_VALUES)):
+            raise CaptureError(
+                f"the batch holds a {type(leaf).__name__}: a graph takes tensors, and "
+                "numbers and text that are always the same"
+            )
 
 
 class _Scope(nn.Module):
