@@ -10,12 +10,16 @@ behind them. (An allocator gives a released block to the next op of the same lan
 
 So the bytes that a lane holds at an op are the same for every timing of the other lane.
 The peak is the largest sum over all pairs of ops that no event orders.
+
+Where W and U of some stages run in the next step, the plan is that of the part which
+repeats: ops of a step, and those carried over from the step before. What these read is
+kept from one repetition to the next.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -73,6 +77,8 @@ class MemoryPlan:
         clocks: for each op of each lane, how many ops of every lane are known to be
             done when it starts (a vector clock).
         always_bytes: see `Footprint`.
+        carried: the ops that belong to the step before.
+        kept: the blocks that they read, and ops of the step before have made.
     """
 
     schedule: Schedule
@@ -83,6 +89,8 @@ class MemoryPlan:
     op_bytes: tuple[tuple[int, ...], ...]
     clocks: tuple[tuple[Clock, ...], ...]
     always_bytes: int
+    carried: frozenset[Op] = frozenset()
+    kept: frozenset[int] = frozenset()
 
     @property
     def peak_bytes(self) -> int:
@@ -103,6 +111,10 @@ class MemoryPlan:
             levels = self.level_bytes[other][begin : end + 1]
             yield num_bytes + max((*beside[begin:end], *levels))
 
+    def bound_curve(self) -> MemoryCurve:
+        """Return the peak, at all times."""
+        return MemoryCurve.of_changes(np.zeros(0), np.zeros(0), self.peak_bytes)
+
     def curve(self, timeline: Timeline) -> MemoryCurve:
         """Return the bytes over time, when ops happen as in a timeline.
 
@@ -116,8 +128,9 @@ class MemoryPlan:
             for i, most in enumerate(of_ops):
                 times += [timeline.start_s[lane][i], timeline.end_s[lane][i]]
                 changes += [most - levels[i], levels[i + 1] - most]
+        before = self.always_bytes + sum(levels[0] for levels in self.level_bytes)
         return MemoryCurve.of_changes(
-            np.array(times, float), np.array(changes, float), self.always_bytes
+            np.array(times, float), np.array(changes, float), before
         )
 
 
@@ -127,23 +140,38 @@ def plan_memory(
     """Plan the events between the lanes of an order, and the release of its blocks.
 
     Args:
-        schedule: one step on one device, in at most two lanes, accepted by `check`.
+        schedule: one step on one device, in at most two lanes, accepted by `check`; or
+            the part of an order that repeats, with ops of two steps.
         footprint: the blocks of its ops.
         more_waits: for some ops, ops of other lanes to wait for that make nothing they
             need. A lane that waits for a reader may release what it read.
 
     Raises:
-        PlanError: the order has several steps, or more than two lanes; or lanes wait
-            for each other for ever.
+        PlanError: the order has more than two steps or lanes, or lanes wait for each
+            other for ever.
     """
-    if schedule.program.num_steps != 1 or len(schedule.lanes) > 2:
+    ops = [op for lane in schedule.lanes for op in lane.ops]
+    steps = {op.step for op in ops}
+    if len(steps) > 2 or len(schedule.lanes) > 2:
         raise PlanError(
-            f"an order of {schedule.program.num_steps} steps in {len(schedule.lanes)} "
-            "lanes: memory is planned for one step in one or two lanes"
+            f"an order of {len(steps)} steps in {len(schedule.lanes)} lanes: memory is "
+            "planned for one step, or the part that repeats, in one or two lanes"
         )
+    carried = frozenset(op for op in ops if op.step < max(steps))
+    kept = _kept(footprint, carried)
     waits, clocks = _clocks(schedule, more_waits or {})
-    before, within = _releases(schedule, footprint, clocks)
-    held = [_held(lane.ops, footprint, before, within) for lane in schedule.lanes]
+    owner, readers = _readers(schedule, footprint, carried, kept)
+    before, within = _releases(schedule, clocks, owner, readers)
+    held = [
+        _held(
+            lane.ops,
+            footprint,
+            before,
+            within,
+            sum(footprint.sizes[block] for block in kept if owner[block] == number),
+        )
+        for number, lane in enumerate(schedule.lanes)
+    ]
     return MemoryPlan(
         schedule,
         waits,
@@ -153,6 +181,8 @@ def plan_memory(
         tuple(tuple(most) for _, most in held),
         clocks,
         footprint.always_bytes,
+        carried,
+        kept,
     )
 
 
@@ -220,24 +250,52 @@ def _clocks(
     return waits, tuple(map(tuple, clocks))
 
 
-def _releases(
-    schedule: Schedule, footprint: Footprint, clocks: Sequence[Sequence[Clock]]
-) -> tuple[dict[Op, tuple[int, ...]], dict[Op, frozenset[int]]]:
-    before: defaultdict[Op, list[int]] = defaultdict(list)
-    within: defaultdict[Op, set[int]] = defaultdict(set)
+def _kept(footprint: Footprint, carried: Collection[Op]) -> frozenset[int]:
+    """Return the blocks that carried ops read and do not make."""
+    events = [event for op in carried for event in footprint.of(op)]
+    made = {event - 1 for event in events if event > 0}
+    return frozenset(-event - 1 for event in events if event < 0) - made
+
+
+Readers: TypeAlias = Mapping[int, Mapping[int, int]]
+
+
+def _readers(
+    schedule: Schedule,
+    footprint: Footprint,
+    carried: Collection[Op],
+    kept: Collection[int],
+) -> tuple[dict[int, int], Readers]:
+    """Return the lane that allocates each block, and its last reader in each lane.
+
+    Of a kept block only carried ops count: others read, or make, that of their own
+    step, which stays until the next one.
+    """
     owner: dict[int, int] = {}
     last: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by block and lane
     for number, lane in enumerate(schedule.lanes):
         for i, op in enumerate(lane.ops):
             for event in footprint.of(op):
                 block = abs(event) - 1
-                last[block][number] = i
+                if block not in kept or op in carried:
+                    last[block][number] = i
                 if event > 0:
                     owner[block] = number
+    return owner, last
+
+
+def _releases(
+    schedule: Schedule,
+    clocks: Sequence[Sequence[Clock]],
+    owner: Mapping[int, int],
+    readers: Readers,
+) -> tuple[dict[Op, tuple[int, ...]], dict[Op, frozenset[int]]]:
+    before: defaultdict[Op, list[int]] = defaultdict(list)
+    within: defaultdict[Op, set[int]] = defaultdict(set)
     for block, number in owner.items():
-        own = last[block][number]
-        others = [(j, i + 1) for j, i in last[block].items() if j != number]
-        at = _first_knowing(clocks[number], own, others)
+        own = readers[block].get(number, -1)
+        others = [(j, i + 1) for j, i in readers[block].items() if j != number]
+        at = _first_knowing(clocks[number], max(own, 0), others)
         if at is None:
             continue
         op = schedule.lanes[number].ops[at]
@@ -276,9 +334,18 @@ def _held(
     footprint: Footprint,
     before: Mapping[Op, tuple[int, ...]],
     within: Mapping[Op, frozenset[int]],
+    held: int,
 ) -> tuple[list[int], list[int]]:
-    """Return a lane's `level_bytes` and `op_bytes` (see `MemoryPlan`)."""
-    sizes, held = footprint.sizes, 0
+    """Return a lane's `level_bytes` and `op_bytes` (see `MemoryPlan`).
+
+    Args:
+        ops: the lane's ops.
+        footprint: the blocks of its ops.
+        before: see `MemoryPlan`.
+        within: see `MemoryPlan`.
+        held: the bytes that the lane holds in the beginning.
+    """
+    sizes = footprint.sizes
     levels, most = [], []
     for op in ops:
         levels.append(held)  # until the op may start, the lane still holds `before`

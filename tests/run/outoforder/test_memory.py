@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -11,12 +12,18 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.core.footprint import plan_memory
+from hocket.core.footprint import issue_order, plan_memory
+from hocket.core.schedule import Lane
 from hocket.errors import FitError
+from hocket.passes.across_steps import carry_weight_gradients
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
-from tests.run.outoforder.support.played_orders import TrainedByHand, random_order
+from tests.run.outoforder.support.played_orders import (
+    TrainedByHand,
+    random_order,
+    random_part,
+)
 from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
     Specimen,
@@ -80,6 +87,21 @@ def test_orders_in_two_lanes_take_no_more_than_is_predicted() -> None:
     plans.append(beside_critical_path(facts))
     for plan in plans:
         assert one.allocated_bytes(plan) <= plan.peak_bytes * 1.01
+
+
+def test_orders_across_steps_take_no_more_than_is_predicted() -> None:
+    """What W of the step before still reads is there, too; in one lane it is exact."""
+    one, facts = trained(), measured()
+    parts = [carry_weight_gradients(facts)]
+    parts += [random_part(one.program, Random(seed)) for seed in range(6)]
+    plans = [plan_memory(part, facts.footprint) for part in parts]
+    for plan in plans:
+        assert any(levels[0] for levels in plan.level_bytes)
+        assert one.allocated_bytes(plan) <= plan.peak_bytes * 1.01
+    ops = [op for _, op in issue_order(parts[0], plans[0].waits)]
+    joined = replace(parts[0], lanes=(Lane(0, 0, tuple(ops)),))
+    plan = plan_memory(joined, facts.footprint)
+    assert one.allocated_bytes(plan) == pytest.approx(plan.peak_bytes, rel=0.05)
 
 
 def test_keeps_the_limit() -> None:

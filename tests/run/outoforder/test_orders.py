@@ -11,6 +11,7 @@ import torch
 
 import hocket
 from hocket.errors import RaceError
+from hocket.passes.across_steps import several_steps
 from hocket.passes.beside_critical_path import MeasuredProgram, with_inline
 from hocket.passes.serial import serial
 from tests.run.outoforder.support.played_orders import (
@@ -19,6 +20,7 @@ from tests.run.outoforder.support.played_orders import (
     delayed_device,
     free_device,
     random_order,
+    random_part,
 )
 from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
@@ -46,6 +48,23 @@ def test_random_orders_equal_the_serial_order(name: str) -> None:
         order = random_order(one.program, Random(seed))
         hocket.check(order)
         found = one.play(order, open_device(len(order.lanes), seed))
+        assert all(torch.equal(found[x], expected[x]) for x in expected), seed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_orders_across_steps_equal_the_serial_order(name: str) -> None:
+    """With W and U of random stages in the next step, before F reads their weights."""
+    specimen = SPECIMENS[name]
+    one = TrainedByHand(
+        model_of(specimen), OPTIMIZERS["AdamW"], batches_of(specimen, 4)
+    )
+    expected = one.play(serial(one.program), free_device(1))
+    for seed, open_device in enumerate((checked_device, delayed_device) * 2):
+        part = random_part(one.program, Random(seed))
+        order = several_steps(part)
+        hocket.check(order)
+        assert not any(stage.delay for stage in order.program.stages)
+        found = one.play_across(part, open_device(len(part.lanes), seed))
         assert all(torch.equal(found[x], expected[x]) for x in expected), seed
 
 

@@ -157,6 +157,60 @@ def test_one_graph_for_a_device_that_has_them(monkeypatch: pytest.MonkeyPatch) -
     assert difference(model, trained) <= TOLERANCE
 
 
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_weight_gradients_in_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, *, has_graphs: bool
+) -> None:
+    """Equals eager where each update has its own step's rate; other sizes in between.
+
+    The order across steps is played although it is not the fastest here.
+    """
+    from tests.run.outoforder.support.inline_device import InlineDevice
+
+    if has_graphs:
+        monkeypatch.setattr(
+            "hocket.run.outoforder.compile_step.open_device",
+            lambda device, num_lanes, **more: InlineDevice(num_lanes),
+        )
+    monkeypatch.setattr(
+        "hocket.run.outoforder.order.choose._rank",
+        lambda tried: tried.name != "across steps",
+    )
+    batches, make = batches_of(SPECIMEN, 20), OPTIMIZERS["AdamW"]
+    inputs, targets = batches[7]
+    batches[7] = inputs[:3], targets[:3]
+    ours, model = model_of(SPECIMEN), model_of(SPECIMEN)
+    optimizer, expected = make(model.parameters()), []
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    torch.manual_seed(2)
+    for x, y in batches:
+        optimizer.zero_grad()
+        value = loss(model(x), y)
+        value.backward()
+        optimizer.step()
+        scheduler.step()
+        expected.append(value.item())
+    with hocket.compile_step(
+        ours, loss, make, example=batches[0], across_steps=True
+    ) as step:
+        assert step.candidates[0].name == "across steps"
+        assert step.schedule.body
+        hocket.check(step.schedule)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(step.optimizer, 0.8)
+        torch.manual_seed(2)
+        losses = []
+        for i, batch in enumerate(batches):
+            losses.append(step(batch).loss)
+            scheduler.step()
+            if i == 12:
+                step.synchronize()
+        assert step.predicted.peak_bytes(0) == step.candidates[0].peak_bytes
+        assert difference(ours, model) > TOLERANCE  # the last updates wait
+        step.synchronize()
+        assert difference(ours, model) <= TOLERANCE
+    assert losses == pytest.approx(expected, rel=TOLERANCE)
+
+
 def test_predicts_and_lists_orders() -> None:
     """The serial order is always among them, and each one passes `check`."""
     model, example = model_of(SPECIMEN), batches_of(SPECIMEN, 1)[0]

@@ -64,6 +64,7 @@ def compile_step(
     example: Any,
     memory_bytes: int | None = None,
     num_lanes: int = 2,
+    across_steps: bool = False,
     sanitize: bool = False,
 ) -> CompiledStep:
     """Compile forward, backward and update of one device into one out-of-order step.
@@ -78,6 +79,9 @@ def compile_step(
         memory_bytes: the most that all tensors of the step may take, weights and
             states included; None for no limit.
         num_lanes: 2; or 1, for the serial order alone.
+        across_steps: also try orders in which the weight gradients and updates of the
+            last layers run in the next step, before its forward reads their weights.
+            Weights are those of the steps so far only behind `synchronize`.
         sanitize: check all accesses of the lanes for races, and overwrite memory that
             is released. Slow.
 
@@ -100,7 +104,9 @@ def compile_step(
     device = open_device(
         weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize
     )
-    step = CompiledStep(model, loss, made, device, memory_bytes)
+    step = CompiledStep(
+        model, loss, made, device, memory_bytes, across_steps=across_steps
+    )
     step.prepare(example)
     return step
 
@@ -114,6 +120,7 @@ class CompiledStep:
         optimizer: has the model's parameters.
         device: has as many lanes as orders may use; closed with the step.
         memory_bytes: see `compile_step`.
+        across_steps: see `compile_step`.
 
     Attributes:
         optimizer: the optimizer, for schedulers of learning rates and for checkpoints.
@@ -126,6 +133,8 @@ class CompiledStep:
         optimizer: Optimizer,
         device: Device,
         memory_bytes: int | None,
+        *,
+        across_steps: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self._model, self._loss = model, loss
@@ -134,6 +143,8 @@ class CompiledStep:
         self._compiled: dict[Form, _Compiled | None] = {}
         self._num_steps = 0
         self._lock = Lock()
+        self._across_steps = across_steps
+        self._last: _Compiled | None = None  # what the last step was
         self._first: _Compiled | None = None
 
     def prepare(self, example: Any) -> None:
@@ -237,10 +248,15 @@ class CompiledStep:
         Raises:
             RunError: a lane failed.
         """
+        with self._one_caller():
+            self._finish()
         self._device.synchronize(_TIMEOUT_S)
 
     def close(self) -> None:
-        """End the lanes; again: do nothing."""
+        """End the lanes; again: do nothing.
+
+        With `across_steps`, call `synchronize` first: updates may wait for a step.
+        """
         self._device.close()
 
     def __enter__(self) -> Self:
@@ -252,8 +268,12 @@ class CompiledStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
-        self.close()
+        """Finish all steps if there was no error, and close it."""
+        try:
+            if error is None:
+                self.synchronize()
+        finally:
+            self.close()
 
     @contextmanager
     def _one_caller(self) -> Iterator[None]:
@@ -269,10 +289,18 @@ class CompiledStep:
     def _submit(self, batch: Any, compiled: _Compiled | None) -> Mapping[str, Tensor]:
         batch = on_device(batch, self._device.torch_device)
         self._num_steps += 1
+        if compiled is not self._last:
+            self._finish()
+        self._last = compiled
         # The first step is torch's own: it makes the states as the optimizer wants.
         if compiled is None or not self._states.bind():
             return self._eager(batch)
         return compiled.run(batch)
+
+    def _finish(self) -> None:
+        """Run the updates that the last step has left for the next one."""
+        if self._last is not None:
+            self._last.chosen.replay.finish()
 
     def _eager(self, batch: Any) -> dict[str, Tensor]:
         """Train one step as torch does; it also makes the optimizer's states."""
@@ -328,6 +356,7 @@ class CompiledStep:
                 stacklevel=4,
             )
             return None
+        self._finish()
         tensors = StepTensors(
             step,
             self._model,
@@ -339,7 +368,14 @@ class CompiledStep:
         given = tensors.given(batch)
         always = distinct_bytes([*given.values()])
         with preserved([*tensors.state.values()]):
-            chosen = choose_order(step, given, self._device, always, self._memory_bytes)
+            chosen = choose_order(
+                step,
+                given,
+                self._device,
+                always,
+                self._memory_bytes,
+                across_steps=self._across_steps,
+            )
         return _Compiled(step, tensors, chosen)
 
 

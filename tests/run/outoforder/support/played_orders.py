@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from time import sleep
 from typing import Any, Final
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from hocket.core.dataflow import makes, needs
 from hocket.core.footprint import Footprint, MemoryPlan, plan_memory
+from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.model.profile.allocations import allocations
@@ -27,7 +29,7 @@ from hocket.run.outoforder.capture.captured_step import (
     preserved,
 )
 from hocket.run.outoforder.order.measure import with_work_bytes
-from hocket.run.outoforder.play.step_player import StepPlayer
+from hocket.run.outoforder.play.step_player import StepPlayer, StepValues
 from tests.run.device.support.interleaver import Interleaver
 from tests.run.outoforder.support.inline_device import InlineDevice
 from tests.run.outoforder.support.small_steps import loss
@@ -49,6 +51,30 @@ def random_order(program: Program, random: Random) -> Schedule:
         lanes[random.random() < 0.4].append(op)
     ops = (tuple(lane) for lane in lanes)
     return Schedule(program, tuple(Lane(0, i, x) for i, x in enumerate(ops) if x))
+
+
+def random_part(program: Program, random: Random) -> Schedule:
+    """Return the repeating part of any legal order with W and U of some stages late."""
+    waiting = {x for x in range(program.num_stages) if random.random() < 0.5}
+    whole = replace(program, num_steps=2)
+    ops = serial(program).lanes[0].ops
+    carried = [
+        op
+        for op in ops
+        if op.stage in waiting and op.kind in (Kind.BACKWARD_WEIGHT, Kind.UPDATE)
+    ]
+    left = [*carried, *(replace(op, step=1) for op in ops if op not in carried)]
+    made = {value for op in left for value in makes(op, whole)}
+    lanes: tuple[list[Any], list[Any]] = [], []
+    while left:
+        ready = [op for op in left if made.isdisjoint(needs(op, whole))]
+        op = random.choice(ready)
+        left.remove(op)
+        made.difference_update(makes(op, whole))
+        lanes[random.random() < 0.4].append(op)
+    return Schedule(
+        whole, tuple(Lane(0, i, tuple(x)) for i, x in enumerate(lanes) if x)
+    )
 
 
 def free_device(num_lanes: int) -> CpuDevice:
@@ -132,11 +158,14 @@ class TrainedByHand:
         device = InlineDevice()
         player = self._player(plan, device)
         given = self._tensors.given(self._batches[0])
+        first, second = StepValues(given, {}), StepValues(given, {})
         with allocations(device.torch_device) as log:
-            player.play(given)
+            player.play_part(first, None)
+            old = first if player.carries else None
             with log.span():
-                player.play(given)
-        return log.peaks[0]
+                player.play_part(second, old)
+        kept = sum(levels[0] for levels in plan.level_bytes)
+        return log.peaks[0] + kept
 
     def play(
         self, schedule: Schedule, device: CpuDevice, plan: MemoryPlan | None = None
@@ -151,4 +180,18 @@ class TrainedByHand:
             torch.manual_seed(4)
             for batch in self._batches:
                 player.play(tensors.given(batch))
+            return {name: tensor.clone() for name, tensor in tensors.state.items()}
+
+    def play_across(self, part: Schedule, device: CpuDevice) -> dict[str, Tensor]:
+        """Do the same with the repeating part of an order."""
+        plan = plan_memory(part, self.step.code.footprint)
+        player, tensors = self._player(plan, device), self._tensors
+        old: StepValues | None = None
+        with device, preserved([*tensors.state.values()]):
+            torch.manual_seed(4)
+            for batch in self._batches:
+                new = StepValues(tensors.given(batch), {})
+                player.play_part(new, old)
+                old = new
+            player.play_part(None, old)
             return {name: tensor.clone() for name, tensor in tensors.state.items()}

@@ -20,6 +20,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
+from hocket.passes.across_steps import carry_weight_gradients, several_steps
 from hocket.passes.beside_critical_path import (
     MeasuredProgram,
     beside_critical_path,
@@ -31,6 +32,7 @@ from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
 from hocket.run.device.device import Device
 from hocket.run.outoforder.capture.captured_step import CapturedStep
+from hocket.run.outoforder.capture.code import rate_name
 from hocket.run.outoforder.order.measure import (
     measured_costs,
     measured_in_turn,
@@ -55,10 +57,11 @@ class OrderCandidate:
     """One order that was tried.
 
     Args:
-        name: how it was made: "serial", "beside critical path", "longest path", or
-            "local search".
-        schedule: the order.
-        predicted: its timeline in the simulator, with the bytes over time.
+        name: how it was made: "serial", "beside critical path", "longest path", "local
+            search", or "across steps".
+        schedule: the order: one step, or some where they overlap.
+        predicted: its timeline in the simulator, with the bytes over time; where steps
+            overlap, with the bound of them.
         measured_s: the median seconds of a step.
         peak_bytes: the most memory that it takes, whatever each op takes.
     """
@@ -93,13 +96,17 @@ class _Trial:
         footprint = replace(step.code.footprint, always_bytes=always_bytes)
         self.footprint = footprint
         self.program = step.regions.program
+        changing = {rate_name(i) for x in step.updates.values() for i in x.groups}
+        if device.has_graphs:
+            changing.update(node.name for node in step.regions.step.batch)
+        self._changing = frozenset(changing)
 
     def player(self, plan: MemoryPlan) -> StepPlayer:
         losses = frozenset(self.step.losses.values())
         return StepPlayer(self.step.code, losses, self.step.written, plan, self.device)
 
     def replay(self, plan: MemoryPlan) -> StepReplay:
-        made = StepReplay(self.player(plan), self.given, self.device)
+        made = StepReplay(self.player(plan), self.given, self.device, self._changing)
         if self.device.has_graphs:
             made.capture()
         return made
@@ -111,6 +118,8 @@ def choose_order(
     device: Device,
     always_bytes: int,
     memory_bytes: int | None,
+    *,
+    across_steps: bool = False,
 ) -> ChosenOrder:
     """Measure some orders of a step, and choose the fastest that fits.
 
@@ -120,6 +129,7 @@ def choose_order(
         device: with two lanes.
         always_bytes: what is in memory all the time.
         memory_bytes: the most memory that an order may take.
+        across_steps: whether to try W and U in the next step.
 
     Raises:
         FitError: the serial order needs more.
@@ -146,6 +156,10 @@ def choose_order(
         plans["beside critical path"] = beside_critical_path(measured, memory_bytes)
         order = longest_path(program, costs)
         plans["longest path"] = with_early_release(order, measured)
+        if across_steps:
+            plans["across steps"] = plan_memory(
+                carry_weight_gradients(measured), footprint
+            )
     fitting = {
         name: plan
         for name, plan in plans.items()
@@ -157,16 +171,19 @@ def choose_order(
         _Tried(name, fitting[name], replays[name], s)
         for name, s in zip(fitting, seconds, strict=True)
     ]
-    two_lanes = [x for x in tried if len(x.plan.schedule.lanes) > 1]
+    one_step = [x for x in tried if not x.plan.carried]
+    two_lanes = [x for x in one_step if len(x.plan.schedule.lanes) > 1]
     if two_lanes:
         one = two_lanes[0]
         costs = with_capacity(costs, one.plan.schedule, one.measured_s)
         measured = replace(measured, costs=costs)
-        tried += _searched(trial, measured, tried, memory_bytes)
+        tried += _searched(trial, measured, one_step, memory_bytes)
         tried = _measured_again(trial, tried)
     costs = scaled_to(costs, first.schedule, tried[0].measured_s)
     measured = replace(measured, costs=costs)
     tried.sort(key=_rank)
+    for each in tried:
+        each.replay.forget()
     return ChosenOrder(tried[0].replay, tuple(_candidate(x, measured) for x in tried))
 
 
@@ -184,11 +201,15 @@ def _rank(tried: _Tried) -> float:
 
 
 def _candidate(tried: _Tried, measured: MeasuredProgram) -> OrderCandidate:
-    timeline = simulate(tried.plan.schedule, measured.costs)
-    timeline = replace(timeline, memory=(tried.plan.curve(timeline),))
+    schedule, plan = tried.plan.schedule, tried.plan
+    if plan.carried:
+        schedule = several_steps(schedule)
+    timeline = simulate(schedule, measured.costs)
+    curve = plan.bound_curve() if plan.carried else plan.curve(timeline)
+    timeline = replace(timeline, memory=(curve,))
     return OrderCandidate(
         tried.name,
-        tried.plan.schedule,
+        schedule,
         timeline,
         tried.measured_s,
         tried.plan.peak_bytes,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -33,6 +34,19 @@ _ALL_ONES = 0xFF  # as a byte of a number: not a number, or -1
 def call_op(lane: int, op: Op, run: Callable[[], None]) -> None:
     """Run an op, and nothing around it."""
     run()
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """The tensors of one step, by name.
+
+    Args:
+        given: those that no region makes.
+        store: those that regions have made, and others still read.
+    """
+
+    given: Tensors
+    store: dict[str, Tensor]
 
 
 class StepPlayer:
@@ -65,6 +79,11 @@ class StepPlayer:
         if device.issue_order is IssueOrder.SIDE_LANES_FIRST:
             self._issued.sort(key=lambda issued: -issued[0])
 
+    @property
+    def carries(self) -> bool:
+        """Whether W and U of some stages run in the next step."""
+        return bool(self._plan.carried)
+
     def play(self, given: Tensors, around: AroundOp = call_op) -> dict[str, Tensor]:
         """Play one step; it returns when all lanes are joined.
 
@@ -78,14 +97,38 @@ class StepPlayer:
         Raises:
             RunError: an op failed.
         """
+        return self.play_part(StepValues(given, {}), None, around)
+
+    def play_part(
+        self,
+        new: StepValues | None,
+        old: StepValues | None,
+        around: AroundOp = call_op,
+    ) -> dict[str, Tensor]:
+        """Play a step's ops, and those carried over from the step before.
+
+        Ops of a step that is None only pass on events: in the first step the carried
+        ones, and in the end all others.
+
+        Args:
+            new: the step; what is kept of it for carried ops is left in its store.
+            old: the step before; its store is emptied.
+            around: runs each op, given its lane.
+
+        Returns:
+            The losses, by the names of their values.
+
+        Raises:
+            RunError: an op failed.
+        """
         device, plan = self._device, self._plan
         events: defaultdict[Op, Event] = defaultdict(device.new_event)
-        store: dict[str, Tensor] = {}
         results: dict[str, Tensor] = {}
         device.fork()
         try:
             for lane, op in self._issued:
-                run = partial(self._run, lane, op, given, store, results)
+                values = old if op in plan.carried else new
+                run = partial(self._run, lane, op, values, old, results)
                 device.lanes[lane].submit(
                     partial(around, lane, op, run),
                     waits=[events[other] for other in plan.waits[op]],
@@ -94,23 +137,45 @@ class StepPlayer:
                 )
         finally:
             device.join()
+        if old is not None:
+            old.store.clear()
+        if new is not None:
+            self._drop_rest(new.store)
         return results
+
+    def _drop_rest(self, store: dict[str, Tensor]) -> None:
+        """Drop what no lane knew to be read, and is not kept for the next step."""
+        for name in [*store]:
+            if self._code.block_of[name] not in self._plan.kept:
+                del store[name]
 
     def _run(
         self,
         lane: int,
         op: Op,
-        given: Tensors,
-        store: MutableMapping[str, Tensor],
+        values: StepValues | None,
+        old: StepValues | None,
         results: MutableMapping[str, Tensor],
     ) -> None:
-        self._overwrite(self._taken(lane, op, self._plan.before.get(op, ()), store))
+        plan = self._plan
+        store = None if values is None else values.store
+        before = plan.before.get(op, ())
+        if old is not None:
+            blocks = [block for block in before if block in plan.kept]
+            self._overwrite(self._taken(lane, op, blocks, old.store, is_old=True))
+        if values is None or store is None:
+            return
+        is_old = op in plan.carried
+        blocks = [block for block in before if block not in plan.kept]
+        self._overwrite(self._taken(lane, op, blocks, store, is_old=is_old))
         code = self._code.regions.get(Place(op.kind, op.stage))
         if code is None:
             return
         self._check_accesses(lane, op, code)
+        given = values.given
         inputs = [given[x] if x in given else store[x] for x in code.inputs]
-        released = self._taken(lane, op, self._plan.within.get(op, ()), store)
+        blocks = [*plan.within.get(op, ())]
+        released = self._taken(lane, op, blocks, store, is_old=is_old)
         with torch.no_grad():
             made = code.run(inputs)
         for name, tensor in zip(code.outputs, made, strict=True):
@@ -123,6 +188,8 @@ class StepPlayer:
         op: Op,
         blocks: Iterable[int],
         store: MutableMapping[str, Tensor],
+        *,
+        is_old: bool,
     ) -> list[Tensor]:
         """Take blocks out of the store; return their tensors to overwrite them."""
         names = [x for block in blocks for x in self._members[block] if x in store]
@@ -131,7 +198,7 @@ class StepPlayer:
         if sanitizer is None:
             return []
         for name in names:
-            sanitizer.access(lane, str(op), name, writes=True)
+            sanitizer.access(lane, str(op), self._seen_as(name, is_old), writes=True)
         return taken
 
     def _overwrite(self, released: Iterable[Tensor]) -> None:
@@ -144,7 +211,13 @@ class StepPlayer:
         if sanitizer is None:
             return
         written = self._written.get(Place(op.kind, op.stage), frozenset())
+        is_old = op in self._plan.carried
         for name in code.inputs:
-            sanitizer.access(lane, str(op), name, writes=name in written)
+            seen = self._seen_as(name, is_old)
+            sanitizer.access(lane, str(op), seen, writes=name in written)
         for name in code.outputs:
-            sanitizer.access(lane, str(op), name, writes=True)
+            sanitizer.access(lane, str(op), self._seen_as(name, is_old), writes=True)
+
+    def _seen_as(self, name: str, is_old: bool) -> str:
+        """Return a tensor's name in the sanitizer: each step has its own values."""
+        return f"{name} before" if is_old and name in self._code.block_of else name

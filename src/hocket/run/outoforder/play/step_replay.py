@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from hocket.run.device.device import Device, Work
-from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
+from hocket.run.outoforder.play.step_player import StepPlayer, StepValues, Tensors
 
 _TIMEOUT_S = 600.0
 
@@ -19,22 +19,38 @@ _TIMEOUT_S = 600.0
 class StepReplay:
     """Runs steps of one order.
 
+    Where W and U of a step run in the next one, what these read is kept until then. A
+    graph reads it from tensors that stay the same, into which it copies it at its end.
+
     Args:
         player: plays the order.
         given: the tensors of the step. Their values may change in between, and on a
             device with graphs they stay the same tensors.
         device: the device.
+        changing: the names of given tensors that the next step overwrites: rates, and
+            on a device with graphs the batch.
     """
 
-    def __init__(self, player: StepPlayer, given: Tensors, device: Device) -> None:
+    def __init__(
+        self,
+        player: StepPlayer,
+        given: Tensors,
+        device: Device,
+        changing: frozenset[str] = frozenset(),
+    ) -> None:
         self._player, self._given, self._device = player, given, device
+        self._changing = changing
         self._results: Mapping[str, Tensor] = {}
         self._replay: Work | None = None
+        self._old: StepValues | None = None
+        self._is_open = False  # whether W and U of a step wait for the next one
 
     def capture(self) -> None:
         """Capture the step as a graph; a step runs first, so weights change."""
         lane = self._device.lanes[0]
-        self._player.play(self._given)  # for the libraries' workspaces of each lane
+        self._play_eagerly(self._given)  # for the libraries' workspaces of each lane
+        if self._is_open:
+            self._play()
         self._device.synchronize(_TIMEOUT_S)
         self._replay = self._device.capture_graph(lane, self._play)
 
@@ -44,12 +60,55 @@ class StepReplay:
         Args:
             given: other tensors, where no graph is captured.
         """
-        if self._replay is None:
-            return self._player.play(self._given if given is None else given)
+        is_first = self._player.carries and not self._is_open
+        if self._replay is None or is_first:
+            return self._play_eagerly(self._given if given is None else given)
         self._device.fork()
         self._device.lanes[0].submit(self._replay, label="step")
         self._device.join()
         return self._results
 
+    def finish(self) -> None:
+        """Run the W and U that wait for the next step."""
+        if self._is_open and self._old is not None:
+            self._player.play_part(None, self._copy_of_old(self._old))
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the W and U that wait for the next step: the weights are others now."""
+        self._is_open = False
+
+    def _play_eagerly(self, given: Tensors) -> Mapping[str, Tensor]:
+        new = StepValues(given, {})
+        old = self._copy_of_old(self._old) if self._is_open and self._old else None
+        results = self._player.play_part(new, old)
+        if self._player.carries:
+            self._keep(new)
+            self._is_open = True
+        return results
+
     def _play(self) -> None:
-        self._results = self._player.play(self._given)
+        assert self._old is not None or not self._player.carries
+        new = StepValues(self._given, {})
+        old = None if self._old is None else self._copy_of_old(self._old)
+        self._results = self._player.play_part(new, old)
+        if self._player.carries:
+            self._keep(new)
+
+    def _copy_of_old(self, old: StepValues) -> StepValues:
+        """Return the same tensors, in a store that a step may empty."""
+        store = dict(old.store)
+        if not self._device.has_graphs:
+            old.store.clear()  # each is freed where it is read last
+        return StepValues(old.given, store)
+
+    def _keep(self, new: StepValues) -> None:
+        """Keep what the next step reads of this one."""
+        if self._old is not None and self._device.has_graphs:
+            for name in self._changing:
+                self._old.given[name].copy_(new.given[name])
+            for name, tensor in new.store.items():
+                self._old.store[name].copy_(tensor)
+            return
+        copies = {name: new.given[name].clone() for name in self._changing}
+        self._old = StepValues({**new.given, **copies}, new.store)
