@@ -24,6 +24,7 @@ from hocket import cuda
 from hocket.core.schedule import Schedule
 from hocket.errors import NoMemoryError
 from hocket.options import CAPTURED_STEP
+from hocket.run.captured_step import of_one_stage, play_captured_steps
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.group import GroupMaker
@@ -47,7 +48,6 @@ from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.stage.teacher_outputs import with_teachers
 from hocket.run.tune.build import CutModel, ProfiledModel, build_plan
-from hocket.run.tune.captured_step import of_one_stage, play_captured_steps
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
