@@ -28,6 +28,7 @@ def test_checks_and_measures_on_a_cpu(tmp_path: Path) -> None:
             "eager",
             "hocket, lanes: 1",
             "hocket, lanes: 2",
+            "hocket, lanes: 2, across steps",
         }
         assert not found[name]["failed"]
 

@@ -93,6 +93,11 @@ class MemoryPlan:
     kept: frozenset[int] = frozenset()
 
     @property
+    def kept_bytes(self) -> int:
+        """The bytes that are kept from one step to the next."""
+        return sum(levels[0] for levels in self.level_bytes)
+
+    @property
     def peak_bytes(self) -> int:
         """An upper bound of the bytes held at once, for every timing of the lanes."""
         if len(self.op_bytes) == 1:
@@ -128,9 +133,10 @@ class MemoryPlan:
             for i, most in enumerate(of_ops):
                 times += [timeline.start_s[lane][i], timeline.end_s[lane][i]]
                 changes += [most - levels[i], levels[i + 1] - most]
-        before = self.always_bytes + sum(levels[0] for levels in self.level_bytes)
         return MemoryCurve.of_changes(
-            np.array(times, float), np.array(changes, float), before
+            np.array(times, float),
+            np.array(changes, float),
+            self.always_bytes + self.kept_bytes,
         )
 
 

@@ -164,8 +164,7 @@ class TrainedByHand:
             old = first if player.carries else None
             with log.span():
                 player.play_part(second, old)
-        kept = sum(levels[0] for levels in plan.level_bytes)
-        return log.peaks[0] + kept
+        return log.peaks[0] + plan.kept_bytes
 
     def play(
         self, schedule: Schedule, device: CpuDevice, plan: MemoryPlan | None = None

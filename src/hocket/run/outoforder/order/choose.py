@@ -157,9 +157,7 @@ def choose_order(
         order = longest_path(program, costs)
         plans["longest path"] = with_early_release(order, measured)
         if across_steps:
-            plans["across steps"] = plan_memory(
-                carry_weight_gradients(measured), footprint
-            )
+            plans["across steps"] = _across_steps(measured, device)
     fitting = {
         name: plan
         for name, plan in plans.items()
@@ -185,6 +183,14 @@ def choose_order(
     for each in tried:
         each.replay.forget()
     return ChosenOrder(tried[0].replay, tuple(_candidate(x, measured) for x in tried))
+
+
+def _across_steps(measured: MeasuredProgram, device: Device) -> MemoryPlan:
+    plan = plan_memory(carry_weight_gradients(measured), measured.footprint)
+    if not device.has_graphs:
+        return plan
+    # A graph copies what is kept to tensors that are there all the time.
+    return replace(plan, always_bytes=plan.always_bytes + plan.kept_bytes)
 
 
 @dataclass(frozen=True, slots=True)
