@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hocket.errors import ShapeError as ShapeError
     from hocket.errors import WaitError as WaitError
     from hocket.errors import WorkerError as WorkerError
+    from hocket.freeze.cache.settings import Cache as Cache
     from hocket.model.trace.per_sample import PerSample as PerSample
     from hocket.passes.fill_with import fill_with as fill_with
     from hocket.planner.candidate import Candidate as Candidate
@@ -99,6 +100,7 @@ __version__ = "0.1.0"
 # Where each public name lives. A name is imported when it is first asked for.
 _HOMES = {
     "Byol": "hocket.teacher.losses.two_views",
+    "Cache": "hocket.freeze.cache.settings",
     "Candidate": "hocket.planner.candidate",
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",

@@ -89,6 +89,10 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
         ),
         ({"freeze": None, "num_run_steps": 9}, "num_run_steps has no effect without"),
         ({"freeze": None, "shapes": {}}, "shapes has no effect without freeze"),
+        (
+            {"freeze": None, "cache": hocket.Cache("c", ram_bytes=1, disk_bytes=0)},
+            "cache has no effect without freeze",
+        ),
         ({"shapes": {2: (2, 1)}}, "2x1 from 2 frozen layers on"),
         (
             {"freeze": hocket.freeze.Alpha(1 / 4, layers="layers.*")},

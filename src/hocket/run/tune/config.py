@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from hocket.errors import ConfigError
+from hocket.freeze.cache.settings import Cache
 from hocket.freeze.policy import Policy
 from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
@@ -63,6 +64,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         num_run_steps: with `freeze`: the steps of the whole run, over which another
             layout must save more than the change takes. Without it they are counted to
             the end of the loader, or to the next decision where that is later.
+        cache: with `freeze`: keeps the frozen layers' outputs of each sample, so that
+            they are not computed again; the loader must be a `hocket.SampleLoader`.
         world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
@@ -81,6 +84,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     freeze: Policy[Any] | None = None
     shapes: Mapping[int, tuple[int, int]] | None = None
     num_run_steps: int | None = None
+    cache: Cache | None = None
     world: World | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +97,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             )
         faults += [
             f"{name} has no effect without freeze"
-            for name in ("shapes", "num_run_steps")
+            for name in ("shapes", "num_run_steps", "cache")
             if getattr(self, name) is not None and self.freeze is None
         ]
         if text := "; ".join(faults):

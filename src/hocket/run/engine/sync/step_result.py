@@ -27,6 +27,8 @@ class StepResult:
         num_frozen: the layers that were frozen.
         layout: stages x replicas, such as "4x2".
         transition_s: the seconds for which the layout was changed before the step.
+        cache_hits: the samples whose outputs of the frozen layers came from the cache,
+            over all replicas; 0 without a cache.
     """
 
     step: int
@@ -41,6 +43,7 @@ class StepResult:
     num_frozen: int = 0
     layout: str = ""
     transition_s: float = 0.0
+    cache_hits: int = 0
 
     @property
     def grad_norm(self) -> float:
