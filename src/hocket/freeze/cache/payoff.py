@@ -1,0 +1,68 @@
+"""Whether reading from the cache is faster than computing: both are measured."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Final
+
+_MOST: Final = 1.0  # seconds of reading for each second of computing
+_NUM_TRIALS: Final = 3
+_NUM_LATEST: Final = 16
+
+
+class CacheVerdict(Enum):
+    """What is known."""
+
+    MEASURING = "measuring"
+    READS = "reads"
+    COMPUTES = "computes"
+
+
+def _latest() -> deque[float]:
+    return deque(maxlen=_NUM_LATEST)
+
+
+@dataclass(slots=True)
+class Payoff:
+    """Seconds of one microbatch, for one frozen prefix.
+
+    Reading pays after some microbatches whose median says so. It is measured on: once
+    it takes longer than computing does, it is given up.
+
+    Attributes:
+        verdict: what to do.
+    """
+
+    verdict: CacheVerdict = CacheVerdict.MEASURING
+    _computed: list[float] = field(default_factory=list)
+    _read: deque[float] = field(default_factory=_latest)
+
+    @property
+    def compute_s(self) -> float:
+        """The seconds of computing."""
+        return median(self._computed)
+
+    @property
+    def read_s(self) -> float:
+        """The seconds of reading."""
+        return median(self._read)
+
+    def add_trial(self, compute_s: float, read_s: float) -> bool:
+        """Add what one microbatch took both ways; return whether that decides."""
+        self._computed.append(compute_s)
+        self._read.append(read_s)
+        if len(self._computed) < _NUM_TRIALS:
+            return False
+        pays = self.read_s <= _MOST * self.compute_s
+        self.verdict = CacheVerdict.READS if pays else CacheVerdict.COMPUTES
+        return True
+
+    def add_read(self, read_s: float) -> bool:
+        """Add what reading took once more; return whether it is given up."""
+        self._read.append(read_s)
+        if len(self._read) == _NUM_LATEST and self.read_s > _MOST * self.compute_s:
+            self.verdict = CacheVerdict.COMPUTES
+        return self.verdict is CacheVerdict.COMPUTES

@@ -1,0 +1,211 @@
+"""One file of entries: slots of one size, and a table that says what is in them.
+
+    header │ record 0 │ record 1 │ ... │ slot 0        │ slot 1        │ ...
+    64 B     40 B       40 B             content         content
+
+A content is written before its record, and its checksum is compared whenever it is
+read: after a write that was cut off, the slot counts as empty. Contents are read from a
+memory map, and written by `pwrite`: to a full disk that is an error, and no signal.
+
+The process that writes a shard holds a lock on it, which the system releases when the
+process ends. Other processes read it at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hocket.freeze.cache.entry import RECORD_BYTES, Content, Key, Record
+
+SUFFIX: Final = ".shard"
+_HEADER: Final = struct.Struct("<16sQQ")
+_MAGIC: Final = b"hocket cache 1\n\0"
+_HEADER_BYTES: Final = 64
+_PAGE: Final = 4096
+
+
+class Shard:
+    """An open shard.
+
+    Args:
+        path: the file.
+        handle: its descriptor, which the shard closes.
+        slot_bytes: the most that an entry may have.
+        num_slots: entries that it has room for.
+        is_own: whether this process writes it.
+    """
+
+    def __init__(
+        self, path: Path, handle: int, slot_bytes: int, num_slots: int, *, is_own: bool
+    ) -> None:
+        self.path = path
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self.is_own = is_own
+        self.num_bytes = file_bytes(slot_bytes, num_slots)
+        self._handle = handle
+        mapped = mmap.mmap(handle, self.num_bytes, access=mmap.ACCESS_READ)
+        self._bytes = np.frombuffer(mapped, np.uint8)  # unmapped with its last reader
+
+    @classmethod
+    def create(cls, path: Path, slot_bytes: int, num_slots: int) -> Shard:
+        """Make a shard, with all of its bytes reserved on the disk.
+
+        Raises:
+            OSError: the disk is full, for example; no file is left behind.
+        """
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(handle, 0, file_bytes(slot_bytes, num_slots))
+            os.pwrite(handle, _HEADER.pack(_MAGIC, slot_bytes, num_slots), 0)
+            return cls(path, handle, slot_bytes, num_slots, is_own=True)
+        except BaseException:
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def open(cls, path: Path, *, own: bool) -> Shard | None:
+        """Open a shard.
+
+        Args:
+            path: the file.
+            own: whether to write it, if no other process does.
+
+        Returns:
+            The shard; None if it is gone, or no whole shard. One that is not whole and
+            that no process is making is deleted.
+        """
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        is_own = own and _lock(handle)
+        header = os.pread(handle, _HEADER_BYTES, 0)
+        magic, slot_bytes, num_slots = _HEADER.unpack(
+            header[: _HEADER.size].ljust(_HEADER.size, b"\0")
+        )
+        if magic != _MAGIC or os.fstat(handle).st_size != file_bytes(
+            slot_bytes, num_slots
+        ):
+            if is_own:
+                path.unlink(missing_ok=True)
+            os.close(handle)
+            return None
+        return cls(path, handle, slot_bytes, num_slots, is_own=is_own)
+
+    def records(self) -> Iterator[tuple[int, Key]]:
+        """Yield the slots that are said to have an entry, with its key."""
+        if not self._is_whole:
+            return
+        for slot in range(self.num_slots):
+            record = self._record(slot)
+            if record is not None:
+                yield slot, record.key
+
+    def read(self, slot: int, key: Key) -> Content | None:
+        """Return a slot's content; None unless it is this key's, whole and unchanged.
+
+        Args:
+            slot: where the entry is said to be.
+            key: the entry's.
+        """
+        if not self._is_whole:
+            return None
+        record = self._record(slot)
+        if record is None or record.key != key or record.num_bytes > self.slot_bytes:
+            return None
+        at = self._content_at(slot)
+        content = self._bytes[at : at + record.num_bytes].copy()
+        return content if Record.of(key, content) == record else None
+
+    def write(self, slot: int, key: Key, content: Content) -> None:
+        """Put an entry into a slot, over what is there.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        _write(self._handle, content.data, self._content_at(slot))
+        record = Record.of(key, content).pack()
+        _write(self._handle, memoryview(record), self._record_at(slot))
+
+    def close(self) -> None:
+        """Close it, and let other processes write it."""
+        handle, self._handle = self._handle, -1
+        if self.is_own:  # a process forked meanwhile has the descriptor, too
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+    def delete(self) -> None:
+        """Close it, and delete the file."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def take_over(self) -> bool:
+        """Become its writer, unless another process is."""
+        self.is_own = self.is_own or _lock(self._handle)
+        return self.is_own
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the file was not cut off: reading a map behind its end is fatal."""
+        with contextlib.suppress(OSError):  # another thread has closed it
+            return os.fstat(self._handle).st_size >= self.num_bytes
+        return False
+
+    def _record(self, slot: int) -> Record | None:
+        at = self._record_at(slot)
+        return Record.parse(self._bytes[at : at + RECORD_BYTES].tobytes())
+
+    def _record_at(self, slot: int) -> int:
+        return _HEADER_BYTES + slot * RECORD_BYTES
+
+    def _content_at(self, slot: int) -> int:
+        return _contents_at(self.num_slots) + slot * self.slot_bytes
+
+
+def file_bytes(slot_bytes: int, num_slots: int) -> int:
+    """Return the length of a shard's file."""
+    return _contents_at(num_slots) + num_slots * slot_bytes
+
+
+def slots_within(num_bytes: int, slot_bytes: int) -> int:
+    """Return how many slots a file of at most so many bytes has.
+
+    >>> slots_within(file_bytes(4096, 200), 4096)
+    200
+    >>> slots_within(4095, 1)
+    0
+    """
+    num_slots = num_bytes // slot_bytes
+    while num_slots and (over := file_bytes(slot_bytes, num_slots) - num_bytes) > 0:
+        num_slots = max(0, num_slots - -(-over // (slot_bytes + RECORD_BYTES)))
+    return num_slots
+
+
+def _contents_at(num_slots: int) -> int:
+    table = _HEADER_BYTES + num_slots * RECORD_BYTES
+    return -(-table // _PAGE) * _PAGE
+
+
+def _lock(handle: int) -> bool:
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _write(handle: int, left: memoryview, at: int) -> None:
+    while left:
+        done = os.pwrite(handle, left, at)
+        left, at = left[done:], at + done

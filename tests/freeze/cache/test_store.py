@@ -1,0 +1,157 @@
+"""Memory and disk together, with the thread between them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.errors import ConfigError
+from hocket.freeze.cache import payoff
+from hocket.freeze.cache.entry import Content, Key
+from hocket.freeze.cache.payoff import CacheVerdict, Payoff
+from hocket.freeze.cache.settings import Cache
+from hocket.freeze.cache.store import Store
+from tests.freeze.cache.test_disk import (
+    NEW,
+    NUM_SAMPLES,
+    OLD,
+    SIZE,
+    content_of,
+    in_order,
+    key_of,
+    shards_of,
+)
+
+
+def open_store(folder: Path, ram_bytes: int, disk_bytes: int) -> Store:
+    """A store whose samples are used in the order of their rows."""
+    store = Store(Cache(folder, ram_bytes=ram_bytes, disk_bytes=disk_bytes), in_order())
+    store.keep(NEW, OLD)
+    return store
+
+
+def put_all(store: Store) -> None:
+    """Put an entry of each sample, and wait."""
+    keys = [key_of(sample) for sample in range(NUM_SAMPLES)]
+    store.put(keys, lambda: [*map(content_of, keys)], SIZE * len(keys))
+    store.flush()
+
+
+def found(store: Store) -> list[int]:
+    """The samples that are there; their contents are right."""
+    contents = {x: store.get(key_of(x)) for x in range(NUM_SAMPLES)}
+    for sample, content in contents.items():
+        if content is not None:
+            np.testing.assert_array_equal(content, content_of(key_of(sample)))
+    return [sample for sample, content in contents.items() if content is not None]
+
+
+def test_memory_alone_keeps_what_fits(tmp_path: Path) -> None:
+    """No file is written without a budget for it."""
+    store = open_store(tmp_path, 3 * SIZE, 0)
+    put_all(store)
+    assert found(store) == [0, 1, 2]
+    store.close()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_disk_stands_behind_the_memory(tmp_path: Path) -> None:
+    """All is written, and found by the next store."""
+    store = open_store(tmp_path, 3 * SIZE, 1 << 20)
+    put_all(store)
+    store.close()
+    store = open_store(tmp_path, 3 * SIZE, 1 << 20)
+    assert found(store) == [*range(NUM_SAMPLES)]
+    store.close()
+
+
+def test_reads_ahead_as_far_as_there_is_room(tmp_path: Path) -> None:
+    """What is read ahead is found though the files are gone; more, as time goes on."""
+    store = open_store(tmp_path, 0, 1 << 20)
+    put_all(store)
+    store.close()
+    store = open_store(tmp_path, 3 * SIZE, 1 << 20)
+    ahead = [(sample, key_of(sample)) for sample in range(NUM_SAMPLES)]
+
+    def ahead_of(number: int) -> None:
+        keys = [key_of(number + x) for x in range(3)]
+        end_s = time.perf_counter() + 10
+        while not all(key in store._memory for key in keys):
+            assert time.perf_counter() < end_s
+            time.sleep(0.001)
+
+    store.read_ahead(ahead)
+    ahead_of(0)
+    assert key_of(3) not in store._memory
+    store._use.now = 2
+    store.used([key_of(0), key_of(1)], [])
+    ahead_of(2)
+    shards_of(tmp_path)[0].write_bytes(b"")
+    assert found(store) == [2, 3, 4]
+    store.close()
+
+
+def test_what_is_over_is_dropped(tmp_path: Path) -> None:
+    """From memory and disk."""
+    store = open_store(tmp_path, 3 * SIZE, 1 << 20)
+    put_all(store)
+    store.used([], [key_of(0), key_of(6)])
+    assert found(store) == [1, 2, 3, 4, 5, 7]
+    store.keep(OLD, b"")
+    assert found(store) == []
+    store.close()
+    assert not shards_of(tmp_path)
+
+
+def test_errors_of_the_thread_come_out(tmp_path: Path) -> None:
+    """Where it is waited for, and again at the next call."""
+    store = open_store(tmp_path, SIZE, 0)
+
+    def fails() -> list[Content]:
+        raise ZeroDivisionError
+
+    store.put([key_of(0)], fails, SIZE)
+    with pytest.raises(ZeroDivisionError):
+        store.flush()
+    with pytest.raises(ZeroDivisionError):
+        store.put([key_of(0)], fails, SIZE)
+    store.close()
+
+
+def test_reading_is_chosen_where_it_is_faster() -> None:
+    """By the medians of three; and given up by the latest sixteen."""
+    slow, fast = Payoff(), Payoff()
+    for number, read_s in enumerate((1.0, 3.0, 3.0)):
+        assert slow.add_trial(2.0, read_s) == (number == 2)
+    assert slow.verdict is CacheVerdict.COMPUTES
+    for number, read_s in enumerate((9.0, 1.0, 1.0)):
+        assert fast.add_trial(2.0, read_s) == (number == 2)
+    assert fast.verdict is CacheVerdict.READS
+    gave_up = [fast.add_read(3.0) for _ in range(payoff._NUM_LATEST)]
+    assert gave_up.index(True) == payoff._NUM_LATEST - 4  # of sixteen, nine are slow
+    assert fast.verdict is CacheVerdict.COMPUTES
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "match"),
+    [
+        ((-1, 5), None, "ram_bytes is -1"),
+        ((5, -1), None, "disk_bytes is -1"),
+        ((0, 0), None, "both 0"),
+        ((1, 1), "float16", "dtype is 'float16'"),
+    ],
+)
+def test_settings_are_checked(
+    numbers: tuple[int, int], dtype: str | None, match: str
+) -> None:
+    """When they are made."""
+    with pytest.raises(ConfigError, match=match):
+        Cache("cache", ram_bytes=numbers[0], disk_bytes=numbers[1], dtype=dtype)
+
+
+def test_keys_of_other_data_differ() -> None:
+    """A sample of another data set is another entry."""
+    assert Key(NEW, 1, 0, 3) != key_of(3)
