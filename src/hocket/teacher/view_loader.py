@@ -94,11 +94,11 @@ class TwoViewLoader(SampleLoader):
     def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
         """Yield batches from the position to the end of the pass, advancing it."""
         draws = (
-            (BatchRows(rows.epoch, self._both(rows.rows)), self._draw(rows.epoch))
-            for rows in self._sampler.upcoming()
+            (BatchRows(rows.epoch, self._both(rows.rows)), self.draw(rows.epoch, reads))
+            for rows in self.sampler.upcoming()
         )
         fetched = fetch(self.samples, draws, reads, self.num_workers)
-        return self._sampler.counted(fetched)
+        return self.sampler.counted(fetched)
 
     def example(self) -> tuple[Any, Any]:
         """Return both views of the first images, to make a Pipeline with."""

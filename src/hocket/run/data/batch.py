@@ -43,12 +43,14 @@ class Microbatch:
         targets: the arguments of the loss beside the outputs.
         num_samples: the number of samples in this part.
         first_row: where they begin among the samples of their net, over all replicas.
+        samples: (num_samples,) their rows in the data set, where the loader names them.
     """
 
     leaves: tuple[Any, ...]
     targets: Any
     num_samples: int
     first_row: int = 0
+    samples: Tensor | None = None
 
     def on(self, device: torch.device) -> Microbatch:
         """Return the same microbatch on a device; see `on_device`."""
@@ -139,7 +141,12 @@ def _split_part(
                 "were asked for: return one for each row, of inputs and of targets"
             )
     parts[first:last] = _cut(arguments, batch.targets, sizes[first:last])
-    return tuple(parts)
+    if batch.samples is None:
+        return tuple(parts)
+    named = batch.samples.rows.split(tuple(sizes))
+    return tuple(
+        replace(part, samples=own) for part, own in zip(parts, named, strict=True)
+    )
 
 
 def _flat(inputs: Any, example: Example | None) -> list[Any]:

@@ -69,6 +69,7 @@ def fetch(
             reads.rows(len(rows.rows)),
             inputs,
             targets,
+            rows,
         )
 
 

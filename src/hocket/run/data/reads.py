@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from hocket.run.data.sampler import BatchRows
+
 
 @dataclass(frozen=True, slots=True)
 class ReadSpec:
@@ -28,6 +30,7 @@ class ReadSpec:
         num_replicas: replicas that share the batch.
         replica: this worker's replica.
         device: the device that tensors are moved to.
+        draws_once: whether all epochs draw the random numbers of the first one.
     """
 
     inputs: bool
@@ -36,6 +39,7 @@ class ReadSpec:
     num_replicas: int
     replica: int
     device: torch.device
+    draws_once: bool = False
 
     def rows(self, num_samples: int) -> slice:
         """Return the rows of a batch that this worker's replica takes."""
@@ -61,6 +65,7 @@ class PartBatch:
         rows: the rows of the batch that are here.
         inputs: the inputs of these rows; None if they are not needed.
         targets: the targets of these rows; None if they are not needed.
+        samples: the samples of the whole batch, where the loader names them.
     """
 
     num_samples: int
@@ -68,6 +73,7 @@ class PartBatch:
     rows: slice
     inputs: Any
     targets: Any
+    samples: BatchRows | None = None
 
 
 def parts_of(

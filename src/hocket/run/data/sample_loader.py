@@ -85,6 +85,9 @@ class SampleLoader(PartLoader):
             ends with its epoch when not given.
         num_workers: processes that read ahead; with 0, batches are read when asked for.
 
+    Attributes:
+        sampler: the order of the samples, and the position in it.
+
     Raises:
         DataError: there are no samples, or not one full batch.
     """
@@ -104,7 +107,7 @@ class SampleLoader(PartLoader):
         super().__init__(samples, batch_size, num_workers)
         self.varied = varied
         self.drop_last = drop_last
-        self._sampler = ResumableSampler(
+        self.sampler = ResumableSampler(
             samples.num_samples,
             batch_size,
             seed=seed,
@@ -116,27 +119,29 @@ class SampleLoader(PartLoader):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._sampler.current.epoch
+        return self.sampler.current.epoch
 
     @property
     def batches_per_epoch(self) -> int:
         """How many batches a whole epoch has."""
-        return self._sampler.batches_per_epoch
+        return self.sampler.batches_per_epoch
 
     def __len__(self) -> int:
         """Return the number of batches that the next pass yields."""
-        return len(self._sampler)
+        return len(self.sampler)
 
     def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
         """Yield batches from the position to the end of the pass, advancing it."""
-        draws = ((rows, self._draw(rows.epoch)) for rows in self._sampler.upcoming())
+        draws = (
+            (rows, self.draw(rows.epoch, reads)) for rows in self.sampler.upcoming()
+        )
         fetched = fetch(self.samples, draws, reads, self.num_workers)
-        return self._sampler.counted(fetched)
+        return self.sampler.counted(fetched)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain JSON, for `Pipeline.save(data=)`."""
         fingerprint = self.samples.fingerprint
-        return {**self._sampler.state_dict(), "fingerprint": fingerprint}
+        return {**self.sampler.state_dict(), "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position; batch size and number of replicas may differ.
@@ -152,10 +157,13 @@ class SampleLoader(PartLoader):
                 f"{state['fingerprint']:08x}, these have {own:08x}): give the same "
                 "files as before, or start over"
             )
-        self._sampler.load_state_dict(state)
+        self.sampler.load_state_dict(state)
 
-    def _draw(self, epoch: int) -> EpochRandom | None:
-        return EpochRandom(self._sampler.seed, epoch) if self.varied else None
+    def draw(self, epoch: int, reads: ReadSpec | None) -> EpochRandom | None:
+        """Return an epoch's random numbers; None where samples are as they are."""
+        first = reads is not None and reads.draws_once
+        seed = self.sampler.seed
+        return EpochRandom(seed, 0 if first else epoch) if self.varied else None
 
 
 class EvaluationLoader(PartLoader):
