@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
 
@@ -86,6 +87,9 @@ def test_predictions_in_closed_form() -> None:
     alone = predict(model, PipelineShape(1, 1), 8, "gpipe")
     assert alone.step_s == 8 * (2 + 4 * 3.0)
     assert predict(model, PipelineShape(1, 4), 8, "gpipe").step_s == 2 * (2 + 4 * 3.0)
+    for read_s, prefix_s in ((0.5, 0.5), (9.0, 2.0)):  # from a cache, if that is faster
+        read = predict(replace(model, read_s=read_s), PipelineShape(1, 1), 8, "gpipe")
+        assert read.step_s == 8 * (prefix_s + 4 * 3.0)
     # Frozen: weights alone. Trained: weights, gradients and state.
     assert alone.peak_bytes >= 2 * 10 + 4 * 40
     whole = predict(Frozen(layers([1.0] * 6), 0), PipelineShape(1, 1), 8, "gpipe")

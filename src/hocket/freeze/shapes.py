@@ -53,17 +53,26 @@ class Frozen:
         num_frozen: those of them that are frozen, from the first on.
         update_s_per_byte: seconds of the optimizer's step per byte.
         link: between devices.
+        read_s: seconds of reading what the frozen layers compute, where it is kept;
+            None where they run.
     """
 
     layers: Sequence[LayerCost]
     num_frozen: int
     update_s_per_byte: float = 0.0
     link: Link = field(default_factory=Link)
+    read_s: float | None = None
 
     @property
     def prefix(self) -> Sequence[LayerCost]:
         """The frozen layers."""
         return self.layers[: self.num_frozen]
+
+    @property
+    def prefix_s(self) -> float:
+        """The seconds of the frozen layers' outputs."""
+        computes_s = sum(layer.forward_s for layer in self.prefix)
+        return computes_s if self.read_s is None else min(self.read_s, computes_s)
 
     def boundaries(self, num_stages: int) -> tuple[int, ...]:
         """Return the layers at which stages begin that follow the frozen ones.
@@ -84,7 +93,7 @@ class Frozen:
         active = self.layers[self.num_frozen :]
         seconds = [layer.forward_s + layer.backward_s for layer in active]
         if seconds:
-            seconds[0] += sum(layer.forward_s for layer in self.prefix)
+            seconds[0] += self.prefix_s
         messages = [
             self.link.occupied_s(x.received_bytes + x.received_grad_bytes)
             for x in active[1:]
@@ -114,7 +123,8 @@ class Frozen:
             update_s_per_byte=self.update_s_per_byte,
         )
         if self.num_frozen:
-            stages = (_frozen(stages[0]), *stages[1:])
+            frozen = replace(_frozen(stages[0]), forward_s=self.prefix_s)
+            stages = (frozen, *stages[1:])
         return Costs(stages, link=self.link, reduce_link=self.link)
 
 
