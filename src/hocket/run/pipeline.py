@@ -22,6 +22,7 @@ from hocket.run.data.loader import check_last_batch, check_same_length, recorded
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
+from hocket.run.elastic.cache_refusals import refuse_batch
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.executor import PlayedLayout
@@ -67,6 +68,8 @@ class Pipeline(WorkerRun):
             much the delay changes; warned on the main worker.
         InexactLossWarning: in the first step, microbatches' losses are not that of the
             whole batch; says by how much; warned on the main worker.
+        CacheWarning: a cache keeps less than it was asked to; warned on the worker that
+            has the frozen layers.
     """
 
     @constructor_takes_fields_of(PipelineConfig)
@@ -81,6 +84,9 @@ class Pipeline(WorkerRun):
             )
             self.plan = plan
             self._transition_s = 0.0  # of the change of layout before this step
+            self._cache = None if self._freezing is None else self._freezing.cache
+            if self._cache is not None:
+                self._stack.callback(self._cache.close)
             self._sizes_of = part_sizes(plan.schedule.program)
             self._outline = Outline.of(config.model).joined(
                 {
@@ -148,7 +154,8 @@ class Pipeline(WorkerRun):
         Raises:
             DataError: a batch has fewer samples than microbatches; raised before the
                 first step if the loader's sizes are known. Or drain_every is not
-                positive.
+                positive; or, with `cache`, the loader does not name its samples, or
+                they vary.
             ModelError: a batch differs from the example in more than the samples.
             RunError: training failed on some worker; no worker hangs, and the pipeline
                 cannot be used any more.
@@ -161,7 +168,9 @@ class Pipeline(WorkerRun):
             num_batches = len(loader) if isinstance(loader, Sized) else 0
             self._freezing.epoch_end = self._step + ceil(num_batches / size)
         batches = recorded_batches(
-            self._worker_loader(loader),
+            self._worker_loader(loader)
+            if self._cache is None
+            else self._cache.batches(loader),
             self._recorder,
             self._step,
             "next batch",
@@ -183,11 +192,14 @@ class Pipeline(WorkerRun):
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.
 
         Raises:
-            DataError: the batch has fewer samples than microbatches.
+            DataError: the batch has fewer samples than microbatches; or there is a
+                cache, which must know the samples.
             ModelError: the batch differs from the example in more than the samples.
             RunError: training failed on some worker; no worker hangs, and the pipeline
                 cannot be used any more.
         """
+        if self._cache is not None:
+            refuse_batch()
         return self._described(self._driver.step(self._next_batches((batch, *more))))
 
     def evaluate(
@@ -352,6 +364,7 @@ class Pipeline(WorkerRun):
             self._step = loaded.step
             self._go_on_with(self._checkpoints.played)
             self._driver.resume_from(loaded.step)
+            self._attach_cache()
         return loaded.data
 
     def close(self) -> None:
@@ -405,6 +418,7 @@ class Pipeline(WorkerRun):
             if played is not now:
                 self._checkpoints.go_on_with(played)
                 self._go_on_with(played)
+                self._attach_cache()
                 self._transition_s = freezing.transition_s
 
     def _go_on_with(self, played: PlayedLayout) -> None:
@@ -417,6 +431,11 @@ class Pipeline(WorkerRun):
         self._sizes_of = part_sizes(played.plan.schedule.program)
         self._driver.go_on_with(played.executor)
         self._evaluator = self._make_evaluator()
+
+    def _attach_cache(self) -> None:
+        """Keep what is frozen now, in the layout that is played."""
+        if self._cache is not None:
+            self._cache.attach(self.plan, self._executor, self._layout)
 
     def _described(self, result: StepResult) -> StepResult:
         """Return a result with the layout that played it, and what is frozen."""
@@ -431,6 +450,7 @@ class Pipeline(WorkerRun):
             layout=layout,
             num_frozen=self._freezing.num_frozen,
             transition_s=transition_s,
+            cache_hits=0 if self._cache is None else self._cache.take_hits(),
         )
 
     def _make_evaluator(self) -> Evaluator:

@@ -129,7 +129,7 @@ def test_reading_is_chosen_where_it_is_faster() -> None:
     assert slow.verdict is CacheVerdict.COMPUTES
     for number, read_s in enumerate((9.0, 1.0, 1.0)):
         assert fast.add_trial(2.0, read_s) == (number == 2)
-    assert fast.verdict is CacheVerdict.READS
+    assert fast.verdict.value == "reads"
     gave_up = [fast.add_read(3.0) for _ in range(payoff._NUM_LATEST)]
     assert gave_up.index(True) == payoff._NUM_LATEST - 4  # of sixteen, nine are slow
     assert fast.verdict is CacheVerdict.COMPUTES

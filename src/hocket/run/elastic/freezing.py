@@ -20,6 +20,7 @@ from hocket.run.checkpoint.format.manifest import FreezingRecord
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
+from hocket.run.elastic.cached_prefix import CachedPrefix
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.reshape import Reshaper
 from hocket.run.elastic.shape_choice import (
@@ -81,6 +82,7 @@ class Freezing:
         self.epoch_ended = False
         self.epoch_end = 0
         self.transition_s = 0.0
+        self.cache: CachedPrefix | None = None  # keeps the frozen layers' outputs
         measure.start(first)
 
     def is_due(self, step: int) -> bool:
@@ -117,7 +119,8 @@ class Freezing:
 
         def choose() -> Json:
             wanted = self._decider.ask(step, rate, measured)
-            present = Present(now, self.num_frozen, steps_left)
+            read_s = None if self.cache is None else self.cache.read_s
+            present = Present(now, self.num_frozen, steps_left, read_s)
             num_frozen, chosen = self._choice.with_most_frozen(wanted, present)
             log.info(
                 "before step %d: %d layers are frozen, %s stages x replicas, chosen "

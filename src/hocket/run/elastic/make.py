@@ -11,10 +11,12 @@ from hocket.model.capture.captured import Captured
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.elastic.activations import ActivationMeasure
+from hocket.run.elastic.cached_prefix import CachedPrefix
 from hocket.run.elastic.freezing import Freezing
 from hocket.run.elastic.measures import GradientMeasure, LayerMeasure, NoMeasure
 from hocket.run.elastic.reshape import Reshaper, SameSettings
 from hocket.run.elastic.shape_choice import FreezingOptions
+from hocket.run.elastic.training_order import TrainingOrder
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.worker_context import WorkerContext
@@ -42,7 +44,8 @@ def make_freezing(
 
     Raises:
         ModelError: the model cannot be cut behind its layers.
-        ConfigError: a weight is shared across an edge; or a shape is not possible.
+        ConfigError: a weight is shared across an edge; a shape is not possible; or the
+            cache's folder is of another model.
     """
     assert config.freeze is not None
     played = PlayedLayout(plan, executor, context.layout)
@@ -73,7 +76,14 @@ def make_freezing(
         case _:
             assert_never(config.freeze.measures)
     reshaper = Reshaper(job, net, context)
-    return Freezing(options, modules, edges, measure, reshaper, world, played)
+    freezing = Freezing(options, modules, edges, measure, reshaper, world, played)
+    if config.cache is not None:
+        precision = config.training.compute_precision
+        order = TrainingOrder(
+            config.cache, config.num_parts, config.accumulate, context.world.device
+        )
+        freezing.cache = CachedPrefix(config.cache, order, net, precision, context)
+    return freezing
 
 
 def other_layouts(

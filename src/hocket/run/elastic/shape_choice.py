@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket.errors import ConfigError, FitError, ShapeError
@@ -51,11 +51,14 @@ class Present:
         played: plan, stages and layout.
         num_frozen: the layers that are frozen.
         steps_left: the steps over which another shape must save what it costs.
+        read_s: seconds of reading what the frozen layers compute of a microbatch; None
+            where it is computed.
     """
 
     played: PlayedLayout
     num_frozen: int
     steps_left: int = 1
+    read_s: float | None = None
 
     @property
     def shape(self) -> PipelineShape:
@@ -179,7 +182,8 @@ class ShapeChoice:
 
     def _model(self, num_frozen: int, present: Present) -> Frozen:
         plan = present.played.plan
-        return self._reshaper.costs_of(plan, self._edges[num_frozen])
+        model = self._reshaper.costs_of(plan, self._edges[num_frozen])
+        return replace(model, read_s=present.read_s)
 
     def _transition_s(
         self, num_frozen: int, option: Prediction, present: Present

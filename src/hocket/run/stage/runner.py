@@ -30,7 +30,11 @@ from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
-from hocket.run.stage.saved_forward import SavedForward, StageGradients
+from hocket.run.stage.saved_forward import (
+    KeptOutputs,
+    SavedForward,
+    StageGradients,
+)
 from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.layers.pending import Pending
 from hocket.run.stage.stale_weight_check import check_stale_weights
@@ -74,6 +78,7 @@ class StageRunner:
         versions: the versions of the weights, if forwards read old ones.
         batch_loss: the loss over the whole batch, on a net's last stage.
         read_by_loss: the outputs of other nets that either loss reads.
+        kept: gives outputs that need not be computed, if the stage has no backwards.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class StageRunner:
         self.versions: WeightVersions | None = None
         self.batch_loss: LossFunction | None = None
         self.read_by_loss: Sequence[NetOutput] = ()
+        self.kept: KeptOutputs | None = None
         gradients = StageGradients.of(module) if gradients is None else gradients
         self._takes_grad = gradients.takes
         self._gives_grad = gradients.gives
@@ -199,6 +205,8 @@ class StageRunner:
         now = step, index
         if self.versions is not None and self._has_backward and not self._is_checked:
             self._check_stale_weights(given, self.versions.delay)
+        if self.kept is not None:
+            return self.kept.outputs(microbatch, lambda: self._sent(given, now))
         saved: SavedForward | Replay
         with self._around_forward(step, index):
             if self._replayer is None:
@@ -210,6 +218,11 @@ class StageRunner:
         if self._has_backward:
             self.live[now] = saved
         return sent
+
+    def _sent(self, given: ForwardInputs, now: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Run a forward that keeps nothing; return its outputs."""
+        with self._around_forward(*now):
+            return self._run(given, now)[1]
 
     def backward(
         self, step: int, index: int, grads: Sequence[Tensor]

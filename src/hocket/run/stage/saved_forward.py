@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hocket.model.stages.cut import StageModule
+from hocket.run.data.batch import Microbatch
+
+
+class KeptOutputs(Protocol):
+    """Outputs of a stage without backwards, by microbatch."""
+
+    def outputs(
+        self, microbatch: Microbatch, compute: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs of a microbatch.
+
+        Args:
+            microbatch: names its samples, if the loader does.
+            compute: computes them, if they are not kept.
+        """
 
 
 @dataclass(slots=True)

@@ -1,0 +1,182 @@
+"""The outputs of a stage as one row of bytes for each sample, and back.
+
+outputs    x: (4, 197, 768) float32    y: (4, 12) int64
+content    of each sample: 605184 bytes of x, 96 of y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from hocket.errors import ModelError
+from hocket.freeze.cache.entry import Content
+from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.value import SentTensor
+from hocket.run.data.batch import Microbatch
+
+_BF16: Final = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One output with rows for each sample.
+
+    Args:
+        shape: the shape of one sample's rows, with their number in front.
+        dtype: as it is computed.
+        kept: as it is kept.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kept: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.kept.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The form of a stage's outputs, whatever the number of samples.
+
+    Args:
+        columns: the outputs' forms; None for one that is the same for all samples.
+        fixed: what that output is.
+    """
+
+    columns: tuple[_Column | None, ...]
+    fixed: tuple[Tensor | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        outputs: Sequence[Tensor],
+        values: Sequence[SentTensor],
+        num_samples: int,
+        kept_as: str | None,
+        *,
+        is_fixed: bool = False,
+    ) -> Self:
+        """Return the form of outputs.
+
+        Args:
+            outputs: a microbatch's.
+            values: what is known of them.
+            num_samples: the microbatch's.
+            is_fixed: whether the model takes no other number of samples.
+            kept_as: the type that floating-point numbers are kept in.
+
+        Raises:
+            ModelError: samples are not the first dimension of an output.
+        """
+        columns: list[_Column | None] = []
+        for x, value in zip(outputs, values, strict=True):
+            first, *others = value.per_sample or (0,)
+            if is_fixed and x.dim():  # how dimensions grow is not known
+                first = x.shape[0] == num_samples
+            if not first and not any(others):
+                columns.append(None)
+                continue
+            if any(others) or x.shape[0] % num_samples:
+                raise ModelError(
+                    f"{value.name} has the shape {tuple(x.shape)} for {num_samples} "
+                    "samples, which are not its first dimension: it has no part that "
+                    "is of one sample"
+                )
+            rows = x.shape[0] // num_samples, *x.shape[1:]
+            rounds = kept_as is not None and x.is_floating_point()
+            columns.append(_Column(rows, x.dtype, _BF16 if rounds else x.dtype))
+        fixed = [
+            x.clone() if column is None else None
+            for x, column in zip(outputs, columns, strict=True)
+        ]
+        return cls(tuple(columns), tuple(fixed))
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of one sample."""
+        return sum(column.num_bytes for column in self.columns if column is not None)
+
+    def kept(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return outputs as they are kept: rounded, if they are."""
+        return tuple(
+            x if column is None else x.to(column.kept)
+            for x, column in zip(outputs, self.columns, strict=True)
+        )
+
+    def computed(self, kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return outputs in the types that they are computed in."""
+        return tuple(
+            x if column is None else x.to(column.dtype)
+            for x, column in zip(kept, self.columns, strict=True)
+        )
+
+    def pack(self, kept: Sequence[Tensor], num_samples: int) -> list[Content]:
+        """Return the content of each sample.
+
+        Args:
+            kept: see `kept`; on the host.
+            num_samples: samples in them.
+        """
+        parts = [
+            x.reshape(num_samples, -1).contiguous().view(torch.uint8)
+            for x, column in zip(kept, self.columns, strict=True)
+            if column is not None and column.num_bytes
+        ]
+        joined = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        return [row.copy() for row in joined.numpy()]
+
+    def unpack(
+        self, contents: Sequence[Content], device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs of a microbatch.
+
+        Args:
+            contents: those of its samples, in order.
+            device: where they go.
+        """
+        count = len(contents)
+        pins = device.type == "cuda"
+        host = torch.empty((count, self.num_bytes), dtype=torch.uint8, pin_memory=pins)
+        rows = host.numpy()
+        for row, content in zip(rows, contents, strict=True):
+            row[:] = content
+        here = host.to(device, non_blocking=True)
+        kept: list[Tensor] = []
+        at = 0
+        for column, fixed in zip(self.columns, self.fixed, strict=True):
+            if column is None:
+                assert fixed is not None
+                kept.append(fixed.clone())
+                continue
+            part = here[:, at : at + column.num_bytes].contiguous()
+            shape = (count * column.shape[0], *column.shape[1:])
+            kept.append(part.reshape(-1).view(column.kept).reshape(shape))
+            at += column.num_bytes
+        return self.computed(kept)
+
+
+def input_form(microbatch: Microbatch) -> int | None:
+    """Return a digest of the shapes and types of a microbatch's samples.
+
+    Returns:
+        The digest; None if each sample may have a form of its own.
+    """
+    if any(isinstance(leaf, PerSample) for leaf in microbatch.leaves):
+        return None
+    return crc32(repr([_form_of(leaf) for leaf in microbatch.leaves]).encode())
+
+
+def _form_of(leaf: Any) -> str:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    if leaf.dim():
+        return f"{tuple(leaf.shape[1:])} {leaf.dtype}"
+    return f"{leaf.item()} {leaf.dtype}"
