@@ -21,7 +21,7 @@ LAYERS: Final = (
     ("planner", "draw", "options", "freeze"),
     ("cuda",),
     ("model", "run"),
-    ("teacher", "share", "checkpoint"),
+    ("teacher", "sharing", "checkpoint"),
     ("recipes",),
     ("cli",),
 )

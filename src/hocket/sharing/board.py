@@ -1,0 +1,254 @@
+"""What is known of each job while it runs; opens gates as `policy.decide` says.
+
+    join ▶ wait ▶ [go on] ▶ begin backward ▶ finish ▶ wait ▶ ... ▶ leave
+
+Every method takes the time, so that threads (`gate`) and a fake clock (`simulate`) keep
+the same board.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Final
+
+from hocket.sharing.forecast import Forecast
+from hocket.sharing.policy import RUNNING, WAITING, JobState, Mode, Point, decide
+
+MEMORY_MARGIN: Final = 1.1  # an iteration that held more was not as forecast
+TIME_MARGIN: Final = 3.0  # the same, for one that took longer
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of a job, as it happened.
+
+    Args:
+        number: from 0.
+        request_s: when the job came to the gate.
+        start_s: when the gate opened.
+        backward_s: when its first backward began.
+        end_s: when it ended.
+        delay_s: how long gates held it, those within the iteration included.
+        ran_alone: whether no other job ran at the same time.
+    """
+
+    number: int
+    request_s: float
+    start_s: float
+    backward_s: float
+    end_s: float
+    delay_s: float
+    ran_alone: bool
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """One job on the board.
+
+    Args:
+        state: what the policy reads.
+        max_slowdown: how much slower than alone the job may be; inf for no limit.
+        join_s: when it came.
+        iterations: those that ended.
+        solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
+        num_wrong: how often its forecast did not hold.
+    """
+
+    state: JobState
+    max_slowdown: float
+    join_s: float
+    iterations: list[Iteration] = field(default_factory=list)
+    solo_s: float = nan
+    num_wrong: int = 0
+    request_s: float = nan
+    first_start_s: float = nan
+    first_backward_s: float = nan
+    delay_s: float = 0.0
+    ran_alone: bool = True
+
+    def slowdown(self, now_s: float) -> float:
+        """Return its time so far over that of as many iterations alone."""
+        alone_s = self.solo_s * len(self.iterations)
+        return (now_s - self.join_s) / alone_s if alone_s > 0 else 1.0
+
+
+class Board:
+    """See above.
+
+    Args:
+        mode: how jobs share; may change between two iterations.
+        budget_bytes: the most that all jobs may hold; may change at any time.
+    """
+
+    def __init__(self, mode: Mode, budget_bytes: float = inf) -> None:
+        self.mode = mode
+        self.budget_bytes = budget_bytes
+        self.records: dict[str, JobRecord] = {}
+        self.lost_bytes = 0.0  # of jobs that hang: nobody can release them
+        self._last_s = -inf
+
+    def join(
+        self,
+        name: str,
+        now_s: float,
+        *,
+        weight: float = 1.0,
+        max_slowdown: float = inf,
+        static_bytes: float = 0.0,
+        forecast: Forecast | None = None,
+    ) -> None:
+        """Add a job; it starts level with the job that is furthest behind."""
+        self._spend(now_s)
+        states = [record.state for record in self.records.values()]
+        used_s = min((state.device_s / state.weight for state in states), default=0.0)
+        self.records[name] = JobRecord(
+            JobState(
+                name,
+                weight,
+                point_s=now_s,
+                num_starts=min((x.num_starts for x in states), default=0),
+                num_backwards=min((x.num_backwards for x in states), default=0),
+                device_s=used_s * weight,
+                static_bytes=static_bytes,
+                forecast=forecast,
+                is_trusted=forecast is not None,
+            ),
+            max_slowdown,
+            now_s,
+            solo_s=nan if forecast is None else forecast.seconds,
+        )
+
+    def leave(self, name: str, now_s: float, *, keeps_memory: bool = False) -> None:
+        """Remove a job.
+
+        Args:
+            name: the job.
+            now_s: the time.
+            keeps_memory: whether what it holds is lost, as it hangs.
+        """
+        self._spend(now_s)
+        state = self.records.pop(name).state
+        if keeps_memory:
+            peak = state.forecast.curve.peak if state.forecast else 0.0
+            self.lost_bytes += state.static_bytes + peak
+
+    def wait(self, name: str, point: Point, now_s: float) -> None:
+        """Let a job come to a gate."""
+        self._spend(now_s)
+        record = self.records[name]
+        if record.first_start_s != record.first_start_s:  # a new iteration
+            record.request_s = now_s
+        record.state.come_to(point, now_s)
+
+    def open_gates(self, now_s: float) -> tuple[tuple[str, ...], float]:
+        """Let jobs go on as the policy says.
+
+        Returns:
+            The jobs that go on, and when to ask again if nothing changes; inf: never.
+        """
+        self._spend(now_s)
+        opened: list[str] = []
+        budget_bytes = self.budget_bytes - self.lost_bytes
+        for record in self.records.values():
+            record.state.is_urgent = record.slowdown(now_s) > record.max_slowdown
+        states = [record.state for record in self.records.values()]
+        while any(state.point in WAITING for state in states):
+            decision = decide(self.mode, states, budget_bytes, now_s)
+            if not decision.starts:
+                return tuple(opened), decision.look_s
+            for name in decision.starts:
+                self._go_on(self.records[name], now_s)
+            opened += decision.starts
+        return tuple(opened), inf
+
+    def begin_backward(self, name: str, now_s: float) -> None:
+        """Mark the start of a backward that no gate holds."""
+        record = self.records[name]
+        if record.state.point is not Point.BACKWARD:
+            self._spend(now_s)
+            self._enter_backward(record, now_s)
+
+    def finish(self, name: str, now_s: float) -> Iteration:
+        """Mark the end of a job's iteration."""
+        self._spend(now_s)
+        record = self.records[name]
+        begun = record.first_backward_s
+        iteration = Iteration(
+            len(record.iterations),
+            record.request_s,
+            record.first_start_s,
+            now_s if begun != begun else begun,
+            now_s,
+            record.delay_s,
+            record.ran_alone,
+        )
+        record.iterations.append(iteration)
+        if record.ran_alone and len(record.iterations) > 1:  # the first one warms up
+            lasted = now_s - record.first_start_s
+            record.solo_s = min(lasted, record.solo_s) if record.solo_s > 0 else lasted
+        record.first_start_s = record.first_backward_s = nan
+        record.delay_s = 0.0
+        record.state.come_to(Point.AWAY, now_s)
+        return iteration
+
+    def observe(self, name: str, seen: Forecast, static_bytes: float) -> None:
+        """Judge a job's forecast by an iteration whose memory was watched.
+
+        If it did not hold, the job's iterations run alone until one holds again.
+        """
+        record = self.records[name]
+        before = record.state.forecast
+        holds = before is not None and _holds(before, seen)
+        record.num_wrong += before is not None and not holds
+        record.state.forecast, record.state.static_bytes = seen, static_bytes
+        record.state.is_trusted = holds or before is None
+
+    def retime(self, name: str) -> None:
+        """Take the durations of the next iteration from the last one."""
+        record = self.records[name]
+        last, forecast = record.iterations[-1], record.state.forecast
+        if forecast is None:
+            return
+        own_s = last.end_s - last.start_s
+        is_late = own_s > TIME_MARGIN * max(forecast.seconds, record.solo_s)
+        record.num_wrong += is_late and record.state.is_trusted
+        record.state.is_trusted = not is_late
+        record.state.forecast = forecast.retimed(
+            last.backward_s - last.start_s, last.end_s - last.backward_s
+        )
+
+    def _go_on(self, record: JobRecord, now_s: float) -> None:
+        state = record.state
+        record.delay_s += now_s - state.point_s
+        if state.point is Point.WAITS_BACKWARD:
+            self._enter_backward(record, now_s)
+            return
+        if record.first_start_s != record.first_start_s:
+            record.first_start_s = now_s
+            record.ran_alone = True
+        running = [x for x in self.records.values() if x.state.point in RUNNING]
+        for other in running:
+            other.ran_alone = False
+        record.ran_alone &= not running
+        state.come_to(Point.FORWARD, now_s)
+        state.start_s = now_s
+        state.num_starts += 1
+
+    def _enter_backward(self, record: JobRecord, now_s: float) -> None:
+        if record.first_backward_s != record.first_backward_s:
+            record.first_backward_s = now_s
+        record.state.come_to(Point.BACKWARD, now_s)
+        record.state.num_backwards += 1
+
+    def _spend(self, now_s: float) -> None:
+        """Divide the time since the last change evenly among the running jobs."""
+        running = [x for x in self.records.values() if x.state.point in RUNNING]
+        for record in running:
+            record.state.device_s += (now_s - self._last_s) / len(running)
+        self._last_s = now_s
+
+
+def _holds(forecast: Forecast, seen: Forecast) -> bool:
+    most = forecast.curve.peak * MEMORY_MARGIN
+    return seen.curve.peak <= most and seen.seconds <= TIME_MARGIN * forecast.seconds

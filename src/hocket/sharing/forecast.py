@@ -1,0 +1,134 @@
+"""Memory over one iteration of a job, and the first moment at which jobs fit together.
+
+    bytes         ┌──┐
+               ┌──┘  └──┐                 an iteration: forward allocates,
+    ───────────┘ forward └── backward     backward releases
+               0    forward_s       seconds
+
+Source: Zico (Lim et al., ATC 2021), section 4.3: an iteration is delayed as a whole,
+never a part of it, by the least time after which the sum stays within the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from hocket.core.timelines.memory import MemoryCurve
+
+ALMOST_S: Final = 1e-9  # two moments closer than this are one
+_NUM_LEVELS: Final = 32  # of a curve that is compared with others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forecast:
+    """What one iteration of a job is expected to be.
+
+    Args:
+        forward_s: the seconds from its start to the start of its backward.
+        backward_s: the seconds from there to its end, the update included.
+        curve: the bytes beyond those that the job holds between iterations; from the
+            start of the iteration, and 0 at its end.
+    """
+
+    forward_s: float
+    backward_s: float
+    curve: MemoryCurve
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the iteration."""
+        return self.forward_s + self.backward_s
+
+    @classmethod
+    def of_changes(
+        cls,
+        forward_s: float,
+        backward_s: float,
+        time_s: Sequence[float],
+        change_bytes: Sequence[float],
+    ) -> Forecast:
+        """Make a forecast of at most 32 levels that nowhere is below the changes.
+
+        Args:
+            forward_s: see `Forecast`.
+            backward_s: see `Forecast`.
+            time_s: when bytes change, from the start of the iteration.
+            change_bytes: by how much, more or less than 0.
+        """
+        whole = MemoryCurve.of_changes(
+            np.array(time_s, float), np.array(change_bytes, float)
+        )
+        times, amounts = whole.time_s, np.maximum(whole.amount, 0.0)
+        if times.size > _NUM_LEVELS:
+            edges = np.linspace(0.0, forward_s + backward_s, _NUM_LEVELS + 1)[:-1]
+            first = np.searchsorted(times, edges, side="right") - 1
+            last = np.append(np.searchsorted(times, edges[1:], side="left"), times.size)
+            pairs = zip(first, last, strict=True)
+            amounts = np.array([amounts[i : max(j, i + 1)].max() for i, j in pairs])
+            times = edges
+        end = forward_s + backward_s
+        kept = times < end
+        return cls(
+            forward_s,
+            backward_s,
+            MemoryCurve(np.append(times[kept], end), np.append(amounts[kept], 0.0)),
+        )
+
+    def retimed(self, forward_s: float, backward_s: float) -> Forecast:
+        """Return the same bytes for an iteration of other durations."""
+        times = self.curve.time_s
+        ahead = forward_s / self.forward_s if self.forward_s > 0 else 0.0
+        behind = backward_s / self.backward_s if self.backward_s > 0 else 0.0
+        moved = np.where(
+            times <= self.forward_s,
+            times * ahead,
+            forward_s + (times - self.forward_s) * behind,
+        )
+        moved[-1] = forward_s + backward_s
+        return replace(
+            self,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            curve=MemoryCurve(moved, self.curve.amount),
+        )
+
+
+def summed(placed: Sequence[tuple[float, MemoryCurve]]) -> MemoryCurve:
+    """Add up curves, each moved to the moment at which its iteration starts."""
+    if not placed:
+        return MemoryCurve(np.zeros(1), np.zeros(1))
+    times = np.concatenate([start + curve.time_s for start, curve in placed])
+    changes = [np.diff(curve.amount, prepend=0.0) for _, curve in placed]
+    order = np.argsort(times, kind="stable")
+    return MemoryCurve(times[order], np.cumsum(np.concatenate(changes)[order]))
+
+
+def earliest_start_s(
+    curve: MemoryCurve, beside: MemoryCurve, limit_bytes: float, from_s: float
+) -> float:
+    """Return the first moment from which the sum of both stays within a limit.
+
+    A level of `curve` and one of `beside` whose sum is too high must not overlap: each
+    such pair forbids an interval of starts.
+
+    Args:
+        curve: starts at the moment that is returned; alone, it is within the limit.
+        beside: in absolute time.
+        limit_bytes: the most that both may be.
+        from_s: the earliest moment allowed.
+    """
+    own, other = curve.amount[:-1, None], beside.amount[None, :]
+    begins, ends = curve.time_s[:-1, None], curve.time_s[1:, None]
+    until = np.append(beside.time_s[1:], np.inf)[None, :]
+    too_much = (own + other > limit_bytes) & (own > 0) & (other > 0)
+    low = (beside.time_s[None, :] - ends)[too_much] - ALMOST_S
+    high = (until - begins)[too_much] + ALMOST_S
+    start_s = from_s
+    for i in np.argsort(low, kind="stable"):
+        if low[i] < start_s < high[i]:
+            start_s = float(high[i])
+    return start_s

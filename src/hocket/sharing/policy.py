@@ -1,0 +1,228 @@
+"""The rule of sharing: which jobs may go on now. A pure function, tested with no clock.
+
+    turns       A████████        A████████          one iteration at a time
+                         B██████          B██████
+    tick-tock   A▁▁▁███████ ▁▁▁███████              no two forwards ▁ overlap, and no
+                B   ▁▁▁ ███████▁▁▁ ███████          two backwards █
+    lag         A▁▁▁██████▁▁▁██████                 half an iteration apart
+                B     ▁▁▁██████▁▁▁██████
+    budget      A▁▁▁██████▁▁▁██████                 at the first moment at which the sum
+                B  ▁▁▁██████▁▁▁██████               of the memory curves fits
+
+A job waits at a gate: before each iteration, and in `tick-tock` before each forward and
+backward. `decide` opens gates; it is asked at each change, and at `look_s`.
+
+Sources: Zico (Lim et al., ATC 2021), section 4.3, for `budget`, with reservations so
+that a large iteration is not overtaken for ever; Wavelet (Wang et al., MLSys 2021) and
+its published code for `tick-tock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+from typing import Final, assert_never
+
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.sharing.forecast import ALMOST_S, Forecast, earliest_start_s, summed
+
+
+class Mode(Enum):
+    """How jobs share a device."""
+
+    AUTO = "auto"  # measure, and take the best of the others
+    TURNS = "turns"
+    LAG = "lag"
+    BUDGET = "budget"
+    TICK_TOCK = "tick-tock"
+    FREE = "free"  # no gates at all, for comparison
+
+
+class Point(Enum):
+    """Where a job is."""
+
+    AWAY = auto()  # before or between iterations: it loads data
+    WAITS = auto()  # at the gate of an iteration, or in tick-tock of a forward
+    FORWARD = auto()
+    WAITS_BACKWARD = auto()  # in tick-tock only
+    BACKWARD = auto()
+
+
+RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
+WAITING: Final = frozenset({Point.WAITS, Point.WAITS_BACKWARD})
+
+
+@dataclass(slots=True)
+class JobState:
+    """What the policy knows of a job at one moment; kept by the board.
+
+    Args:
+        name: the job's name.
+        weight: its share of the device's time, relative to the other jobs'.
+        point: where it is.
+        point_s: since when.
+        start_s: when it last started an iteration; -inf if it never did.
+        num_starts: the iterations (in tick-tock: forwards) it started.
+        num_backwards: the backwards it started.
+        device_s: the device's time that it has used.
+        static_bytes: what it holds between iterations.
+        forecast: its next iteration; None if none has been seen.
+        is_trusted: whether the last forecast held; if not, its iterations run alone.
+        is_urgent: whether it is slower than its `max_slowdown` allows.
+    """
+
+    name: str
+    weight: float
+    point: Point = Point.AWAY
+    point_s: float = 0.0
+    start_s: float = -inf
+    num_starts: int = 0
+    num_backwards: int = 0
+    device_s: float = 0.0
+    static_bytes: float = 0.0
+    forecast: Forecast | None = None
+    is_trusted: bool = False
+    is_urgent: bool = False
+
+    def come_to(self, point: Point, now_s: float) -> None:
+        """Come to another point."""
+        self.point, self.point_s = point, now_s
+
+    def placed(self, now_s: float) -> tuple[float, MemoryCurve]:
+        """Return its running iteration's curve, and when that would have started.
+
+        The curve is placed by the last mark: a forward or backward that takes longer
+        than forecast stays at its end.
+        """
+        assert self.forecast is not None
+        spent_s = now_s - self.point_s
+        if self.point is Point.BACKWARD:
+            spent_s = min(spent_s, self.forecast.backward_s) + self.forecast.forward_s
+        else:
+            spent_s = min(spent_s, self.forecast.forward_s)
+        return now_s - spent_s, self.forecast.curve
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which jobs may pass the gate at which they wait.
+
+    Args:
+        starts: their names, in order.
+        look_s: when to ask again even if nothing changes; inf for never.
+    """
+
+    starts: tuple[str, ...] = ()
+    look_s: float = inf
+
+
+def decide(
+    mode: Mode, jobs: Sequence[JobState], budget_bytes: float, now_s: float
+) -> Decision:
+    """Return which jobs may go on.
+
+    Args:
+        mode: not `AUTO`.
+        jobs: all jobs that have not ended, in a fixed order.
+        budget_bytes: the most that all of them may hold; inf for no limit.
+        now_s: the time.
+    """
+    waiting = [job for job in jobs if job.point in WAITING]
+    # The job that is furthest behind its share goes first.
+    waiting.sort(key=lambda job: (not job.is_urgent, job.device_s / job.weight))
+    running = [job for job in jobs if job.point in RUNNING]
+    match mode:
+        case Mode.TURNS:
+            found = Decision() if running else _only(waiting[:1])
+        case Mode.FREE:
+            found = _only(waiting)
+        case Mode.TICK_TOCK:
+            found = _only([job for job in waiting if _is_next_wave(job, jobs)][:1])
+        case Mode.LAG:
+            urgent = [job for job in waiting if job.is_urgent]
+            following = _in_rotation(jobs)
+            first = urgent or [job for job in waiting if job is following]
+            lags = not urgent
+            found = _admit(first, running, jobs, budget_bytes, now_s, lags=lags)
+        case Mode.BUDGET:
+            found = _admit(waiting, running, jobs, budget_bytes, now_s, lags=False)
+        case Mode.AUTO:
+            raise AssertionError("auto is decided before jobs are admitted")
+        case _:
+            assert_never(mode)
+    is_stuck = len(waiting) == len(jobs) and found == Decision()
+    return _only(waiting[:1]) if is_stuck else found
+
+
+def _only(jobs: Sequence[JobState]) -> Decision:
+    return Decision(tuple(job.name for job in jobs))
+
+
+def _in_rotation(jobs: Sequence[JobState]) -> JobState | None:
+    """Return the job whose turn it is: that with the fewest starts."""
+    return min(jobs, key=lambda job: job.num_starts, default=None)
+
+
+def _is_next_wave(job: JobState, jobs: Sequence[JobState]) -> bool:
+    """Return whether no other job is in the same half, and it is this one's turn."""
+    if job.point is Point.WAITS:
+        return job is _in_rotation(jobs) and all(
+            other.point is not Point.FORWARD for other in jobs
+        )
+    return job is min(jobs, key=lambda other: other.num_backwards) and all(
+        other.point is not Point.BACKWARD for other in jobs
+    )
+
+
+def _admit(
+    waiting: Sequence[JobState],
+    running: Sequence[JobState],
+    jobs: Sequence[JobState],
+    budget_bytes: float,
+    now_s: float,
+    *,
+    lags: bool,
+) -> Decision:
+    """Let each job start at the first moment at which it fits.
+
+    A job that does not fit yet keeps its place: those after it start only where they
+    do not delay it.
+    """
+    if any(not job.is_trusted for job in running):
+        return Decision()
+    if any(job.is_urgent for job in [*running, *waiting]):
+        waiting = [job for job in waiting if job.is_urgent]  # nothing slows them more
+    limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
+    placed = [job.placed(now_s) for job in running]
+    starts: list[str] = []
+    look_s = inf
+    for job in waiting:
+        if not job.is_trusted or job.forecast is None:
+            if not placed:
+                starts.append(job.name)
+            break  # it runs alone
+        from_s = now_s
+        if lags:
+            from_s = max(now_s, _lag_start_s(job, jobs))
+        curve = job.forecast.curve
+        start_s = earliest_start_s(curve, summed(placed), limit_bytes, from_s)
+        placed.append((start_s, curve))
+        if start_s <= now_s + ALMOST_S / 2:
+            starts.append(job.name)
+        else:
+            look_s = min(look_s, start_s)
+    return Decision(tuple(starts), look_s)
+
+
+def _lag_start_s(job: JobState, jobs: Sequence[JobState]) -> float:
+    """Return when a job may follow the one that started last.
+
+    The slowest job sets the period; jobs of equal periods never wait.
+    """
+    others = [other for other in jobs if other is not job]
+    if not others:
+        return -inf
+    longest_s = max(x.forecast.seconds if x.forecast else 0.0 for x in jobs)
+    return max(other.start_s for other in others) + longest_s / len(jobs)

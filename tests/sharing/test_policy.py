@@ -1,0 +1,253 @@
+"""The rule of sharing, played with a fake clock."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+import numpy as np
+import pytest
+
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.sharing.forecast import Forecast
+from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import SimulatedJob, simulate_jobs
+
+NUM_PAIRS: Final = 1000
+ADMITTING: Final = (Mode.TURNS, Mode.LAG, Mode.BUDGET)
+EVERY: Final = (*ADMITTING, Mode.TICK_TOCK, Mode.FREE)
+ROUNDING: Final = 1e-6
+
+
+def ramp(peak: float, *, forward_s: float = 1.0, num: int = 20) -> Forecast:
+    """Memory that grows through forward, and shrinks through a backward twice as long.
+
+    The curve of the seed's models: linear, in steps that are never below the line.
+    """
+    up = [forward_s * i / num for i in range(num)]
+    down = [forward_s * (1 + 2 * (i + 1) / num) for i in range(num)]
+    step = peak / num
+    levels = np.cumsum([step] * num + [-step] * num)
+    curve = MemoryCurve(np.array([*up, *down]), levels)
+    return Forecast(forward_s, 2 * forward_s, curve)
+
+
+def any_forecast(rng: random.Random) -> Forecast:
+    """Random memory: grows in forward, shrinks in backward, in a few uneven steps."""
+    num = rng.randint(1, 6)
+    forward_s, backward_s = rng.uniform(0.2, 2.0), rng.uniform(0.2, 4.0)
+    sizes = [rng.uniform(0.1, 3.0) for _ in range(num)]
+    up = [rng.uniform(0.0, forward_s) for _ in sizes]
+    down = [forward_s + rng.uniform(0.0, backward_s) for _ in sizes]
+    return Forecast.of_changes(
+        forward_s, backward_s, [*up, *down], [*sizes, *(-x for x in sizes)]
+    )
+
+
+def any_pair(rng: random.Random) -> list[SimulatedJob]:
+    """Two jobs with known forecasts, which do not slow each other down."""
+    jobs = []
+    for name in "ab":
+        actual = any_forecast(rng)
+        jobs.append(
+            SimulatedJob(
+                name,
+                actual,
+                rng.randint(1, 3),
+                believed=actual,
+                weight=rng.choice([1.0, 2.0]),
+                static_bytes=rng.uniform(0.0, 2.0),
+                join_s=rng.choice([0.0, rng.uniform(0.0, 3.0)]),
+            )
+        )
+    return jobs
+
+
+def needed(jobs: list[SimulatedJob]) -> float:
+    """The least budget: what turns need."""
+    peak = max(job.actual.curve.peak for job in jobs)
+    return sum(job.static_bytes for job in jobs) + peak
+
+
+def test_random_pairs_hold_their_budget_and_overlap_saves_time() -> None:
+    """1,000 random pairs under random budgets: what they hold at once always fits.
+
+    All end, so nothing is stuck. Where neither job slows the other, admission by the
+    curves is never slower than turns.
+    """
+    rng = random.Random(1)
+    for _ in range(NUM_PAIRS):
+        jobs = any_pair(rng)
+        budget = needed(jobs) * rng.uniform(1.0, 1.6)
+        runs = {mode: simulate_jobs(mode, jobs, budget) for mode in ADMITTING}
+        for run in runs.values():
+            assert run.peak_bytes <= budget + ROUNDING
+            for job in jobs:
+                assert len(run.iterations[job.name]) == job.num_iterations
+        turns_s = runs[Mode.TURNS].makespan_s
+        assert runs[Mode.BUDGET].makespan_s <= turns_s + ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("mode", "most"),
+    [(Mode.LAG, 1.35), (Mode.TICK_TOCK, 1.55), (Mode.FREE, 2.0), (Mode.TURNS, 1.0)],
+)
+def test_peaks_of_linear_ramps(mode: Mode, most: float) -> None:
+    """Two equal jobs: half a lag needs 1.25 P, strict alternation 1.5 P, none 2 P."""
+    jobs = [SimulatedJob(name, ramp(1.0), 8, believed=ramp(1.0)) for name in ("a", "b")]
+    run = simulate_jobs(mode, jobs)
+    assert most - 0.1 <= run.peak_bytes <= most + ROUNDING
+
+
+def test_equal_jobs_wait_once_in_lag_and_each_time_in_tick_tock() -> None:
+    """A lag is free for jobs of one period; strict waves take 4 units, and not 3."""
+    jobs = [SimulatedJob(name, ramp(1.0), 8, believed=ramp(1.0)) for name in ("a", "b")]
+    lag = simulate_jobs(Mode.LAG, jobs)
+    delays = [x.delay_s for own in lag.iterations.values() for x in own]
+    assert sum(delays) == pytest.approx(1.5)
+    assert lag.seconds_per_iteration("b") == pytest.approx(3.0)
+    waves = simulate_jobs(Mode.TICK_TOCK, jobs)
+    assert waves.seconds_per_iteration("b") == pytest.approx(4.0)
+
+
+def test_the_slower_job_sets_the_lags_period() -> None:
+    """The shorter job starts in the middle of each iteration of the longer one."""
+    jobs = [
+        SimulatedJob("a", ramp(1.0), 6, believed=ramp(1.0)),
+        SimulatedJob("b", ramp(1.0, forward_s=0.3), 6, believed=ramp(1.0)),
+    ]
+    run = simulate_jobs(Mode.LAG, jobs)
+    assert run.seconds_per_iteration("a") == pytest.approx(3.0)
+    starts = {name: [x.start_s for x in own] for name, own in run.iterations.items()}
+    gaps = [b - a for a, b in zip(starts["a"], starts["b"], strict=True)]
+    assert gaps == pytest.approx([1.5] * 6, abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(2.0, 1.0), (1.0, 5.0), (1.0, 1.0)])
+def test_weights_are_shares_of_device_time(weights: tuple[float, float]) -> None:
+    """While both are there, the used time differs from the shares by an iteration."""
+    rng = random.Random(3)
+    for _ in range(4):
+        jobs = [
+            SimulatedJob(name, any_forecast(rng), 60, weight=weight)
+            for name, weight in zip("ab", weights, strict=True)
+        ]
+        run = simulate_jobs(Mode.TURNS, jobs)
+        until = min(own[-1].end_s for own in run.iterations.values())
+        used = [
+            sum(
+                x.end_s - x.start_s
+                for x in run.iterations[job.name]
+                if x.end_s <= until
+            )
+            for job in jobs
+        ]
+        longest = max(job.actual.seconds / job.weight for job in jobs)
+        a, b = (x / weight for x, weight in zip(used, weights, strict=True))
+        assert abs(a - b) <= 2 * longest
+
+
+@pytest.mark.parametrize("mode", ADMITTING)
+def test_max_slowdown_is_honoured(mode: Mode) -> None:
+    """A job that may be at most 1.25 times slower is, with one other or with three.
+
+    The other jobs would slow it down by half if they ran beside it all the time.
+    """
+    first = SimulatedJob(
+        "a", ramp(1.0), 40, believed=ramp(1.0), max_slowdown=1.25, slowdown=1.5
+    )
+    others = [
+        SimulatedJob(x, ramp(0.5), 30, believed=ramp(0.5), slowdown=1.5) for x in "bcd"
+    ]
+    run = simulate_jobs(mode, [first, *others], 2.0)
+    alone_s = 40 * 3.0
+    assert run.iterations["a"][-1].end_s <= alone_s * 1.25 + 2 * 3.0 * 1.5
+
+
+def test_a_large_iteration_is_not_overtaken_for_ever() -> None:
+    """Small jobs that always fit do not keep out one that fits only between them."""
+    small = [
+        SimulatedJob(x, ramp(0.4, forward_s=s), 50, believed=ramp(0.4, forward_s=s))
+        for x, s in (("a", 0.30), ("b", 0.41))
+    ]
+    large = SimulatedJob("c", ramp(1.0), 3, believed=ramp(1.0))
+    run = simulate_jobs(Mode.BUDGET, [*small, large], 1.0)
+    assert run.peak_bytes <= 1.0 + ROUNDING
+    assert run.iterations["c"][-1].end_s < run.makespan_s * 0.75
+
+
+@pytest.mark.parametrize("mode", EVERY)
+def test_jobs_come_and_go(mode: Mode) -> None:
+    """Five jobs of all lengths, some late, with pauses: all end, in every mode."""
+    rng = random.Random(4)
+    for _ in range(20):
+        jobs = [
+            SimulatedJob(
+                str(i),
+                any_forecast(rng),
+                rng.randint(1, 9),
+                join_s=rng.choice([0.0, rng.uniform(0.0, 20.0)]),
+                away_s=rng.choice([0.0, 0.5]),
+                is_watched=True,
+            )
+            for i in range(5)
+        ]
+        run = simulate_jobs(mode, jobs, needed(jobs) * 1.2)
+        for job in jobs:
+            assert len(run.iterations[job.name]) == job.num_iterations
+
+
+def test_a_budget_may_change() -> None:
+    """With little memory jobs take turns, with more they overlap, then turns again."""
+    jobs = [SimulatedJob(x, ramp(1.0), 12, believed=ramp(1.0)) for x in ("a", "b")]
+    run = simulate_jobs(Mode.BUDGET, jobs, {0.0: 1.0, 20.0: 2.0, 30.0: 1.0})
+    tight = [sum(held.values()) for time_s, held in run.levels if time_s < 20]
+    wide = [sum(held.values()) for time_s, held in run.levels if 20 <= time_s < 30]
+    assert max(tight) <= 1.0 + ROUNDING
+    assert max(wide) > 1.2
+    after = [sum(held.values()) for time_s, held in run.levels if time_s > 33]
+    assert max(after) <= 1.0 + ROUNDING
+
+
+def test_a_wrong_forecast_runs_alone_until_it_holds() -> None:
+    """A job that holds twice what it said runs alone once, and then as it is.
+
+    Only the iterations that were started by the wrong forecast are above the budget.
+    """
+    lying = SimulatedJob("a", ramp(2.0), 6, believed=ramp(1.0), is_watched=True)
+    honest = SimulatedJob("b", ramp(1.0), 6, believed=ramp(1.0), is_watched=True)
+    run = simulate_jobs(Mode.BUDGET, [lying, honest], 2.25)
+    assert run.num_wrong == {"a": 1, "b": 0}
+    first = run.iterations["a"][0]
+    second = run.iterations["a"][1]
+    assert second.ran_alone
+    assert not first.ran_alone
+    above = [time_s for time_s, held in run.levels if sum(held.values()) > 2.25]
+    assert all(time_s <= first.end_s for time_s in above)
+
+
+@pytest.mark.parametrize("mode", ADMITTING)
+def test_unknown_jobs_run_alone_first(mode: Mode) -> None:
+    """Without a forecast, the first iteration of each job overlaps with nothing."""
+    jobs = [SimulatedJob(x, ramp(1.0), 5, is_watched=True) for x in ("a", "b")]
+    run = simulate_jobs(mode, jobs, 1.5)
+    assert all(own[0].ran_alone for own in run.iterations.values())
+    assert run.peak_bytes <= 1.5 + ROUNDING
+
+
+def test_one_job_never_waits() -> None:
+    """A job that shares with nobody runs as it is alone, in every mode."""
+    for mode in EVERY:
+        run = simulate_jobs(mode, [SimulatedJob("a", ramp(1.0), 5)], inf)
+        assert run.makespan_s == pytest.approx(15.0)
+        assert all(x.delay_s == 0 for x in run.iterations["a"])
+
+
+def test_a_slower_neighbour_stretches_what_overlaps() -> None:
+    """Jobs that slow each other by two gain nothing by running at the same time."""
+    jobs = [SimulatedJob(x, ramp(1.0), 5, slowdown=2.0) for x in ("a", "b")]
+    free = simulate_jobs(Mode.FREE, jobs)
+    turns = simulate_jobs(Mode.TURNS, [replace(x, slowdown=1.0) for x in jobs])
+    assert free.makespan_s == pytest.approx(turns.makespan_s)
