@@ -82,6 +82,11 @@ if TYPE_CHECKING:
     from hocket.run.weights.momentum import Momentum as Momentum
     from hocket.schedules import SCHEDULES as SCHEDULES
     from hocket.schedules import make_schedule as make_schedule
+    from hocket.sharing.report import JobReport as JobReport
+    from hocket.sharing.report import ShareReport as ShareReport
+    from hocket.sharing.running.job import Job as Job
+    from hocket.sharing.running.job import JobContext as JobContext
+    from hocket.sharing.running.share import share as share
     from hocket.teacher.evaluation import LinearProbe as LinearProbe
     from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
     from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
@@ -120,6 +125,9 @@ _HOMES = {
     "EvaluationResult": "hocket.run.engine.evaluate",
     "FitError": "hocket.errors",
     "HocketError": "hocket.errors",
+    "Job": "hocket.sharing.running.job",
+    "JobContext": "hocket.sharing.running.job",
+    "JobReport": "hocket.sharing.report",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Lars": "hocket.teacher.lars",
@@ -157,6 +165,7 @@ _HOMES = {
     "Search": "hocket.planner.rank",
     "SearchResult": "hocket.planner.search.result",
     "ShapeError": "hocket.errors",
+    "ShareReport": "hocket.sharing.report",
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
     "StepResult": "hocket.run.engine.sync.step_result",
@@ -181,6 +190,7 @@ _HOMES = {
     "make_schedule": "hocket.schedules",
     "plan": "hocket.run.tune.planning",
     "search": "hocket.planner.search.optimum",
+    "share": "hocket.sharing.running.share",
     "simulate": "hocket.core.simulate",
 }
 

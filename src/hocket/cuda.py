@@ -7,6 +7,9 @@ only where there are CUDA devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -88,3 +91,32 @@ def can_access_peer(device: int, peer: int) -> bool:
 def nccl_version() -> tuple[int, ...]:
     """Return the version of NCCL that torch was built with."""
     return tuple(torch.cuda.nccl.version())
+
+
+def replace_generator(
+    device: torch.device, replace: Callable[[torch.Generator], Any]
+) -> Callable[[], None]:
+    """Let `torch.cuda.get_rng_state` and its like use another object.
+
+    Args:
+        device: the device.
+        replace: given its default generator, returns what stands for it.
+
+    Returns:
+        A function that undoes it.
+    """
+    before = torch.cuda.default_generators
+    generators: list[Any] = list(before)
+    index = device.index or 0
+    generators[index] = replace(before[index])
+    torch.cuda.default_generators = tuple(generators)
+
+    def undo() -> None:
+        torch.cuda.default_generators = before
+
+    return undo
+
+
+def allocator_backend() -> str:
+    """Return the allocator that this process uses: native or cudaMallocAsync."""
+    return torch.cuda.get_allocator_backend()

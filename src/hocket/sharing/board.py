@@ -53,6 +53,8 @@ class JobRecord:
         iterations: those that ended.
         solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
         num_wrong: how often its forecast did not hold.
+        memory_held: whether the last iteration that was watched held what was forecast.
+        num_seen: the iterations that had ended when memory was last watched.
     """
 
     state: JobState
@@ -61,6 +63,8 @@ class JobRecord:
     iterations: list[Iteration] = field(default_factory=list)
     solo_s: float = nan
     num_wrong: int = 0
+    memory_held: bool = True
+    num_seen: int = 0
     request_s: float = nan
     first_start_s: float = nan
     first_backward_s: float = nan
@@ -199,10 +203,14 @@ class Board:
         """
         record = self.records[name]
         before = record.state.forecast
-        holds = before is not None and _holds(before, seen)
-        record.num_wrong += before is not None and not holds
+        record.memory_held, record.num_seen = True, len(record.iterations)
+        if before is not None:
+            most_bytes = before.curve.peak * MEMORY_MARGIN
+            record.memory_held = seen.curve.peak <= most_bytes
+            record.num_wrong += not record.memory_held
+            seen = seen.retimed(before.forward_s, before.backward_s)
         record.state.forecast, record.state.static_bytes = seen, static_bytes
-        record.state.is_trusted = holds or before is None
+        record.state.is_trusted = record.memory_held
 
     def retime(self, name: str) -> None:
         """Take the durations of the next iteration from the last one."""
@@ -213,7 +221,7 @@ class Board:
         own_s = last.end_s - last.start_s
         is_late = own_s > TIME_MARGIN * max(forecast.seconds, record.solo_s)
         record.num_wrong += is_late and record.state.is_trusted
-        record.state.is_trusted = not is_late
+        record.state.is_trusted = record.memory_held and not is_late
         record.state.forecast = forecast.retimed(
             last.backward_s - last.start_s, last.end_s - last.backward_s
         )
@@ -247,8 +255,3 @@ class Board:
         for record in running:
             record.state.device_s += (now_s - self._last_s) / len(running)
         self._last_s = now_s
-
-
-def _holds(forecast: Forecast, seen: Forecast) -> bool:
-    most = forecast.curve.peak * MEMORY_MARGIN
-    return seen.curve.peak <= most and seen.seconds <= TIME_MARGIN * forecast.seconds

@@ -195,10 +195,9 @@ class _Simulation:
         if player.at_s < job.actual.seconds - _NOT_BEFORE_S:
             return
         self.board.finish(name, self.now_s)
+        self.board.retime(name)
         if job.is_watched:
             self.board.observe(name, job.actual, job.static_bytes)
-        else:
-            self.board.retime(name)
         player.at_s, player.num_done = 0.0, player.num_done + 1
         player.ready_s = self.now_s + job.away_s
         if player.num_done == job.num_iterations:

@@ -76,7 +76,7 @@ def allocations(device: torch.device) -> Iterator[AllocationLog]:
         return
     log = _CpuLog()
     # The other profiler writes a line to stderr whenever it starts or stops.
-    _enable_profiler_legacy(_config())
+    _enable_profiler_legacy(profiler_config())
     try:
         yield log
     finally:
@@ -84,7 +84,8 @@ def allocations(device: torch.device) -> Iterator[AllocationLog]:
     log.read(records)
 
 
-def _config() -> Any:
+def profiler_config() -> Any:
+    """Return the settings of a profiler of memory alone."""
     return ProfilerConfig(
         ProfilerState.CPU,
         False,  # no shapes

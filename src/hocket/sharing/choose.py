@@ -1,0 +1,167 @@
+"""`mode="auto"`: predict every mode from what a trial measured, and take the best.
+
+trial    each job alone ─▶ seconds, memory curve      both ─▶ how much they slow
+predict  the same gates, with a fake clock, in every mode
+choose   the largest sum of speeds (time alone / time shared) of those modes that
+hold the budget, and give each job at least what turns would
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Final
+
+from hocket.draw.quantity import byte_size
+from hocket.sharing.board import Iteration
+from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import SharedRun, SimulatedJob, simulate_jobs
+
+PREDICTED: Final = (Mode.TURNS, Mode.BUDGET, Mode.LAG, Mode.TICK_TOCK, Mode.FREE)
+_NUM_ITERATIONS: Final = 12  # of the slowest job
+_MOST_ITERATIONS: Final = 200
+_LEAST_GAIN: Final = 1.03  # over turns, which need no trust in forecasts
+_SHARE_MARGIN: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one mode would be.
+
+    Args:
+        mode: the mode.
+        speeds: of each job, the time of an iteration alone over that shared.
+        peak_bytes: the most that all jobs hold.
+        holds_budget: whether that is within the budget.
+        holds_weights: whether every job gets its share, and its `max_slowdown`.
+    """
+
+    mode: Mode
+    speeds: Mapping[str, float]
+    peak_bytes: float
+    holds_budget: bool
+    holds_weights: bool
+
+    @property
+    def total_speed(self) -> float:
+        """Return the sum of speeds: 1 is no gain over turns."""
+        return sum(self.speeds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The mode that was chosen.
+
+    Args:
+        mode: the mode.
+        why: one sentence.
+        predictions: all modes.
+    """
+
+    mode: Mode
+    why: str
+    predictions: tuple[Prediction, ...]
+
+
+def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
+    """Choose the mode for jobs whose iterations are known.
+
+    Args:
+        jobs: each with its iteration alone, and how much it is slowed beside others.
+        budget_bytes: the most that all jobs may hold.
+    """
+    longest_s = max(job.actual.seconds for job in jobs)
+    played = [
+        replace(
+            job,
+            believed=job.actual,
+            num_iterations=min(
+                _MOST_ITERATIONS,
+                ceil(_NUM_ITERATIONS * longest_s / max(job.actual.seconds, 1e-9)),
+            ),
+        )
+        for job in jobs
+    ]
+    predictions = tuple(
+        _predict(mode, played, simulate_jobs(mode, played, budget_bytes), budget_bytes)
+        for mode in PREDICTED
+    )
+    turns = predictions[0]
+    usable = [x for x in predictions if x.holds_budget and x.holds_weights]
+    best = max(usable, key=lambda x: x.total_speed, default=turns)
+    slowest = max(job.slowdown for job in jobs)
+    if best.total_speed < _LEAST_GAIN * turns.total_speed:
+        return Choice(
+            Mode.TURNS,
+            f"no other mode is {_LEAST_GAIN:.2f} times as fast: beside each other, the "
+            f"jobs take up to {slowest:.2f} times as long, as one of them alone "
+            "(nearly) fills the device, or as the budget lets them overlap too little",
+            predictions,
+        )
+    return Choice(
+        best.mode,
+        f"{best.total_speed / turns.total_speed:.2f} times as fast as turns, within "
+        f"{byte_size(best.peak_bytes)}; beside each other, the jobs take up to "
+        f"{slowest:.2f} times as long",
+        predictions,
+    )
+
+
+def _predict(
+    mode: Mode, jobs: Sequence[SimulatedJob], run: SharedRun, budget_bytes: float
+) -> Prediction:
+    weights = sum(job.weight for job in jobs)
+    speeds = {
+        job.name: job.actual.seconds / run.seconds_per_iteration(job.name)
+        for job in jobs
+    }
+    return Prediction(
+        mode,
+        speeds,
+        run.peak_bytes,
+        run.peak_bytes <= budget_bytes * (1 + 1e-9),
+        all(
+            speeds[job.name] >= _SHARE_MARGIN * job.weight / weights
+            and speeds[job.name] * job.max_slowdown >= _SHARE_MARGIN
+            for job in jobs
+        ),
+    )
+
+
+def slowdowns(
+    trial: Mapping[str, Sequence[Iteration]], solo_s: Mapping[str, float]
+) -> dict[str, float]:
+    """Return how much longer each job's work takes while another job runs.
+
+    Of an iteration, `own` seconds ran alone and `both` beside another: its work alone
+    would take `solo_s = own + both / slowdown`.
+
+    Args:
+        trial: iterations of a time in which jobs overlapped.
+        solo_s: the seconds of an iteration alone.
+    """
+    found = {}
+    for name, iterations in trial.items():
+        others = [x for other, own in trial.items() if other != name for x in own]
+        both_s = alone_s = work_s = 0.0
+        for x in iterations:
+            overlap_s = _covered_s(x, others)
+            both_s += overlap_s
+            alone_s += x.end_s - x.start_s - overlap_s
+            work_s += solo_s[name]
+        left_s = max(work_s - alone_s, 0.0)
+        found[name] = max(1.0, both_s / left_s) if left_s > 0 and both_s > 0 else 1.0
+    return found
+
+
+def _covered_s(own: Iteration, others: Sequence[Iteration]) -> float:
+    """Return for how long at least one of the others ran."""
+    covered_s, until_s = 0.0, own.start_s
+    for other in sorted(others, key=lambda x: x.start_s):
+        begin_s = max(other.start_s, until_s)
+        end_s = min(other.end_s, own.end_s)
+        if end_s > begin_s:
+            covered_s += end_s - begin_s
+            until_s = end_s
+    return covered_s

@@ -1,0 +1,185 @@
+"""What jobs that shared a device have done: speeds, memory, delays, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, isfinite
+from statistics import median
+
+from hocket.core.timelines.memory import MemoryCurve
+from hocket.draw.quantity import byte_size, percent, seconds
+from hocket.errors import RunError
+from hocket.sharing.board import Iteration
+from hocket.sharing.choose import Prediction
+from hocket.sharing.forecast import Forecast, summed
+from hocket.sharing.policy import Mode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobReport:
+    """What one job has done.
+
+    Args:
+        name: the job.
+        weight: its weight.
+        losses: what its `step` returned, one per iteration that ended; nan for nothing.
+        iterations: when each ran.
+        first_shared: the first iteration in the mode that was asked for or chosen.
+        solo_s: the seconds of an iteration alone; nan if none ran alone.
+        static_bytes: what it holds between iterations.
+        forecast: its last iteration, with its memory; None if none was seen.
+        num_wrong: how often its forecast did not hold.
+        error: what ended it early; None if nothing did.
+        is_hung: whether its thread was abandoned: its memory is lost.
+    """
+
+    name: str
+    weight: float
+    losses: tuple[float, ...]
+    iterations: tuple[Iteration, ...]
+    first_shared: int
+    solo_s: float
+    static_bytes: float
+    forecast: Forecast | None
+    num_wrong: int
+    error: BaseException | None
+    is_hung: bool
+
+    @property
+    def shared(self) -> tuple[Iteration, ...]:
+        """Return the iterations that were shared, without the trial before."""
+        return self.iterations[self.first_shared :] or self.iterations
+
+    @property
+    def shared_s(self) -> float:
+        """Return the median time from the end of an iteration to that of the next."""
+        ends = [x.end_s for x in self.shared]
+        gaps = [b - a for a, b in pairwise(ends)]
+        return median(gaps) if gaps else inf
+
+    @property
+    def speed(self) -> float:
+        """Return the time of an iteration alone over that shared."""
+        return self.solo_s / self.shared_s
+
+    @property
+    def delay_s(self) -> float:
+        """Return how long gates held a shared iteration, on average."""
+        own = self.shared
+        return sum(x.delay_s for x in own) / len(own) if own else 0.0
+
+    @property
+    def peak_bytes(self) -> float:
+        """Return the most that it held."""
+        return self.static_bytes + (self.forecast.curve.peak if self.forecast else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareReport:
+    """What `hocket.share` has done. `print(report)` shows it as a table.
+
+    Args:
+        mode: the mode that was asked for, or chosen.
+        why: why it was chosen.
+        jobs: one report for each.
+        budget_bytes: the most that all jobs may hold; inf for no limit.
+        predictions: in `auto`, what each mode was predicted to be.
+        notes: what else there is to know.
+    """
+
+    mode: Mode
+    why: str
+    jobs: tuple[JobReport, ...]
+    budget_bytes: float
+    predictions: tuple[Prediction, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> JobReport:
+        """Return the report of a job."""
+        return next(job for job in self.jobs if job.name == name)
+
+    @property
+    def memory(self) -> MemoryCurve:
+        """Return the counted bytes of all jobs while they shared, over time."""
+        static_bytes = sum(job.static_bytes for job in self.jobs)
+        curve = summed([x for job in self.jobs for x in placed_curves(job, job.shared)])
+        return MemoryCurve(curve.time_s, curve.amount + static_bytes)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Return the most that all jobs held at once, as counted."""
+        return self.memory.peak
+
+    @property
+    def total_speed(self) -> float:
+        """Return the sum of the jobs' speeds; jobs in turns have about 1."""
+        return sum(job.speed for job in self.jobs if isfinite(job.speed))
+
+    def check(self) -> None:
+        """Raise an error if a job did not end well.
+
+        Raises:
+            RunError: names the jobs that failed.
+        """
+        failed = [job for job in self.jobs if job.error is not None or job.is_hung]
+        if failed:
+            texts = "; ".join(f"{job.name!r}: {_outcome(job)}" for job in failed)
+            raise RunError(f"jobs that shared a device failed: {texts}")
+
+    def __str__(self) -> str:
+        """Return the report as text."""
+        head = ["job", "iterations", "alone", "shared", "speed", "delay", "peak", ""]
+        rows = [head, *(row_of(job) for job in self.jobs)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        budget = ""
+        if isfinite(self.budget_bytes):
+            budget = f" of {byte_size(self.budget_bytes)}"
+        first = f"mode {self.mode.value}: {self.why}"
+        last = (
+            f"together: {self.total_speed:.2f} times one job alone; "
+            f"peak {byte_size(self.peak_bytes)}{budget}"
+        )
+        return "\n".join([first, *lines, last, *self.notes])
+
+
+def row_of(job: JobReport) -> list[str]:
+    """Return a job's row of the table."""
+    return [
+        job.name,
+        str(len(job.iterations)),
+        seconds(job.solo_s) if isfinite(job.solo_s) else "?",
+        seconds(job.shared_s) if isfinite(job.shared_s) else "?",
+        percent(job.speed) if isfinite(job.speed) else "?",
+        seconds(job.delay_s),
+        byte_size(job.peak_bytes),
+        _outcome(job),
+    ]
+
+
+def placed_curves(
+    job: JobReport, iterations: Sequence[Iteration]
+) -> list[tuple[float, MemoryCurve]]:
+    """Return the memory of iterations, each with when it started."""
+    if job.forecast is None:
+        return []
+    return [(x.start_s, job.forecast.retimed(*_durations(x)).curve) for x in iterations]
+
+
+def _durations(x: Iteration) -> tuple[float, float]:
+    return x.backward_s - x.start_s, x.end_s - x.backward_s
+
+
+def _outcome(job: JobReport) -> str:
+    if job.is_hung:
+        held = byte_size(job.peak_bytes)
+        return f"hung: its thread is abandoned, and up to {held} are lost"
+    if job.error is not None:
+        first = next(iter(str(job.error).splitlines()), "")
+        return f"ended by {type(job.error).__name__}: {first}"
+    return ""

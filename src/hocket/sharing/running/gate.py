@@ -1,0 +1,171 @@
+"""The board with a real clock: threads wait at its gates, and hung ones lose theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final
+
+from hocket.sharing.board import Board, Iteration, JobRecord
+from hocket.sharing.forecast import Forecast
+from hocket.sharing.policy import RUNNING, WAITING, Mode, Point
+
+_LOOK_S: Final = 1.0  # how often hung jobs are looked for
+
+
+class StoppedError(BaseException):
+    """Ends a job's thread whose gate is closed for good. No error of the job."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """The gates of all jobs that share a device.
+
+    Args:
+        board: what is known of them.
+        timeouts_s: after which each job counts as hung.
+        on_finish: called with the lock held after each iteration; may change the mode.
+
+    Attributes:
+        ended: the records of jobs that have left, by name.
+        hung: the names of jobs that were abandoned.
+        stop_error: the error that ends all jobs.
+    """
+
+    board: Board
+    timeouts_s: dict[str, float] = field(default_factory=dict)
+    on_finish: Callable[[str], None] = lambda name: None
+    condition: threading.Condition = field(default_factory=threading.Condition)
+    ended: dict[str, JobRecord] = field(default_factory=dict)
+    hung: set[str] = field(default_factory=set)
+    stop_error: BaseException | None = None
+
+    def join(
+        self, name: str, weight: float, max_slowdown: float, timeout_s: float
+    ) -> None:
+        """Add a job."""
+        with self.condition:
+            self.timeouts_s[name] = timeout_s
+            self.board.join(
+                name, perf_counter(), weight=weight, max_slowdown=max_slowdown
+            )
+
+    def begin(self) -> None:
+        """Let the time begin in which jobs may hang: all are made."""
+        with self.condition:
+            for record in self.board.records.values():
+                record.state.come_to(Point.AWAY, perf_counter())
+
+    def leave(self, name: str) -> None:
+        """Remove a job, if it was not abandoned; the others go on."""
+        with self.condition:
+            if name not in self.board.records:
+                return
+            self.ended[name] = self.board.records[name]
+            self.board.leave(name, perf_counter())
+            self._changed()
+
+    def pass_through(self, name: str, point: Point) -> None:
+        """Wait until the policy lets the job go on.
+
+        Raises:
+            StoppedError: the job was abandoned, or all jobs end.
+        """
+        with self.condition:
+            self._check(name)
+            self.board.wait(name, point, perf_counter())
+            while True:
+                look_s = self._open()
+                self._check(name)
+                if self.board.records[name].state.point in RUNNING:
+                    return
+                self.condition.wait(min(max(look_s - perf_counter(), 0.0), _LOOK_S))
+                self.abandon_hung()
+                self._check(name)
+
+    def begin_backward(self, name: str) -> None:
+        """Mark the start of a backward that no gate holds."""
+        with self.condition:
+            self._check(name)
+            self.board.begin_backward(name, perf_counter())
+            self._changed()
+
+    def pause(self, name: str) -> None:
+        """Mark that a job leaves a half of its iteration, in tick-tock."""
+        with self.condition:
+            self._check(name)
+            self.board.wait(name, Point.AWAY, perf_counter())
+            self._changed()
+
+    def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> Iteration:
+        """Mark the end of an iteration.
+
+        Args:
+            name: the job.
+            is_watched: whether its memory was watched, which takes time.
+            goes_on: whether the job comes to its gate at once: then no other job is
+                asked before it does, and it may go first again.
+        """
+        with self.condition:
+            self._check(name)
+            iteration = self.board.finish(name, perf_counter())
+            if not is_watched:
+                self.board.retime(name)
+            self.on_finish(name)
+            if not goes_on:
+                self._changed()
+            return iteration
+
+    def observe(self, name: str, seen: Forecast, static_bytes: float) -> None:
+        """Judge a job's forecast by what was watched."""
+        with self.condition:
+            self._check(name)
+            self.board.observe(name, seen, static_bytes)
+
+    def stop(self, error: BaseException) -> None:
+        """End all jobs at their next gate."""
+        with self.condition:
+            self.stop_error = self.stop_error or error
+            self.condition.notify_all()
+
+    def wait_for_end(self) -> None:
+        """Wait until all jobs have left, or hang."""
+        with self.condition:
+            while self.board.records:
+                self.condition.wait(_LOOK_S)
+                self.abandon_hung()
+
+    def _check(self, name: str) -> None:
+        if name in self.hung or self.stop_error is not None:
+            raise StoppedError
+
+    def _open(self) -> float:
+        """Open gates; return when to look again."""
+        opened, look_s = self.board.open_gates(perf_counter())
+        if opened:
+            self.condition.notify_all()
+        return look_s
+
+    def _changed(self) -> None:
+        """Open gates, and let those that wait see when to look again."""
+        self._open()
+        self.condition.notify_all()
+
+    def abandon_hung(self) -> None:
+        """Remove the jobs that have been at one point for too long."""
+        now_s = perf_counter()
+        for name, record in list(self.board.records.items()):
+            state = record.state
+            is_late = now_s - state.point_s > self.timeouts_s[name]
+            if is_late and state.point not in WAITING:
+                self.hung.add(name)
+                self.ended[name] = record
+                self.board.leave(name, now_s, keeps_memory=True)
+                self._changed()
+
+    @property
+    def mode(self) -> Mode:
+        """Return how jobs share now."""
+        return self.board.mode

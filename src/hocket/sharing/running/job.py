@@ -1,0 +1,118 @@
+"""A job as users write it, and what its code is given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from hocket.errors import ConfigError
+
+Step: TypeAlias = Callable[[Any], Any]
+
+
+class JobContext(ABC):
+    """What a job's code marks its iterations with.
+
+    Attributes:
+        name: the job's name.
+        device: the device to compute on.
+    """
+
+    name: str
+    device: torch.device
+
+    @abstractmethod
+    def forward(self) -> AbstractContextManager[None]:
+        """Mark a forward: what is computed in the block allocates activations."""
+
+    @abstractmethod
+    def backward(self) -> AbstractContextManager[None]:
+        """Mark a backward: what is computed in the block releases them."""
+
+
+MakeJob: TypeAlias = Callable[[JobContext], tuple[Step, Iterable[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training job that shares its device.
+
+    Args:
+        name: names it in reports.
+        make: makes the model and all else, given a `JobContext`; returns `step(batch)`,
+            which trains one iteration and may return its loss, and the batches. Within
+            `step`, `with job.forward():` and `with job.backward():` mark where it is.
+        weight: its share of the device's time, relative to the other jobs'.
+        memory_bytes: the most that this job may hold; None for no limit of its own.
+        max_slowdown: how much longer its iterations may take than alone.
+        seed: of torch's default generators, before `make`; each job draws its own
+            numbers, as if it were alone.
+        draws: whether it draws random numbers from torch's default generators; None if
+            the first iterations show it.
+        timeout_s: after which an iteration counts as hung; then the other jobs go on.
+        folder: where it saves checkpoints, if it does; no two jobs may have the same.
+
+    Raises:
+        ConfigError: a value makes no sense.
+    """
+
+    name: str
+    make: MakeJob
+    weight: float = 1.0
+    memory_bytes: int | None = None
+    max_slowdown: float = inf
+    seed: int = 0
+    draws: bool | None = None
+    timeout_s: float = 600.0
+    folder: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not self.weight > 0:
+            raise ConfigError(
+                f"job {self.name!r}: weight={self.weight} gives it no time at all; "
+                "weights are shares of the device's time, and above 0"
+            )
+        if self.max_slowdown < 1:
+            raise ConfigError(
+                f"job {self.name!r}: max_slowdown={self.max_slowdown} would be faster "
+                "than alone; give at least 1"
+            )
+        if not self.timeout_s > 0:
+            raise ConfigError(
+                f"job {self.name!r}: timeout_s={self.timeout_s} is not > 0"
+            )
+
+
+def check_jobs(jobs: list[Job]) -> None:
+    """Refuse jobs that cannot share.
+
+    Raises:
+        ConfigError: there are none, or two have one name or one checkpoint folder.
+    """
+    if not jobs:
+        raise ConfigError("there is no job to run; give at least one hocket.Job")
+    names: set[str] = set()
+    folders: dict[Path, str] = {}
+    for job in jobs:
+        if job.name in names:
+            raise ConfigError(
+                f"two jobs are named {job.name!r}; give each its own name"
+            )
+        names.add(job.name)
+        if job.folder is None:
+            continue
+        folder = Path(job.folder).resolve()
+        if folder in folders:
+            raise ConfigError(
+                f"jobs {folders[folder]!r} and {job.name!r} both save to {folder}; "
+                "each would overwrite the other's checkpoints: give each its own folder"
+            )
+        folders[folder] = job.name

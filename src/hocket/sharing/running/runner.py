@@ -1,0 +1,289 @@
+"""One job's thread: loads a batch, waits at the gate, trains, is watched.
+
+    make ─▶ ┌ next batch ─▶ gate ─▶ forward ─▶ backward ─▶ update ─▶ device is done ┐
+            └───────────────────────────────◀────────────────────────────────────────┘
+
+In turns the batch is loaded within the turn, as the job would alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import nan
+from typing import Any, Final, TypeVar
+
+import torch
+
+from hocket import cuda
+from hocket.draw.quantity import byte_size
+from hocket.errors import ConfigError, NoMemoryError
+from hocket.run.device.device import Device
+from hocket.run.device.out_of_memory import is_out_of_memory
+from hocket.sharing.policy import Mode, Point
+from hocket.sharing.running.gate import Gate, StoppedError
+from hocket.sharing.running.job import Job, JobContext
+from hocket.sharing.running.memory_log import MemoryLog
+from hocket.sharing.running.random_state import DrawGuard, JobRandom, ParkedState
+from hocket.sharing.running.settings import Settings, check_settings
+
+NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on
+_WATCH_EVERY: Final = 200  # iterations
+_END: Final[Any] = object()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all jobs of one call share.
+
+    Args:
+        gate: their gates.
+        mode: the mode that was asked for.
+        settings: torch's, when they began.
+        parked: detects draws that no guard has seen.
+        num_iterations: after which each job ends; None at the end of its batches.
+    """
+
+    gate: Gate
+    mode: Mode
+    settings: Settings
+    parked: ParkedState
+    num_iterations: int | None
+
+
+class JobRunner(JobContext):
+    """Runs one job in a thread.
+
+    Args:
+        job: the job.
+        shared: what it shares with others.
+        device: its device, with a lane of its own; in turns, with that of all jobs.
+        random: its random state.
+
+    Attributes:
+        losses: what its steps returned.
+        error: what ended it, if it was not the end of its batches.
+    """
+
+    def __init__(
+        self, job: Job, shared: Shared, device: Device, random: JobRandom
+    ) -> None:
+        self.name = job.name
+        self.device = device.torch_device
+        self.random = random
+        self.losses: list[Any] = []
+        self.error: BaseException | None = None
+        self.made = threading.Event()
+        self.thread = threading.Thread(
+            target=self._run, name=f"hocket job {job.name}", daemon=True
+        )
+        self._job, self._shared, self._gate = job, shared, shared.gate
+        self._lanes = device
+        self._go = threading.Event()
+        self._log: MemoryLog | None = None
+        self._num_logged = 0
+        self._is_guarded = job.draws is not False
+        self._num_forwards = 0
+        self._waves = False  # whether forward and backward have gates
+
+    def go(self) -> None:
+        """Let the job begin its iterations, after all jobs are made."""
+        self._go.set()
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """See `JobContext.forward`."""
+        self._num_forwards += 1
+        if self._waves:
+            self._gate.pass_through(self.name, Point.WAITS)
+        yield
+        if self._waves:
+            self._finish_device()
+            self._gate.pause(self.name)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """See `JobContext.backward`."""
+        if self._log is not None:
+            self._log.backward()
+        if self._waves:
+            self._gate.pass_through(self.name, Point.WAITS_BACKWARD)
+        else:
+            self._gate.begin_backward(self.name)
+        yield
+        if self._waves:
+            self._finish_device()
+            self._gate.pause(self.name)
+
+    def _run(self) -> None:
+        torch.autograd.set_multithreading_enabled(False)
+        if self.device.type == "cuda":
+            cuda.use(self.device)
+        try:
+            made = self._make()
+            self._go.wait()
+            self._train(*made)
+        except StoppedError:
+            pass
+        except BaseException as error:
+            self.error = self._explained(error)
+            traceback.clear_frames(error.__traceback__)  # they hold what it made
+        finally:
+            if self._log is not None:
+                self._log.discard()
+                self._log = None
+            self.made.set()
+            self._gate.leave(self.name)
+
+    def _make(self) -> tuple[Any, Iterator[Any]]:
+        """Make the job; no other one runs meanwhile."""
+        self._log = MemoryLog(self.device)
+        self.random.put()
+        step, batches = self._on_lane(lambda: self._job.make(self), "make")
+        self.random.keep()
+        check_settings(self.name, self._shared.settings)
+        self.made.set()
+        return step, batches
+
+    def _train(self, step: Any, batches: Any) -> None:
+        limit, in_turns = self._shared.num_iterations, self._shared.mode is Mode.TURNS
+        guard = nullcontext() if in_turns else self._guard()
+        loader: Iterator[Any] | None = None
+        while limit is None or len(self.losses) < limit:
+            self._waves = self._gate.mode is Mode.TICK_TOCK
+            if in_turns:
+                self._gate.pass_through(self.name, Point.WAITS)
+                self.random.put()
+            with guard:
+                self._begin_log()
+                if loader is None:
+                    loader = self._on_lane(lambda: iter(batches), "load")
+                batch = self._on_lane(lambda: next(loader, _END), "load")  # noqa: B023
+                if batch is _END:
+                    return
+                if not (in_turns or self._waves):
+                    self._gate.pass_through(self.name, Point.WAITS)
+                self._iterate(step, batch)
+                batch = None
+            if in_turns:
+                self.random.keep()
+            guard = self._after_iteration(guard, in_turns=in_turns)
+
+    def _iterate(self, step: Any, batch: Any) -> None:
+        """Train one iteration, until the device is done."""
+        if self._log is not None:
+            self._log.begin()
+        loss = self._on_lane(lambda: step(batch), f"iteration {len(self.losses)}")
+        self._finish_device()
+        if self._log is not None:
+            self._log.end()
+        self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        if not self._num_forwards:
+            raise ConfigError(
+                f"job {self.name!r} never called job.forward() in an iteration: wrap "
+                "the forward in `with job.forward():`, and the backward in "
+                "`with job.backward():`"
+            )
+        check_settings(self.name, self._shared.settings)
+
+    def _after_iteration(
+        self, guard: AbstractContextManager[Any], *, in_turns: bool
+    ) -> AbstractContextManager[Any]:
+        """Read the log, and ask the gate; return the guard of the next iteration."""
+        is_watched = self._log is not None
+        self._num_logged += is_watched
+        if self._log is not None and self._num_logged == NUM_WATCHED:
+            self._read_log(self._log)
+        if not (self._is_guarded or in_turns):
+            self._shared.parked.check(self.name)
+        self._gate.finish(self.name, goes_on=in_turns, is_watched=is_watched)
+        is_known = self._job.draws is None and len(self.losses) == NUM_WATCHED
+        if is_known and not in_turns and not self.random.has_drawn:
+            self._is_guarded = False
+            return nullcontext()
+        return guard
+
+    def _guard(self) -> AbstractContextManager[Any]:
+        return DrawGuard(self.random) if self._is_guarded else nullcontext()
+
+    def _begin_log(self) -> None:
+        """Begin to watch memory, where the forecast did not hold or is old."""
+        record = self._gate.board.records.get(self.name)
+        if self._log is not None or record is None:
+            return
+        is_old = len(record.iterations) - record.num_seen >= _WATCH_EVERY
+        admits = self._gate.mode in {Mode.LAG, Mode.BUDGET}
+        if not record.memory_held or (is_old and admits):
+            self._log, self._num_logged = MemoryLog(self.device), 0
+
+    def _read_log(self, log: MemoryLog) -> None:
+        """End a log, and let the board judge the job's forecast."""
+        watched = log.close()
+        self._log = None
+        state = self._gate.board.records[self.name].state
+        is_first = state.forecast is None
+        static = watched.left_bytes if is_first else state.static_bytes
+        self._gate.observe(self.name, watched.forecast, static)
+        peak = static + watched.forecast.curve.peak
+        if self._job.memory_bytes is not None and peak > self._job.memory_bytes:
+            raise NoMemoryError(
+                f"job {self.name!r} holds {byte_size(peak)}, and may hold "
+                f"memory_bytes={self._job.memory_bytes:,} "
+                f"({byte_size(self._job.memory_bytes)}): use smaller batches, or give "
+                f"it {int(peak):,} bytes",
+                stage=None,
+                predicted_bytes=None,
+                actual_bytes=int(peak),
+            )
+
+    def _on_lane(self, work: Callable[[], T], label: str) -> T:
+        """Run work in the job's lane; return its result, or raise its error.
+
+        The lane sees no error: one would end all jobs of its device.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(work())
+            except BaseException as error:
+                errors.append(error)
+
+        self._lanes.lanes[0].submit(run, label=f"{label} of job {self.name}")
+        for error in errors:
+            raise error
+        return results[0]
+
+    def _finish_device(self) -> None:
+        """Wait until the device has done what the job gave it."""
+        if self.device.type == "cpu":
+            return
+        event = self._lanes.new_event()
+        self._lanes.lanes[0].submit(lambda: None, records=[event], label="wait")
+        event.synchronize(self._job.timeout_s)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if not isinstance(error, Exception) or isinstance(error, NoMemoryError):
+            return error
+        if not is_out_of_memory(error):
+            return error
+        first = next(iter(str(error).splitlines()), "")
+        found = NoMemoryError(
+            f"job {self.name!r} found no memory on {self.device} in iteration "
+            f"{len(self.losses)}: {first}; use smaller batches, or a smaller "
+            "memory_bytes for all jobs, so that they overlap less",
+            stage=None,
+            predicted_bytes=None,
+            actual_bytes=self._lanes.peak_bytes(),
+        )
+        found.__cause__ = error
+        return found
+
+    def loss_values(self) -> tuple[float, ...]:
+        """Return the losses as numbers; nan where a step returned nothing."""
+        return tuple(nan if x is None else float(x) for x in self.losses)

@@ -1,0 +1,249 @@
+"""Jobs that share a CPU: each is exactly what it is alone, and fails alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+import hocket
+from hocket.errors import ConfigError, FitError, NoMemoryError, RunError
+from tests.sharing.support.jobs import Trained, classifier, gan, train_alone
+
+MODES: Final = ("turns", "lag", "budget", "tick-tock", "free", "auto")
+NUM_ITERATIONS: Final = 24
+OWN_BYTES: Final = 8192  # a job's random state, and a little
+
+
+@pytest.fixture(scope="module", name="alone")
+def train_each_alone() -> tuple[dict[str, list[float]], Trained]:
+    """The losses and the models of both jobs, alone."""
+    trained = Trained()
+    losses = {
+        "a": train_alone(classifier("a", trained), NUM_ITERATIONS, seed=3),
+        "b": train_alone(gan("b", trained), NUM_ITERATIONS, seed=0),
+    }
+    return losses, trained
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_job_is_what_it_is_alone(
+    mode: str, alone: tuple[dict[str, list[float]], Trained]
+) -> None:
+    """Losses and weights are bit-equal, in every mode, with random forwards.
+
+    One job has dropout, noise, shuffled batches and a recomputed part, whose random
+    state is read and put back by torch; the other two optimizers and a seed of its own.
+    """
+    trained = Trained()
+    before = torch.get_rng_state()
+    report = hocket.share(
+        [
+            hocket.Job("a", classifier("a", trained), weight=2, seed=3),
+            hocket.Job("b", gan("b", trained)),
+        ],
+        mode=mode,
+        num_iterations=NUM_ITERATIONS,
+        device="cpu",
+    )
+    report.check()
+    losses, models = alone
+    for name in "ab":
+        assert list(report[name].losses) == losses[name]
+        pairs = zip(trained.weights(name), models.weights(name), strict=True)
+        assert all(torch.equal(x, y) for x, y in pairs)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(job.name in str(report) for job in report.jobs)
+
+
+def busy(job: hocket.JobContext, num: int = 12, kib: int = 64) -> tuple[Any, Any]:
+    """A step that keeps some memory from its forward to its backward."""
+
+    def step(batch: int) -> float:
+        with job.forward():
+            kept = [torch.empty(kib * 256) for _ in range(4)]
+        with job.backward():
+            while kept:
+                kept.pop()
+        return float(batch)
+
+    return step, range(num)
+
+
+def test_counts_what_each_job_holds() -> None:
+    """The forecast is what the allocator gave: four blocks, from forward to backward."""
+    report = hocket.share([hocket.Job("a", busy)], mode="budget", device="cpu")
+    job = report["a"]
+    assert job.forecast is not None
+    assert job.forecast.curve.peak == pytest.approx(4 * 64 * 1024, abs=256)
+    assert job.static_bytes == pytest.approx(0, abs=OWN_BYTES)
+    assert report.peak_bytes == pytest.approx(4 * 64 * 1024, abs=OWN_BYTES)
+
+
+def test_budget_keeps_jobs_apart_that_do_not_fit_together() -> None:
+    """Two jobs whose peaks do not fit run one after the other; with room they overlap."""
+    peak = 4 * 64 * 1024
+    jobs = [hocket.Job(name, busy) for name in "ab"]
+    for memory_bytes in (peak + 3 * OWN_BYTES, 3 * peak):
+        report = hocket.share(
+            jobs, mode="budget", memory_bytes=memory_bytes, device="cpu"
+        )
+        report.check()
+        assert report.peak_bytes <= memory_bytes
+
+
+def failing(error: Exception, at: int) -> Any:
+    """A job that raises an error in one of its iterations."""
+
+    def make(job: hocket.JobContext) -> tuple[Any, Any]:
+        own, batches = busy(job)
+
+        def step(batch: int) -> float:
+            if batch == at:
+                raise error
+            return float(own(batch))
+
+        return step, batches
+
+    return make
+
+
+@pytest.mark.parametrize("mode", ["turns", "lag", "tick-tock"])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("its own fault"), ValueError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), NoMemoryError),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 7])
+def test_an_error_ends_one_job(
+    mode: str, error: Exception, expected: type[Exception], at: int
+) -> None:
+    """The other job goes on to its end, and the report names the error."""
+    jobs = [hocket.Job("a", failing(error, at)), hocket.Job("b", busy)]
+    report = hocket.share(jobs, mode=mode, device="cpu")
+    assert isinstance(report["a"].error, expected)
+    assert len(report["a"].iterations) == at
+    assert len(report["b"].losses) == 12
+    assert report["b"].error is None
+    with pytest.raises(RunError, match="'a': ended by"):
+        report.check()
+
+
+@pytest.mark.parametrize("mode", ["turns", "budget", "tick-tock"])
+def test_a_hung_job_is_abandoned(mode: str) -> None:
+    """After its timeout the gate opens for the other, and the report says what is lost."""
+    wake = threading.Event()
+
+    def hang(job: hocket.JobContext) -> tuple[Any, Any]:
+        own, batches = busy(job)
+
+        def step(batch: int) -> float:
+            if batch == 5:
+                with job.forward():
+                    wake.wait(60.0)
+            return float(own(batch))
+
+        return step, batches
+
+    jobs = [hocket.Job("a", hang, timeout_s=0.3), hocket.Job("b", busy)]
+    report = hocket.share(jobs, mode=mode, device="cpu")
+    wake.set()  # its thread ends at its next gate
+    assert report["a"].is_hung
+    assert len(report["b"].losses) == 12
+    assert "abandoned" in str(report)
+
+
+def never_forward(job: hocket.JobContext) -> tuple[Any, Any]:
+    """A job that marks nothing."""
+    return (lambda batch: None), range(3)
+
+
+def sets_threads(job: hocket.JobContext) -> tuple[Any, Any]:
+    """A job that changes what all jobs share."""
+    torch.set_default_dtype(torch.float64)
+    return busy(job)
+
+
+def draws_late(job: hocket.JobContext) -> tuple[Any, Any]:
+    """A job that draws its first number in its ninth iteration."""
+    own, batches = busy(job)
+
+    def step(batch: int) -> float:
+        if batch == 8:
+            torch.rand(3)
+        return float(own(batch))
+
+    return step, batches
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (never_forward, "never called job.forward()"),
+        (sets_threads, "changed torch.set_default_dtype from torch.float32"),
+        (draws_late, r"draws=True"),
+    ],
+)
+def test_says_what_a_job_does_wrong(make: Any, message: str) -> None:
+    """The job ends with the reason and the way out; the other one goes on."""
+    jobs = [hocket.Job("a", make), hocket.Job("b", busy, draws=True)]
+    report = hocket.share(jobs, mode="budget", device="cpu")
+    assert message in str(report["a"].error)
+    assert report["b"].error is None
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_job_may_have_a_limit() -> None:
+    """Above its own limit a job ends; the message has the number that works."""
+    job = hocket.Job("a", busy, memory_bytes=100_000)
+    report = hocket.share([job, hocket.Job("b", busy)], mode="turns", device="cpu")
+    assert isinstance(report["a"].error, NoMemoryError)
+    needed = report["a"].error.actual_bytes
+    job = replace(job, memory_bytes=needed)
+    hocket.share([job], mode="turns", device="cpu").check()
+
+
+def test_refuses_a_budget_below_turns() -> None:
+    """The error names the bytes that turns need, and with these it works."""
+    jobs = [hocket.Job("a", busy), hocket.Job("b", busy)]
+    with pytest.raises(FitError, match="give at least memory_bytes=") as caught:
+        hocket.share(jobs, mode="lag", memory_bytes=100_000, device="cpu")
+    needed = caught.value.needed_bytes + OWN_BYTES
+    hocket.share(jobs, mode="lag", memory_bytes=needed, device="cpu").check()
+
+
+def test_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    """Weights, names, folders and modes are checked before anything runs."""
+    with pytest.raises(ConfigError, match="weight=0"):
+        hocket.Job("a", busy, weight=0)
+    with pytest.raises(ConfigError, match="max_slowdown"):
+        hocket.Job("a", busy, max_slowdown=0.5)
+    same = [hocket.Job("a", busy), hocket.Job("a", busy)]
+    with pytest.raises(ConfigError, match="named 'a'"):
+        hocket.share(same, device="cpu")
+    saving = [hocket.Job(name, busy, folder=tmp_path) for name in "ab"]
+    with pytest.raises(ConfigError, match="overwrite"):
+        hocket.share(saving, device="cpu")
+    with pytest.raises(ConfigError, match="no job"):
+        hocket.share([], device="cpu")
+    with pytest.raises(ConfigError, match="tick-tock"):
+        hocket.share(same[:1], mode="ticktock", device="cpu")
+
+
+def test_an_error_while_a_job_is_made() -> None:
+    """It ends that job; the other one trains."""
+
+    def make(job: hocket.JobContext) -> tuple[Any, Iterator[Any]]:
+        raise FileNotFoundError("no such data")
+
+    jobs = [hocket.Job("a", make), hocket.Job("b", busy)]
+    report = hocket.share(jobs, mode="lag", device="cpu")
+    assert isinstance(report["a"].error, FileNotFoundError)
+    assert len(report["b"].losses) == 12
