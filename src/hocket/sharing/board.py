@@ -8,6 +8,7 @@ the same board.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Final
@@ -54,6 +55,7 @@ class JobRecord:
         solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
         num_wrong: how often its forecast did not hold.
         memory_held: whether the last iteration that was watched held what was forecast.
+        errors_s: by how much the last iterations were longer or shorter than forecast.
         num_seen: the iterations that had ended when memory was last watched.
     """
 
@@ -64,6 +66,7 @@ class JobRecord:
     solo_s: float = nan
     num_wrong: int = 0
     memory_held: bool = True
+    errors_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     num_seen: int = 0
     request_s: float = nan
     first_start_s: float = nan
@@ -222,6 +225,11 @@ class Board:
         is_late = own_s > TIME_MARGIN * max(forecast.seconds, record.solo_s)
         record.num_wrong += is_late and record.state.is_trusted
         record.state.is_trusted = record.memory_held and not is_late
+        if len(record.iterations) > record.num_seen + 1:  # watching takes time, too
+            record.errors_s.append(abs(own_s - forecast.seconds))
+            record.state.error_s = sorted(record.errors_s)[
+                len(record.errors_s) * 3 // 4
+            ]
         record.state.forecast = forecast.retimed(
             last.backward_s - last.start_s, last.end_s - last.backward_s
         )

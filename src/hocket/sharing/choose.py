@@ -19,8 +19,11 @@ from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SharedRun, SimulatedJob, simulate_jobs
 
 PREDICTED: Final = (Mode.TURNS, Mode.BUDGET, Mode.LAG, Mode.TICK_TOCK, Mode.FREE)
-_NUM_ITERATIONS: Final = 12  # of the slowest job
-_MOST_ITERATIONS: Final = 200
+_NUM_ITERATIONS: Final = 6  # of the slowest job
+_MOST_ITERATIONS: Final = 100
+_NUM_LEVELS: Final = 12  # of memory, as jobs go on meanwhile
+_MOST_SLOWDOWN: Final = 10.0  # beyond it, what was measured is noise
+_TINY_S: Final = 1e-12
 _LEAST_GAIN: Final = 1.03  # over turns, which need no trust in forecasts
 _SHARE_MARGIN: Final = 0.95
 
@@ -75,7 +78,8 @@ def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
     played = [
         replace(
             job,
-            believed=job.actual,
+            actual=job.actual.coarser(_NUM_LEVELS),
+            believed=job.actual.coarser(_NUM_LEVELS),
             num_iterations=min(
                 _MOST_ITERATIONS,
                 ceil(_NUM_ITERATIONS * longest_s / max(job.actual.seconds, 1e-9)),
@@ -151,7 +155,7 @@ def slowdowns(
             alone_s += x.end_s - x.start_s - overlap_s
             work_s += solo_s[name]
         left_s = max(work_s - alone_s, 0.0)
-        found[name] = max(1.0, both_s / left_s) if left_s > 0 and both_s > 0 else 1.0
+        found[name] = max(1.0, both_s / max(left_s, both_s / _MOST_SLOWDOWN, _TINY_S))
     return found
 
 

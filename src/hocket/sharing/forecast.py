@@ -62,21 +62,26 @@ class Forecast:
         whole = MemoryCurve.of_changes(
             np.array(time_s, float), np.array(change_bytes, float)
         )
-        times, amounts = whole.time_s, np.maximum(whole.amount, 0.0)
-        if times.size > _NUM_LEVELS:
-            edges = np.linspace(0.0, forward_s + backward_s, _NUM_LEVELS + 1)[:-1]
-            first = np.searchsorted(times, edges, side="right") - 1
-            last = np.append(np.searchsorted(times, edges[1:], side="left"), times.size)
-            pairs = zip(first, last, strict=True)
-            amounts = np.array([amounts[i : max(j, i + 1)].max() for i, j in pairs])
-            times = edges
-        end = forward_s + backward_s
-        kept = times < end
-        return cls(
-            forward_s,
-            backward_s,
-            MemoryCurve(np.append(times[kept], end), np.append(amounts[kept], 0.0)),
+        end_s = forward_s + backward_s
+        kept = whole.time_s < end_s
+        curve = MemoryCurve(
+            np.append(whole.time_s[kept], end_s),
+            np.append(np.maximum(whole.amount[kept], 0.0), 0.0),
         )
+        return cls(forward_s, backward_s, curve).coarser(_NUM_LEVELS)
+
+    def coarser(self, num_levels: int) -> Forecast:
+        """Return it with at most so many levels, none below the bytes."""
+        times, amounts = self.curve.time_s[:-1], self.curve.amount[:-1]
+        if times.size <= num_levels:
+            return self
+        edges = np.linspace(0.0, self.seconds, num_levels + 1)[:-1]
+        first = np.maximum(np.searchsorted(times, edges, side="right") - 1, 0)
+        last = np.append(np.searchsorted(times, edges[1:], side="left"), times.size)
+        pairs = zip(first, last, strict=True)
+        highest = [amounts[i : max(j, i + 1)].max() for i, j in pairs]
+        curve = MemoryCurve(np.append(edges, self.seconds), np.array([*highest, 0.0]))
+        return replace(self, curve=curve)
 
     def retimed(self, forward_s: float, backward_s: float) -> Forecast:
         """Return the same bytes for an iteration of other durations."""
@@ -108,7 +113,11 @@ def summed(placed: Sequence[tuple[float, MemoryCurve]]) -> MemoryCurve:
 
 
 def earliest_start_s(
-    curve: MemoryCurve, beside: MemoryCurve, limit_bytes: float, from_s: float
+    curve: MemoryCurve,
+    beside: MemoryCurve,
+    limit_bytes: float,
+    from_s: float,
+    error_s: float = 0.0,
 ) -> float:
     """Return the first moment from which the sum of both stays within a limit.
 
@@ -120,13 +129,15 @@ def earliest_start_s(
         beside: in absolute time.
         limit_bytes: the most that both may be.
         from_s: the earliest moment allowed.
+        error_s: levels whose sum is too high stay this far apart: either may be late.
     """
+    gap_s = max(error_s, ALMOST_S)
     own, other = curve.amount[:-1, None], beside.amount[None, :]
     begins, ends = curve.time_s[:-1, None], curve.time_s[1:, None]
     until = np.append(beside.time_s[1:], np.inf)[None, :]
     too_much = (own + other > limit_bytes) & (own > 0) & (other > 0)
-    low = (beside.time_s[None, :] - ends)[too_much] - ALMOST_S
-    high = (until - begins)[too_much] + ALMOST_S
+    low = (beside.time_s[None, :] - ends)[too_much] - gap_s
+    high = (until - begins)[too_much] + gap_s
     start_s = from_s
     for i in np.argsort(low, kind="stable"):
         if low[i] < start_s < high[i]:

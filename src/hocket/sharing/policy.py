@@ -50,6 +50,8 @@ class Point(Enum):
     BACKWARD = auto()
 
 
+_LAST: Final = 0.02  # of an iteration, until it has ended
+
 RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
 WAITING: Final = frozenset({Point.WAITS, Point.WAITS_BACKWARD})
 
@@ -69,6 +71,7 @@ class JobState:
         device_s: the device's time that it has used.
         static_bytes: what it holds between iterations.
         forecast: its next iteration; None if none has been seen.
+        error_s: how far its last iterations were from their forecast durations.
         is_trusted: whether the last forecast held; if not, its iterations run alone.
         is_urgent: whether it is slower than its `max_slowdown` allows.
     """
@@ -83,6 +86,7 @@ class JobState:
     device_s: float = 0.0
     static_bytes: float = 0.0
     forecast: Forecast | None = None
+    error_s: float = 0.0
     is_trusted: bool = False
     is_urgent: bool = False
 
@@ -93,13 +97,14 @@ class JobState:
     def placed(self, now_s: float) -> tuple[float, MemoryCurve]:
         """Return its running iteration's curve, and when that would have started.
 
-        The curve is placed by the last mark: a forward or backward that takes longer
-        than forecast stays at its end.
+        The curve is placed by the last mark: a forward that takes longer than forecast
+        stays at its end, and an iteration shortly before its own.
         """
         assert self.forecast is not None
         spent_s = now_s - self.point_s
         if self.point is Point.BACKWARD:
-            spent_s = min(spent_s, self.forecast.backward_s) + self.forecast.forward_s
+            last_s = self.forecast.backward_s - _LAST * self.forecast.seconds
+            spent_s = min(spent_s, max(last_s, 0.0)) + self.forecast.forward_s
         else:
             spent_s = min(spent_s, self.forecast.forward_s)
         return now_s - spent_s, self.forecast.curve
@@ -196,6 +201,7 @@ def _admit(
         waiting = [job for job in waiting if job.is_urgent]  # nothing slows them more
     limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
     placed = [job.placed(now_s) for job in running]
+    error_s = max(job.error_s for job in jobs)
     starts: list[str] = []
     look_s = inf
     for job in waiting:
@@ -207,7 +213,8 @@ def _admit(
         if lags:
             from_s = max(now_s, _lag_start_s(job, jobs))
         curve = job.forecast.curve
-        start_s = earliest_start_s(curve, summed(placed), limit_bytes, from_s)
+        beside = summed(placed)
+        start_s = earliest_start_s(curve, beside, limit_bytes, from_s, error_s)
         placed.append((start_s, curve))
         if start_s <= now_s + ALMOST_S / 2:
             starts.append(job.name)

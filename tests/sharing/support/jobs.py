@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import JobContext
+from hocket.run.device.emulated import sleep_until
 
 
 @dataclass(slots=True)
@@ -60,7 +62,8 @@ def gan(name: str, trained: Trained, width: int = 16) -> Callable[..., Any]:
 
     def make(job: JobContext) -> tuple[Any, Any]:
         torch.manual_seed(11)  # what makes it may seed, as if it were alone
-        generator = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 8))
+        first = nn.Sequential(nn.Linear(4, width), nn.ReLU())
+        generator = nn.Sequential(first, nn.Linear(width, 8))
         critic = nn.Sequential(
             nn.Linear(8, width), nn.Dropout(0.1), nn.Linear(width, 1)
         )
@@ -96,6 +99,34 @@ def endless(loader: Any) -> Iterator[Any]:
     """Epoch after epoch."""
     while True:
         yield from loader
+
+
+def sleeping(
+    forward_s: float,
+    backward_s: float,
+    num_bytes: int,
+    num_iterations: int,
+    num_blocks: int = 4,
+) -> Callable[..., Any]:
+    """An emulated job: it sleeps, and holds memory that it never touches."""
+
+    def make(job: JobContext) -> tuple[Any, Any]:
+        def step(batch: Any) -> None:
+            begin_s = perf_counter()
+            with job.forward():
+                kept = []
+                for i in range(num_blocks):
+                    kept.append(torch.empty(num_bytes // num_blocks, dtype=torch.uint8))
+                    sleep_until(begin_s + forward_s * (i + 1) / num_blocks)
+            begin_s = perf_counter()
+            with job.backward():
+                for i in range(num_blocks):
+                    sleep_until(begin_s + backward_s * (i + 1) / num_blocks)
+                    kept.pop()
+
+        return step, range(num_iterations)
+
+    return make
 
 
 class Alone(JobContext):

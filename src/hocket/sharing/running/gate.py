@@ -27,6 +27,8 @@ class Gate:
         board: what is known of them.
         timeouts_s: after which each job counts as hung.
         on_finish: called with the lock held after each iteration; may change the mode.
+            It may return a function, which the thread that waits for the end calls
+            without the lock: what takes long delays no job.
 
     Attributes:
         ended: the records of jobs that have left, by name.
@@ -36,11 +38,12 @@ class Gate:
 
     board: Board
     timeouts_s: dict[str, float] = field(default_factory=dict)
-    on_finish: Callable[[str], None] = lambda name: None
+    on_finish: Callable[[], Callable[[], None] | None] = lambda: None
     condition: threading.Condition = field(default_factory=threading.Condition)
     ended: dict[str, JobRecord] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
     stop_error: BaseException | None = None
+    _later: Callable[[], None] | None = None
 
     def join(
         self, name: str, weight: float, max_slowdown: float, timeout_s: float
@@ -113,7 +116,7 @@ class Gate:
             iteration = self.board.finish(name, perf_counter())
             if not is_watched:
                 self.board.retime(name)
-            self.on_finish(name)
+            self._later = self.on_finish() or self._later
             if not goes_on:
                 self._changed()
             return iteration
@@ -132,10 +135,15 @@ class Gate:
 
     def wait_for_end(self) -> None:
         """Wait until all jobs have left, or hang."""
-        with self.condition:
-            while self.board.records:
+        while True:
+            with self.condition:
+                if not self.board.records:
+                    return
                 self.condition.wait(_LOOK_S)
                 self.abandon_hung()
+                later, self._later = self._later, None
+            if later is not None:
+                later()
 
     def _check(self, name: str) -> None:
         if name in self.hung or self.stop_error is not None:

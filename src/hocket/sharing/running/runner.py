@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import nan
@@ -25,7 +25,7 @@ from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import Mode, Point
 from hocket.sharing.running.gate import Gate, StoppedError
-from hocket.sharing.running.job import Job, JobContext
+from hocket.sharing.running.job import Job, JobContext, Step
 from hocket.sharing.running.memory_log import MemoryLog
 from hocket.sharing.running.random_state import DrawGuard, JobRandom, ParkedState
 from hocket.sharing.running.settings import Settings, check_settings
@@ -139,7 +139,7 @@ class JobRunner(JobContext):
             self.made.set()
             self._gate.leave(self.name)
 
-    def _make(self) -> tuple[Any, Iterator[Any]]:
+    def _make(self) -> tuple[Step, Iterable[Any]]:
         """Make the job; no other one runs meanwhile."""
         self._log = MemoryLog(self.device)
         self.random.put()
@@ -149,7 +149,7 @@ class JobRunner(JobContext):
         self.made.set()
         return step, batches
 
-    def _train(self, step: Any, batches: Any) -> None:
+    def _train(self, step: Step, batches: Iterable[Any]) -> None:
         limit, in_turns = self._shared.num_iterations, self._shared.mode is Mode.TURNS
         guard = nullcontext() if in_turns else self._guard()
         loader: Iterator[Any] | None = None
@@ -173,7 +173,7 @@ class JobRunner(JobContext):
                 self.random.keep()
             guard = self._after_iteration(guard, in_turns=in_turns)
 
-    def _iterate(self, step: Any, batch: Any) -> None:
+    def _iterate(self, step: Step, batch: Any) -> None:
         """Train one iteration, until the device is done."""
         if self._log is not None:
             self._log.begin()

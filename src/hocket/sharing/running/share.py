@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import inf
 from statistics import median
@@ -151,19 +152,24 @@ class _Plan:
     choice: Choice | None = None
     first_shared: dict[str, int] = field(default_factory=dict)
     first_trial: dict[str, int] | None = None
+    is_choosing: bool = False
 
     def __post_init__(self) -> None:
         """Begin in turns."""
         self.board = Board(Mode.TURNS, self.budget_bytes)
 
-    def after_iteration(self, name: str) -> None:
-        """Change the mode, when all jobs have run long enough in the one before."""
+    def after_iteration(self) -> Callable[[], None] | None:
+        """Change the mode, when all jobs have run long enough in the one before.
+
+        Returns:
+            What takes long, in `auto`: to choose the mode, when the trial is over.
+        """
         records = self.board.records
-        if self.first_shared:
-            return
+        if self.first_shared or self.is_choosing:
+            return None
         if self.first_trial is None:
             if not self._have_run(_NUM_ALONE, {}):
-                return
+                return None
             self._check_fits(records)
             self.first_trial = _counts(records)
             is_auto = self.wanted is Mode.AUTO
@@ -171,9 +177,17 @@ class _Plan:
             if not is_auto:
                 self.first_shared = self.first_trial
         elif self._have_run(_NUM_TRIAL, self.first_trial):
-            self.choice = choose(self._measured(records), self.budget_bytes)
+            self.is_choosing = True
+            return partial(self._choose, self._measured(records))
+        return None
+
+    def _choose(self, measured: Sequence[SimulatedJob]) -> None:
+        assert self.gate is not None
+        self.choice = choose(measured, self.budget_bytes)
+        with self.gate.condition:
             self.board.mode = self.choice.mode
-            self.first_shared = _counts(records)
+            self.first_shared = _counts(self.board.records)
+            self.gate.condition.notify_all()
 
     def _have_run(self, number: int, since: dict[str, int]) -> bool:
         return all(

@@ -1,0 +1,63 @@
+"""Which mode is chosen, from what a trial has measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+
+from hocket.sharing.board import Iteration
+from hocket.sharing.choose import choose, slowdowns
+from hocket.sharing.forecast import Forecast
+from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import SimulatedJob
+
+
+def job(name: str, slowdown: float = 1.0, **more: float) -> SimulatedJob:
+    """A job with one block of memory, from the middle of its forward on."""
+    forecast = Forecast.of_changes(1.0, 2.0, [0.5, 1.5], [1.0, -1.0])
+    return SimulatedJob(name, forecast, 1, slowdown=slowdown, **more)  # type: ignore[arg-type]
+
+
+def test_takes_the_mode_with_the_best_sum_of_speeds() -> None:
+    """Jobs that leave each other room overlap: twice as fast as turns."""
+    choice = choose([job("a"), job("b")], budget_bytes=1.0)
+    assert choice.mode in {Mode.BUDGET, Mode.LAG}
+    best = next(x for x in choice.predictions if x.mode is choice.mode)
+    assert best.total_speed == pytest.approx(2.0, rel=0.1)
+    assert best.peak_bytes <= 1.0
+
+
+def test_takes_turns_where_one_job_fills_the_device() -> None:
+    """Jobs that slow each other by two gain nothing; the reason is given."""
+    choice = choose([job("a", 2.0), job("b", 2.0)], budget_bytes=inf)
+    assert choice.mode is Mode.TURNS
+    assert "2.00 times as long" in choice.why
+
+
+def test_never_takes_a_mode_above_the_budget() -> None:
+    """Free running would be faster, and holds both peaks at once."""
+    jobs = [job("a"), replace(job("b"), static_bytes=5.0)]
+    choice = choose(jobs, budget_bytes=6.0)
+    free = next(x for x in choice.predictions if x.mode is Mode.FREE)
+    assert not free.holds_budget
+    assert choice.mode is not Mode.FREE
+
+
+def test_never_takes_from_a_job_what_turns_would_give_it() -> None:
+    """A job of weight 9 that suffers from company runs in turns, 9 of 10 times."""
+    jobs = [job("a", 1.6, weight=9.0), job("b", 1.0)]
+    assert choose(jobs).mode is Mode.TURNS
+    assert choose([replace(x, weight=1.0) for x in jobs]).mode is not Mode.TURNS
+
+
+def test_finds_how_much_jobs_slow_each_other() -> None:
+    """Of 4 seconds, 1 alone and 3 beside the other: 2.5 of work, so 3 / 1.5."""
+
+    def ran(start_s: float, end_s: float) -> Iteration:
+        return Iteration(0, start_s, start_s, nan, end_s, 0.0, ran_alone=False)
+
+    trial = {"a": [ran(0.0, 4.0)], "b": [ran(1.0, 2.0), ran(2.0, 6.0)]}
+    found = slowdowns(trial, {"a": 2.5, "b": 5.0})
+    assert found == pytest.approx({"a": 2.0, "b": 1.0})
