@@ -164,6 +164,11 @@ CUDA_LAUNCH_BLOCKING: Final = Variable(
     "CUDA_LAUNCH_BLOCKING", "whether each launch of a kernel waits for its end"
 )
 
+CUDA_ALLOCATOR: Final = Variable(
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "torch's allocator on GPUs; where it is not set, `hocket share` takes the driver's "
+    "own (backend:cudaMallocAsync), in which jobs on several streams share memory",
+)
 RANK: Final = Variable("RANK", "this worker's rank; torchrun sets it")
 WORLD_SIZE: Final = Variable("WORLD_SIZE", "number of workers; torchrun sets it")
 LOCAL_RANK: Final = Variable(
@@ -220,6 +225,7 @@ VARIABLES: Final = (
     CUDA_MODULE_LOADING,
     CUDA_DEVICE_MAX_CONNECTIONS,
     CUDA_LAUNCH_BLOCKING,
+    CUDA_ALLOCATOR,
     RANK,
     WORLD_SIZE,
     LOCAL_RANK,

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "search": (
         "Search for the best order of a schedule's work, and prove how good it is."
     ),
+    "share": "Train several recipes on one device at the same time.",
     "bench": "Show a published experiment, simulated and measured, beside its source.",
     "check": (
         "Check a schedule: prove that it may run, or say everything wrong with it."

@@ -107,6 +107,11 @@ class DrawGuard(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = random
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import torch's compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

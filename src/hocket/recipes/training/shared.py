@@ -1,0 +1,100 @@
+"""A recipe as a job that shares its device: the plain loop, marked for its gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import RecipeError
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
+from hocket.recipes.training.step_layout import StepLayout
+from hocket.recipes.training.task import make_task
+from hocket.run.data.batch import call_arguments, on_device
+from hocket.run.data.loss import TOTAL, losses_of
+from hocket.sharing.running.job import Job, JobContext
+
+
+def recipe_job(recipe: Recipe, job: Job) -> Job:
+    """Return a job that trains a recipe's model to its end.
+
+    It trains what `hocket train` does with one worker and one microbatch, but for the
+    random numbers of dropout, which follow the seed of the job.
+
+    Args:
+        recipe: the recipe.
+        job: its name, weight and limits; `make` and `seed` are replaced.
+
+    Raises:
+        RecipeError: the recipe asks for what a shared loop does not do.
+    """
+    _refuse(recipe)
+
+    def make(context: JobContext) -> tuple[Any, Iterator[Any]]:
+        task = make_task(recipe)
+        layout = StepLayout.of(recipe, task.training)
+        model = task.make_model().to(context.device).train()
+        trained = _Loop(recipe, layout, model, task.loss, context)
+        return trained.step, iter(layout.loader())
+
+    return replace(job, make=make, seed=recipe.training.seed)
+
+
+def _refuse(recipe: Recipe) -> None:
+    training = recipe.training
+    asked = {
+        "training.precision": training.precision != "float32",
+        "training.ema_decay": training.ema_decay is not None,
+        "training.stop_patience": training.stop_patience is not None,
+        "[teacher]": recipe.teacher is not None,
+        "[checkpoint]": bool(
+            recipe.checkpoint.every_steps or recipe.checkpoint.every_epochs
+        ),
+    }
+    if found := [name for name, is_asked in asked.items() if is_asked]:
+        raise RecipeError(
+            f"hocket share trains recipes without {', '.join(found)}; leave it out "
+            "with --set, or write the loop as a hocket.Job"
+        )
+
+
+class _Loop:
+    """Trains one batch at a time; updates after every `accumulate` of them."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        layout: StepLayout,
+        model: nn.Module,
+        loss: Any,
+        context: JobContext,
+    ) -> None:
+        self.training = recipe.training
+        self.model, self.loss, self.context = model, loss, context
+        self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
+        self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
+        self.num_batches = 0
+
+    def step(self, batch: Any) -> Tensor:
+        inputs, targets = on_device(batch, self.context.device)
+        args, kwargs = call_arguments(inputs)
+        with self.context.forward():
+            loss = losses_of(self.loss, self.model(*args, **kwargs), targets)[TOTAL]
+        with self.context.backward():
+            (loss / self.training.accumulate).backward()
+        self.num_batches += 1
+        if self.num_batches % self.training.accumulate == 0:
+            self._update()
+        return loss.detach()
+
+    def _update(self) -> None:
+        if self.training.clip_norm is not None:
+            norm = self.training.clip_norm
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scheduler.step()
