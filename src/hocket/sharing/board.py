@@ -73,6 +73,14 @@ class JobRecord:
     first_backward_s: float = nan
     delay_s: float = 0.0
     ran_alone: bool = True
+    busy_s: dict[Point, float] = field(default_factory=dict)  # of this iteration
+
+    def move(self, point: Point, now_s: float) -> None:
+        """Come to another point."""
+        state = self.state
+        if state.point in self.busy_s:
+            self.busy_s[state.point] += now_s - state.point_s
+        state.come_to(point, now_s)
 
     def slowdown(self, now_s: float) -> float:
         """Return its time so far over that of as many iterations alone."""
@@ -146,7 +154,7 @@ class Board:
         record = self.records[name]
         if record.first_start_s != record.first_start_s:  # a new iteration
             record.request_s = now_s
-        record.state.come_to(point, now_s)
+        record.move(point, now_s)
 
     def open_gates(self, now_s: float) -> tuple[tuple[str, ...], float]:
         """Let jobs go on as the policy says.
@@ -196,7 +204,7 @@ class Board:
             record.solo_s = min(lasted, record.solo_s) if record.solo_s > 0 else lasted
         record.first_start_s = record.first_backward_s = nan
         record.delay_s = 0.0
-        record.state.come_to(Point.AWAY, now_s)
+        record.move(Point.AWAY, now_s)
         return iteration
 
     def observe(self, name: str, seen: Forecast, static_bytes: float) -> None:
@@ -218,10 +226,10 @@ class Board:
     def retime(self, name: str) -> None:
         """Take the durations of the next iteration from the last one."""
         record = self.records[name]
-        last, forecast = record.iterations[-1], record.state.forecast
+        forecast, busy_s = record.state.forecast, record.busy_s
         if forecast is None:
             return
-        own_s = last.end_s - last.start_s
+        own_s = sum(busy_s.values())
         is_late = own_s > TIME_MARGIN * max(forecast.seconds, record.solo_s)
         record.num_wrong += is_late and record.state.is_trusted
         record.state.is_trusted = record.memory_held and not is_late
@@ -231,7 +239,7 @@ class Board:
                 len(record.errors_s) * 3 // 4
             ]
         record.state.forecast = forecast.retimed(
-            last.backward_s - last.start_s, last.end_s - last.backward_s
+            busy_s[Point.FORWARD], busy_s[Point.BACKWARD]
         )
 
     def _go_on(self, record: JobRecord, now_s: float) -> None:
@@ -243,18 +251,19 @@ class Board:
         if record.first_start_s != record.first_start_s:
             record.first_start_s = now_s
             record.ran_alone = True
+            record.busy_s = dict.fromkeys(RUNNING, 0.0)
         running = [x for x in self.records.values() if x.state.point in RUNNING]
         for other in running:
             other.ran_alone = False
         record.ran_alone &= not running
-        state.come_to(Point.FORWARD, now_s)
+        record.move(Point.FORWARD, now_s)
         state.start_s = now_s
         state.num_starts += 1
 
     def _enter_backward(self, record: JobRecord, now_s: float) -> None:
         if record.first_backward_s != record.first_backward_s:
             record.first_backward_s = now_s
-        record.state.come_to(Point.BACKWARD, now_s)
+        record.move(Point.BACKWARD, now_s)
         record.state.num_backwards += 1
 
     def _spend(self, now_s: float) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from hocket.draw.quantity import byte_size
 from hocket.sharing.board import Iteration
 from hocket.sharing.policy import Mode
-from hocket.sharing.simulate import SharedRun, SimulatedJob, simulate_jobs
+from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 PREDICTED: Final = (Mode.TURNS, Mode.BUDGET, Mode.LAG, Mode.TICK_TOCK, Mode.FREE)
 _NUM_ITERATIONS: Final = 6  # of the slowest job
@@ -74,23 +74,7 @@ def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
         jobs: each with its iteration alone, and how much it is slowed beside others.
         budget_bytes: the most that all jobs may hold.
     """
-    longest_s = max(job.actual.seconds for job in jobs)
-    played = [
-        replace(
-            job,
-            actual=job.actual.coarser(_NUM_LEVELS),
-            believed=job.actual.coarser(_NUM_LEVELS),
-            num_iterations=min(
-                _MOST_ITERATIONS,
-                ceil(_NUM_ITERATIONS * longest_s / max(job.actual.seconds, 1e-9)),
-            ),
-        )
-        for job in jobs
-    ]
-    predictions = tuple(
-        _predict(mode, played, simulate_jobs(mode, played, budget_bytes), budget_bytes)
-        for mode in PREDICTED
-    )
+    predictions = tuple(predict(mode, jobs, budget_bytes) for mode in PREDICTED)
     turns = predictions[0]
     usable = [x for x in predictions if x.holds_budget and x.holds_weights]
     best = max(usable, key=lambda x: x.total_speed, default=turns)
@@ -112,9 +96,26 @@ def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
     )
 
 
-def _predict(
-    mode: Mode, jobs: Sequence[SimulatedJob], run: SharedRun, budget_bytes: float
+def predict(
+    mode: Mode, jobs: Sequence[SimulatedJob], budget_bytes: float = inf
 ) -> Prediction:
+    """Predict one mode: play some iterations of each job with a fake clock.
+
+    Args:
+        mode: the mode.
+        jobs: see `choose`.
+        budget_bytes: see `choose`.
+    """
+    longest_s = max(job.actual.seconds for job in jobs)
+    played = []
+    for job in jobs:
+        number = ceil(_NUM_ITERATIONS * longest_s / max(job.actual.seconds, _TINY_S))
+        coarse = job.actual.coarser(_NUM_LEVELS)
+        number = min(number, _MOST_ITERATIONS)
+        played.append(
+            replace(job, actual=coarse, believed=coarse, num_iterations=number)
+        )
+    run = simulate_jobs(mode, played, budget_bytes)
     weights = sum(job.weight for job in jobs)
     speeds = {
         job.name: job.actual.seconds / run.seconds_per_iteration(job.name)

@@ -1,0 +1,1 @@
+"""What sharing a device costs, and how well it is predicted."""

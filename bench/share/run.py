@@ -1,0 +1,187 @@
+"""What turns cost, how well memory is forecast, and how well modes are predicted.
+
+    python -m bench.share.run [--parts turns forecast merged] [--rounds 7]
+
+One process on a CPU, two jobs with one thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+import hocket
+from bench.measure import environment, paired_ratio, spread, write_result
+from bench.share.jobs import MIDDLE, PlainLoop, job_makers, sleeping
+from hocket.model.profile.allocations import allocations
+from hocket.sharing.choose import predict
+from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import SimulatedJob
+
+RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
+PARTS: Final = ("turns", "forecast", "merged")
+CPU: Final = torch.device("cpu")
+NUM_ITERATIONS: Final = 30
+MIB: Final = 2**20
+# Seconds of forward and backward, and bytes, of two emulated jobs.
+PAIRS: Final = {
+    "equal": ((0.02, 0.04, 64 * MIB), (0.02, 0.04, 64 * MIB)),
+    "1 to 2": ((0.02, 0.04, 64 * MIB), (0.01, 0.02, 64 * MIB)),
+    "2 to 3": ((0.02, 0.04, 64 * MIB), (0.03, 0.06, 32 * MIB)),
+    "long forward": ((0.04, 0.02, 64 * MIB), (0.02, 0.04, 64 * MIB)),
+}
+
+
+def main() -> None:
+    """Measure what was asked for, and keep it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Any] = []
+    for part in arguments.parts:
+        for row in PART[part](arguments.rounds):
+            print(row, flush=True)
+            rows.append({"part": part, **row})
+            write_result(arguments.output, {"environment": environment(), "rows": rows})
+
+
+def turns(num_rounds: int) -> Iterator[dict[str, Any]]:
+    """Seconds of an iteration in turns, and of the same two loops in one thread."""
+    makers = job_makers(MIDDLE)
+    for names in (("transformer", "resnet"), ("lstm", "gan"), ("perceptron", "resnet")):
+        plain_s, shared_s = [], []
+        for i in range(num_rounds):
+            for is_shared in (False, True) if i % 2 else (True, False):
+                gc.collect()
+                if is_shared:
+                    shared_s.append(_shared_s([makers[name] for name in names]))
+                else:
+                    plain_s.append(_plain_s([makers[name] for name in names]))
+        yield {
+            "jobs": list(names),
+            "plain": spread(plain_s),
+            "turns": spread(shared_s),
+            "turns_over_plain": paired_ratio(shared_s, plain_s),
+        }
+
+
+def _plain_s(makers: list[Any]) -> float:
+    """The median of one iteration of each job, one after the other."""
+    loops = [make(PlainLoop(CPU)) for make in makers]
+    loops = [(step, iter(batches)) for step, batches in loops]
+    seconds = []
+    for _ in range(NUM_ITERATIONS):
+        begin_s = perf_counter()
+        for step, batches in loops:
+            step(next(batches))
+        seconds.append(perf_counter() - begin_s)
+    return median(seconds[5:])
+
+
+def _shared_s(makers: list[Any]) -> float:
+    """The median time from one end to the next of the first job, in turns."""
+    jobs = [hocket.Job(str(i), make) for i, make in enumerate(makers)]
+    report = hocket.share(
+        jobs, mode="turns", num_iterations=NUM_ITERATIONS, device="cpu"
+    )
+    report.check()
+    return report["0"].shared_s
+
+
+def forecast(num_rounds: int) -> Iterator[dict[str, Any]]:
+    """The forecast peak beside that of a plain loop, and durations beside the next."""
+    del num_rounds
+    for name, make in job_makers(MIDDLE).items():
+        report = hocket.share(
+            [hocket.Job(name, make)], mode="turns", num_iterations=20, device="cpu"
+        )
+        report.check()
+        job = report[name]
+        assert job.forecast is not None
+        with allocations(CPU) as log:
+            step, batches = make(PlainLoop(CPU))
+            own = iter(batches)
+            for _ in range(2):
+                step(next(own))
+            with log.span():
+                step(next(own))
+        measured = log.peaks[0]
+        ends = [x.end_s - x.start_s for x in job.iterations[4:]]
+        errors = [abs(b - a) / b for a, b in pairwise(ends)]
+        yield {
+            "model": name,
+            "forecast_bytes": int(job.forecast.curve.peak),
+            "measured_bytes": measured,
+            "error": round(job.forecast.curve.peak / measured - 1, 4),
+            "error_of_seconds": round(median(errors), 4),
+        }
+
+
+def merged(num_rounds: int) -> Iterator[dict[str, Any]]:
+    """The predicted sum of speeds beside the measured one, on emulated lanes."""
+    for pair, parts in PAIRS.items():
+        jobs = [
+            hocket.Job(name, sleeping(*part))
+            for name, part in zip("ab", parts, strict=True)
+        ]
+        budget = 96 * MIB
+        for mode in (Mode.TURNS, Mode.LAG, Mode.BUDGET, Mode.TICK_TOCK, Mode.FREE):
+            found, predicted = [], []
+            for _ in range(max(1, num_rounds // 2)):
+                report = hocket.share(
+                    jobs,
+                    mode=mode.value,
+                    memory_bytes=budget,
+                    num_iterations=24,
+                    device="cpu",
+                )
+                report.check()
+                found.append(_speed_while_both(report))
+                known = [_as_simulated(job) for job in report.jobs]
+                predicted.append(predict(mode, known, budget).total_speed)
+            yield {
+                "pair": pair,
+                "mode": mode.value,
+                "predicted": round(median(predicted), 3),
+                "measured": round(median(found), 3),
+                "error": round(median(predicted) / median(found) - 1, 4),
+                "peak_over_budget": round(report.peak_bytes / budget, 3),
+            }
+
+
+def _as_simulated(job: hocket.JobReport) -> SimulatedJob:
+    """A job as it is alone."""
+    assert job.forecast is not None
+    scale = job.solo_s / job.forecast.seconds
+    alone = job.forecast.retimed(
+        job.forecast.forward_s * scale, job.forecast.backward_s * scale
+    )
+    return SimulatedJob(job.name, alone, 1, static_bytes=job.static_bytes)
+
+
+def _speed_while_both(report: hocket.ShareReport) -> float:
+    """The sum of speeds until the first job ended."""
+    until_s = min(job.iterations[-1].end_s for job in report.jobs)
+    total = 0.0
+    for job in report.jobs:
+        ends = [x.end_s for x in job.shared if x.end_s <= until_s]
+        total += job.solo_s * (len(ends) - 1) / (ends[-1] - ends[0])
+    return total
+
+
+PART: Final = {"turns": turns, "forecast": forecast, "merged": merged}
+
+
+if __name__ == "__main__":
+    main()
