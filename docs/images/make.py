@@ -18,6 +18,10 @@ from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_
 from hocket.passes.fill_with import fill_with
 from hocket.passes.serial import serial
 from hocket.schedules import make_schedule
+from hocket.sharing.forecast import Forecast
+from hocket.sharing.page import share_svg, simulated_report
+from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import SimulatedJob
 
 HERE = Path(__file__).parent
 NUM_DEVICES, NUM_MICROBATCHES = 4, 8
@@ -104,6 +108,32 @@ def in_buckets(k: int, *, barrier: bool) -> Timeline:
     return simulate(schedule, Costs(stages, reduce_link=Link(bytes_per_s=16 / 16.2)))
 
 
+def sharing_modes() -> str:
+    """Two jobs in each mode, with their memory, under one budget."""
+    times = [i / 8 for i in range(8)] + [1 + (i + 1) / 4 for i in range(8)]
+    changes = [2.0**27] * 8 + [-(2.0**27)] * 8
+    ramp = Forecast.of_changes(1.0, 2.0, times, changes)
+    jobs = [
+        SimulatedJob(name, ramp, 6, believed=ramp, static_bytes=2.0**27)
+        for name in ("a", "b")
+    ]
+    parts, y = [], 0
+    for mode in (Mode.TURNS, Mode.TICK_TOCK, Mode.LAG, Mode.BUDGET):
+        report = simulated_report(mode, jobs, 1.7 * 2**30)
+        parts.append(f'<text x="4" y="{y + 16}" font-weight="bold">{mode.value}</text>')
+        nested = share_svg(report).replace(
+            "<svg ", f'<svg y="{y + 24}" width="920" height="252" ', 1
+        )
+        parts.append(nested)
+        y += 286
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {y}" '
+        'font-family="sans-serif" font-size="13">\n'
+        f'<rect width="920" height="{y}" fill="#FFFFFF"/>'
+    )
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
 def pictures() -> dict[str, str]:
     """The contents of each file in this folder, by name."""
     names = ("gpipe", "1f1b", "interleaved-1f1b")
@@ -130,6 +160,7 @@ def pictures() -> dict[str, str]:
         ("reverse first-k with k = 4, and no barrier", in_buckets(4, barrier=False)),
     ]
     return {
+        "sharing.svg": sharing_modes(),
         "ooo-single.svg": to_svg(single, style=Style(show_memory=False)),
         "reverse-first-k.svg": to_svg(data_parallel, style=Style(show_memory=False)),
         "teacher.svg": to_svg(teachers, style=Style(show_memory=False)),

@@ -14,6 +14,7 @@ import torch
 import hocket
 from hocket.errors import ConfigError, FitError, NoMemoryError, RunError
 from hocket.sharing.policy import Mode
+from hocket.sharing.running.share import allowed_mode
 from tests.sharing.support.jobs import (
     Trained,
     classifier,
@@ -243,6 +244,21 @@ def test_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         hocket.share([], device="cpu")
     with pytest.raises(ConfigError, match="tick-tock"):
         hocket.share(same[:1], mode="ticktock", device="cpu")
+
+
+def test_says_what_to_set_before_cuda_starts() -> None:
+    """torch's own allocator shares no memory between streams: only turns hold a budget.
+
+    `allowed_mode` is given the allocator's name, as there may be no GPU here.
+    """
+    notes: list[str] = []
+    with pytest.raises(ConfigError, match="PYTORCH_CUDA_ALLOC_CONF=backend:cudaMa"):
+        allowed_mode(Mode.BUDGET, "native", notes)
+    assert allowed_mode(Mode.BUDGET, "cudaMallocAsync", notes) is Mode.BUDGET
+    assert not notes
+    assert allowed_mode(Mode.AUTO, "native", notes) is Mode.TURNS
+    assert allowed_mode(Mode.FREE, "native", notes) is Mode.FREE
+    assert "before torch is imported" in notes[0]
 
 
 def test_an_error_while_a_job_is_made() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,9 @@ from hocket.draw.html import Figure, Table, to_html
 from hocket.draw.quantity import byte_size, seconds
 from hocket.sharing.board import Iteration
 from hocket.sharing.forecast import summed
+from hocket.sharing.policy import Mode
 from hocket.sharing.report import JobReport, ShareReport, placed_curves, row_of
+from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 _NUM_SHOWN: Final = 12  # iterations of the slowest job
 _WIDTH, _LEFT, _LANE, _MEMORY = 920, 90, 26, 160
@@ -63,6 +65,30 @@ def share_page(report: ShareReport) -> str:
         tables=tables,
         figures=[Figure("Jobs and their memory over time", share_svg(report))],
     )
+
+
+def simulated_report(
+    mode: Mode, jobs: Sequence[SimulatedJob], budget_bytes: float = inf
+) -> ShareReport:
+    """Play jobs with a fake clock, and report it as if it were measured."""
+    run = simulate_jobs(mode, jobs, budget_bytes)
+    reports = [
+        JobReport(
+            name=job.name,
+            weight=job.weight,
+            losses=(),
+            iterations=tuple(run.iterations[job.name]),
+            first_shared=1,
+            solo_s=job.actual.seconds,
+            static_bytes=job.static_bytes,
+            forecast=job.actual,
+            num_wrong=run.num_wrong[job.name],
+            error=None,
+            is_hung=False,
+        )
+        for job in jobs
+    ]
+    return ShareReport(mode, "simulated", tuple(reports), budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +157,7 @@ def _budget(axes: _Axes, budget_bytes: float) -> Iterator[str]:
     y = axes.y(budget_bytes)
     yield (
         f'<line x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}" '
-        'stroke="var(--ink)" stroke-dasharray="5 3"/>'
+        'stroke="var(--ink, #1B2027)" stroke-dasharray="5 3"/>'
     )
     yield _text(_WIDTH - 150, y + 14, f"budget {byte_size(budget_bytes)}")
 
@@ -215,4 +241,5 @@ def _box(left: float, right: float, y: float, colour: str, opacity: float) -> st
 
 
 def _text(x: float, y: float, text: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" fill="var(--ink)">{escape(text)}</text>'
+    place = f'x="{x:.0f}" y="{y:.0f}" fill="var(--ink, #1B2027)"'
+    return f"<text {place}>{escape(text)}</text>"

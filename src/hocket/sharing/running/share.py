@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from hocket import cuda
+from hocket import cuda, env
 from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, FitError
 from hocket.nearest import nearest
@@ -73,8 +73,8 @@ def share(
     check_jobs(jobs)
     wanted, notes = _mode_of(mode), list[str]()
     torch_device = _device_of(device)
-    if torch_device.type == "cuda" and wanted is not Mode.TURNS:
-        wanted = _with_allocator(wanted, notes)
+    if torch_device.type == "cuda":
+        wanted = allowed_mode(wanted, cuda.allocator_backend(), notes)
     plan = _Plan(wanted, inf if memory_bytes is None else memory_bytes)
     gate = Gate(plan.board, on_finish=plan.after_iteration)
     plan.gate = gate
@@ -113,6 +113,7 @@ def _run(
 ) -> None:
     """Make all jobs, one after the other; then let them run to their ends."""
     for runner in runners:
+        gate.begin()
         runner.thread.start()
         while not runner.made.wait(1.0):
             with gate.condition:
@@ -304,20 +305,25 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda", 0) if cuda.is_available() else torch.device("cpu")
 
 
-def _with_allocator(wanted: Mode, notes: list[str]) -> Mode:
+def allowed_mode(wanted: Mode, backend: str, notes: list[str]) -> Mode:
     """Return the mode that CUDA's allocator allows.
 
     The native allocator keeps the memory that one stream freed from all others.
 
+    Args:
+        wanted: the mode that was asked for.
+        backend: the allocator: native or cudaMallocAsync.
+        notes: gets what the report should say.
+
     Raises:
         ConfigError: the mode shares memory, and the allocator does not.
     """
-    if cuda.allocator_backend() != _NATIVE:
+    if backend != _NATIVE or wanted is Mode.TURNS:
         return wanted
     advice = (
         "torch's native allocator keeps freed memory for the stream that freed it, so "
         "jobs on two streams reserve both peaks whatever their order: set "
-        "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync before torch is imported "
+        f"{env.CUDA_ALLOCATOR.name}=backend:cudaMallocAsync before torch is imported "
         "(`hocket share` does)"
     )
     if wanted in {Mode.LAG, Mode.BUDGET}:
