@@ -29,7 +29,7 @@ from hocket.sharing.simulate import SimulatedJob
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
 PARTS: Final = ("turns", "forecast", "merged")
 CPU: Final = torch.device("cpu")
-NUM_ITERATIONS: Final = 30
+NUM_ITERATIONS: Final = 24
 MIB: Final = 2**20
 # Seconds of forward and backward, and bytes, of two emulated jobs.
 PAIRS: Final = {
@@ -59,7 +59,7 @@ def main() -> None:
 def turns(num_rounds: int) -> Iterator[dict[str, Any]]:
     """Seconds of an iteration in turns, and of the same two loops in one thread."""
     makers = job_makers(MIDDLE)
-    for names in (("transformer", "resnet"), ("lstm", "gan"), ("perceptron", "resnet")):
+    for names in (("lstm", "gan"), ("perceptron", "autoencoder")):
         plain_s, shared_s = [], []
         for i in range(num_rounds):
             for is_shared in (False, True) if i % 2 else (True, False):

@@ -100,7 +100,7 @@ class Board:
         self.mode = mode
         self.budget_bytes = budget_bytes
         self.records: dict[str, JobRecord] = {}
-        self.lost_bytes = 0.0  # of jobs that hang: nobody can release them
+        self.lost_bytes = 0.0  # held by jobs that hang
         self._last_s = -inf
 
     def join(

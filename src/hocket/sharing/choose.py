@@ -29,12 +29,12 @@ _SHARE_MARGIN: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class ModePrediction:
     """What one mode would be.
 
     Args:
         mode: the mode.
-        speeds: of each job, the time of an iteration alone over that shared.
+        speeds: the time of an iteration alone over that shared, by job.
         peak_bytes: the most that all jobs hold.
         holds_budget: whether that is within the budget.
         holds_weights: whether every job gets its share, and its `max_slowdown`.
@@ -64,7 +64,7 @@ class Choice:
 
     mode: Mode
     why: str
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[ModePrediction, ...]
 
 
 def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
@@ -98,7 +98,7 @@ def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
 
 def predict(
     mode: Mode, jobs: Sequence[SimulatedJob], budget_bytes: float = inf
-) -> Prediction:
+) -> ModePrediction:
     """Predict one mode: play some iterations of each job with a fake clock.
 
     Args:
@@ -121,7 +121,7 @@ def predict(
         job.name: job.actual.seconds / run.seconds_per_iteration(job.name)
         for job in jobs
     }
-    return Prediction(
+    return ModePrediction(
         mode,
         speeds,
         run.peak_bytes,

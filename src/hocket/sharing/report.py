@@ -12,7 +12,7 @@ from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
 from hocket.errors import RunError
 from hocket.sharing.board import Iteration
-from hocket.sharing.choose import Prediction
+from hocket.sharing.choose import ModePrediction
 from hocket.sharing.forecast import Forecast, summed
 from hocket.sharing.policy import Mode
 
@@ -93,7 +93,7 @@ class ShareReport:
     why: str
     jobs: tuple[JobReport, ...]
     budget_bytes: float
-    predictions: tuple[Prediction, ...] = ()
+    predictions: tuple[ModePrediction, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> JobReport:

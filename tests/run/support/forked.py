@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket import env
-from hocket.run.cluster.start import Job, main
+from hocket.run.cluster.start import WorkerStart, main
 from hocket.run.diagnostics.failure import (
     FailureReport,
     read_report,
@@ -230,4 +230,4 @@ def _enter(
         env.LAUNCHER_PID.name: str(os.getppid()),
         env.TIMEOUT_S.name: repr(timeout_s),
     }
-    main(Job(entry=entry, args=list(args), sys_path=[], argv=[]))
+    main(WorkerStart(entry=entry, args=list(args), sys_path=[], argv=[]))

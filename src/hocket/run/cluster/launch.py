@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 from hocket import env
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
-from hocket.run.cluster.start import PROGRAM, Job
+from hocket.run.cluster.start import PROGRAM, WorkerStart
 from hocket.run.cluster.worker_processes import WorkerProcesses
 from hocket.run.diagnostics.failure import (
     FailureCause,
@@ -109,7 +109,7 @@ def launch(
     _refuse_inside_a_worker()
     if num_workers < 1:
         raise RunError(f"num_workers={num_workers}: start at least one worker")
-    job = Job(
+    job = WorkerStart(
         entry=entry if isinstance(entry, str) else _name_of(entry),
         args=list(args),
         sys_path=[str(Path(path).absolute()) for path in sys.path],

@@ -36,7 +36,7 @@ PROGRAM: Final = (
 )
 
 
-class Job(TypedDict):
+class WorkerStart(TypedDict):
     """The launcher's parameters for its workers, written to `job.json`.
 
     Keys:
@@ -52,7 +52,7 @@ class Job(TypedDict):
     argv: list[str]
 
 
-def main(job: Job) -> None:
+def main(job: WorkerStart) -> None:
     """Call the entry function; does not return if it fails."""
     _end_with_launcher(env.LAUNCHER_PID.integer())
     folder = attempt_dir(Path(env.JOB_DIR.text()), env.ATTEMPT.integer())

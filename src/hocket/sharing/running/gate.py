@@ -20,7 +20,7 @@ class StoppedError(BaseException):
 
 
 @dataclass(slots=True)
-class Gate:
+class JobGates:
     """The gates of all jobs that share a device.
 
     Args:

@@ -52,7 +52,7 @@ class Job:
         weight: its share of the device's time, relative to the other jobs'.
         memory_bytes: the most that this job may hold; None for no limit of its own.
         max_slowdown: how much longer its iterations may take than alone.
-        seed: of torch's default generators, before `make`; each job draws its own
+        seed: what torch's default generators are seeded with before `make`; each job draws its own
             numbers, as if it were alone.
         draws: whether it draws random numbers from torch's default generators; None if
             the first iterations show it.

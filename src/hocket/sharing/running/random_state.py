@@ -44,7 +44,7 @@ class JobRandom:
     Args:
         device: the job's device.
         generators: the device's default generators.
-        seed: of the state at first.
+        seed: the seed of its state at first.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from hocket.errors import ConfigError, NoMemoryError
 from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import Mode, Point
-from hocket.sharing.running.gate import Gate, StoppedError
+from hocket.sharing.running.gate import JobGates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step
 from hocket.sharing.running.memory_log import MemoryLog
 from hocket.sharing.running.random_state import DrawGuard, JobRandom, ParkedState
@@ -48,7 +48,7 @@ class Shared:
         num_iterations: after which each job ends; None at the end of its batches.
     """
 
-    gate: Gate
+    gate: JobGates
     mode: Mode
     settings: Settings
     parked: ParkedState

@@ -22,7 +22,7 @@ from hocket.sharing.board import Board, Iteration, JobRecord
 from hocket.sharing.choose import Choice, choose, slowdowns
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import JobReport, ShareReport
-from hocket.sharing.running.gate import Gate
+from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.job import Job, check_jobs
 from hocket.sharing.running.random_state import (
     JobRandom,
@@ -76,7 +76,7 @@ def share(
     if torch_device.type == "cuda":
         wanted = allowed_mode(wanted, cuda.allocator_backend(), notes)
     plan = _Plan(wanted, inf if memory_bytes is None else memory_bytes)
-    gate = Gate(plan.board, on_finish=plan.after_iteration)
+    gate = JobGates(plan.board, on_finish=plan.after_iteration)
     plan.gate = gate
     generators = default_generators(torch_device)
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def share(
 
 
 def _run(
-    runners: Sequence[JobRunner], gate: Gate, parked: ParkedState, *, is_turns: bool
+    runners: Sequence[JobRunner], gate: JobGates, parked: ParkedState, *, is_turns: bool
 ) -> None:
     """Make all jobs, one after the other; then let them run to their ends."""
     for runner in runners:
@@ -149,7 +149,7 @@ class _Plan:
     wanted: Mode
     budget_bytes: float
     board: Board = field(init=False)
-    gate: Gate | None = None
+    gate: JobGates | None = None
     choice: Choice | None = None
     first_shared: dict[str, int] = field(default_factory=dict)
     first_trial: dict[str, int] | None = None
