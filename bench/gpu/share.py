@@ -38,10 +38,10 @@ PAIRS: Final = (
 )
 MODES: Final = ("turns", "free", "tick-tock", "auto")
 SIZES: Final = {"large": LARGE, "small": SMALL}
-NUM_ALONE: Final = 30
-NUM_COMPARED: Final = 20  # losses
+NUM_ALONE: Final = 14
+NUM_COMPARED: Final = 14  # losses; auto has a mode after ten
 MEMORY_SHARE: Final = 0.63  # of both peaks above the weights
-TIMEOUT_S: Final = 120
+TIMEOUT_S: Final = 300
 MOST_ITERATIONS: Final = 2000
 SHARED_ALLOCATOR: Final = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     default = "large" if has_gpu else "small"
     parser.add_argument("--size", choices=SIZES, default=default)
-    parser.add_argument("--seconds", type=float, default=4.0 if has_gpu else 1.0)
+    parser.add_argument("--seconds", type=float, default=4.0 if has_gpu else 0.5)
     parser.add_argument("--pairs", type=int, default=len(PAIRS))
     parser.add_argument("--output", type=Path, default=RESULTS / "share.json")
     parser.add_argument("--one", help="what one process runs, as JSON")

@@ -30,7 +30,7 @@ class Size:
     num_samples: int
 
 
-SMALL = Size(32, 8)
+SMALL = Size(16, 4)
 MIDDLE = Size(96, 16)  # on a CPU: some 10 ms each
 LARGE = Size(512, 64)  # on a GPU: kernels that do not fill it
 

@@ -52,8 +52,8 @@ class Job:
         weight: its share of the device's time, relative to the other jobs'.
         memory_bytes: the most that this job may hold; None for no limit of its own.
         max_slowdown: how much longer its iterations may take than alone.
-        seed: what torch's default generators are seeded with before `make`; each job draws its own
-            numbers, as if it were alone.
+        seed: what torch's default generators are seeded with before `make`; each job
+            draws its own numbers, as if it were alone.
         draws: whether it draws random numbers from torch's default generators; None if
             the first iterations show it.
         timeout_s: after which an iteration counts as hung; then the other jobs go on.
