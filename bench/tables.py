@@ -24,6 +24,8 @@ from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
+from bench.share.table import cost_of_turns, forecasts
+from bench.share.table import predictions as predicted_modes
 from bench.split.table import halves
 from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
@@ -153,6 +155,9 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("ooo_data", "hosts"): hosts,
     ("ooo_pipeline", "table"): speedups,
     ("optimum", "table"): distances,
+    ("share", "turns"): cost_of_turns,
+    ("share", "forecast"): forecasts,
+    ("share", "merged"): predicted_modes,
     ("split", "table"): halves,
     ("staleness", "table"): qualities,
     ("staleness", "costs"): beside_synchronous,

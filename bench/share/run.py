@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Final
 
 import torch
 
 import hocket
 from bench.measure import environment, paired_ratio, spread, write_result
-from bench.share.jobs import MIDDLE, PlainLoop, job_makers, sleeping
+from bench.share.jobs import MIDDLE, Make, PlainLoop, job_makers, sleeping
 from hocket.model.profile.allocations import allocations
 from hocket.sharing.choose import predict
 from hocket.sharing.policy import Mode
@@ -28,6 +28,7 @@ from hocket.sharing.simulate import SimulatedJob
 
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
 PARTS: Final = ("turns", "forecast", "merged")
+Stamp = tuple[float, float]  # seconds of the clock, and of this process
 CPU: Final = torch.device("cpu")
 NUM_ITERATIONS: Final = 24
 MIB: Final = 2**20
@@ -57,46 +58,72 @@ def main() -> None:
 
 
 def turns(num_rounds: int) -> Iterator[dict[str, Any]]:
-    """Seconds of an iteration in turns, and of the same two loops in one thread."""
+    """Seconds of an iteration of both jobs in turns, and in one loop in one thread."""
     makers = job_makers(MIDDLE)
     for names in (("lstm", "gan"), ("perceptron", "autoencoder")):
-        plain_s, shared_s = [], []
+        found: dict[str, list[Stamp]] = {"plain": [], "turns": []}
         for i in range(num_rounds):
-            for is_shared in (False, True) if i % 2 else (True, False):
+            for contestant in ("plain", "turns") if i % 2 else ("turns", "plain"):
                 gc.collect()
-                if is_shared:
-                    shared_s.append(_shared_s([makers[name] for name in names]))
-                else:
-                    plain_s.append(_plain_s([makers[name] for name in names]))
+                run = _plain if contestant == "plain" else _in_turns
+                found[contestant].append(run([makers[name] for name in names]))
+        wall, cpu = (
+            {name: [x[i] for x in own] for name, own in found.items()} for i in (0, 1)
+        )
         yield {
             "jobs": list(names),
-            "plain": spread(plain_s),
-            "turns": spread(shared_s),
-            "turns_over_plain": paired_ratio(shared_s, plain_s),
+            "plain": spread(wall["plain"]),
+            "turns": spread(wall["turns"]),
+            "turns_over_plain": paired_ratio(wall["turns"], wall["plain"]),
+            "cpu_turns_over_plain": paired_ratio(cpu["turns"], cpu["plain"]),
         }
 
 
-def _plain_s(makers: list[Any]) -> float:
-    """The median of one iteration of each job, one after the other."""
-    loops = [make(PlainLoop(CPU)) for make in makers]
-    loops = [(step, iter(batches)) for step, batches in loops]
-    seconds = []
+def _stamped(make: Make, stamps: list[Stamp]) -> Make:
+    """The same job; records the time of day and of this process at each step."""
+
+    def stamped(job: hocket.JobContext) -> tuple[Any, Any]:
+        step, batches = make(job)
+
+        def timed(batch: Any) -> Any:
+            stamps.append((perf_counter(), process_time()))
+            return step(batch)
+
+        return timed, batches
+
+    return stamped
+
+
+def _median_step(stamps: list[Stamp]) -> Stamp:
+    """The medians of what passed between two steps, without the first ones."""
+    steps = list(pairwise(stamps[6:]))
+    return median(b[0] - a[0] for a, b in steps), median(b[1] - a[1] for a, b in steps)
+
+
+def _plain(makers: list[Make]) -> Stamp:
+    """One iteration of each job, one after the other, in this thread."""
+    stamps: list[Stamp] = []
+    makers = [_stamped(makers[0], stamps), *makers[1:]]
+    loops = []
+    for make in makers:
+        step, batches = make(PlainLoop(CPU))
+        loops.append((step, iter(batches)))
     for _ in range(NUM_ITERATIONS):
-        begin_s = perf_counter()
         for step, batches in loops:
             step(next(batches))
-        seconds.append(perf_counter() - begin_s)
-    return median(seconds[5:])
+    return _median_step(stamps)
 
 
-def _shared_s(makers: list[Any]) -> float:
-    """The median time from one end to the next of the first job, in turns."""
+def _in_turns(makers: list[Make]) -> Stamp:
+    """The same, in turns."""
+    stamps: list[Stamp] = []
+    makers = [_stamped(makers[0], stamps), *makers[1:]]
     jobs = [hocket.Job(str(i), make) for i, make in enumerate(makers)]
     report = hocket.share(
         jobs, mode="turns", num_iterations=NUM_ITERATIONS, device="cpu"
     )
     report.check()
-    return report["0"].shared_s
+    return _median_step(stamps)
 
 
 def forecast(num_rounds: int) -> Iterator[dict[str, Any]]:
