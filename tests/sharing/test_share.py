@@ -149,21 +149,28 @@ def test_an_error_ends_one_job(
 def test_a_hung_job_is_abandoned(mode: str) -> None:
     """After its timeout the other job goes on; the report says what is lost."""
     wake = threading.Event()
+    threads: list[threading.Thread] = []
+    woken: list[int] = []
 
     def hang(job: hocket.JobContext) -> tuple[Any, Any]:
         own, batches = busy(job)
 
         def step(batch: int) -> float:
             if batch == 5:
+                threads.append(threading.current_thread())
                 with job.forward():
                     wake.wait(60.0)
+                woken.append(batch)
             return float(own(batch))
 
         return step, batches
 
     jobs = [hocket.Job("a", hang, timeout_s=0.3), hocket.Job("b", busy)]
     report = hocket.share(jobs, mode=mode, device="cpu")
-    wake.set()  # its thread ends at its next gate
+    wake.set()
+    threads[0].join(20.0)
+    assert not threads[0].is_alive()
+    assert not woken  # it ends where it was stuck, and trains no further
     assert report["a"].is_hung
     assert len(report["b"].losses) == 12
     assert "abandoned" in str(report)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf, nan
+from statistics import median
 from typing import Final
 
 from hocket.sharing.forecast import Forecast
@@ -56,6 +57,7 @@ class JobRecord:
         num_wrong: how often its forecast did not hold.
         memory_held: whether the last iteration that was watched held what was forecast.
         errors_s: by how much the last iterations were longer or shorter than forecast.
+        durations_s: the seconds of forward and backward of the last iterations.
         num_seen: the iterations that had ended when memory was last watched.
     """
 
@@ -67,6 +69,9 @@ class JobRecord:
     num_wrong: int = 0
     memory_held: bool = True
     errors_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    durations_s: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=3)
+    )
     num_seen: int = 0
     request_s: float = nan
     first_start_s: float = nan
@@ -224,7 +229,7 @@ class Board:
         record.state.is_trusted = record.memory_held
 
     def retime(self, name: str) -> None:
-        """Take the durations of the next iteration from the last one."""
+        """Take the durations of the next iteration from the last three."""
         record = self.records[name]
         forecast, busy_s = record.state.forecast, record.busy_s
         if forecast is None:
@@ -238,9 +243,11 @@ class Board:
             record.state.error_s = sorted(record.errors_s)[
                 len(record.errors_s) * 3 // 4
             ]
-        record.state.forecast = forecast.retimed(
-            busy_s[Point.FORWARD], busy_s[Point.BACKWARD]
+        record.durations_s.append((busy_s[Point.FORWARD], busy_s[Point.BACKWARD]))
+        forward_s, backward_s = (
+            median(each) for each in zip(*record.durations_s, strict=True)
         )
+        record.state.forecast = forecast.retimed(forward_s, backward_s)
 
     def _go_on(self, record: JobRecord, now_s: float) -> None:
         state = record.state

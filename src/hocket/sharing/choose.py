@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from statistics import median
 from typing import Final
 
 from hocket.draw.quantity import byte_size
@@ -23,6 +24,7 @@ _NUM_ITERATIONS: Final = 6  # of the slowest job
 _MOST_ITERATIONS: Final = 100
 _NUM_LEVELS: Final = 12  # of memory, as jobs go on meanwhile
 _MOST_SLOWDOWN: Final = 10.0  # beyond it, what was measured is noise
+_LEAST_OVERLAP: Final = 0.2  # of an iteration, to see how much it was slowed
 _TINY_S: Final = 1e-12
 _LEAST_GAIN: Final = 1.03  # over turns, which need no trust in forecasts
 _SHARE_MARGIN: Final = 0.95
@@ -140,7 +142,7 @@ def slowdowns(
     """Return how much longer each job's work takes while another job runs.
 
     Of an iteration, `own` seconds ran alone and `both` beside another: its work alone
-    would take `solo_s = own + both / slowdown`.
+    would take `solo_s = own + both / slowdown`. The median over iterations counts.
 
     Args:
         trial: iterations of a time in which jobs overlapped.
@@ -149,14 +151,14 @@ def slowdowns(
     found = {}
     for name, iterations in trial.items():
         others = [x for other, own in trial.items() if other != name for x in own]
-        both_s = alone_s = work_s = 0.0
+        factors = []
         for x in iterations:
-            overlap_s = _covered_s(x, others)
-            both_s += overlap_s
-            alone_s += x.end_s - x.start_s - overlap_s
-            work_s += solo_s[name]
-        left_s = max(work_s - alone_s, 0.0)
-        found[name] = max(1.0, both_s / max(left_s, both_s / _MOST_SLOWDOWN, _TINY_S))
+            both_s = _covered_s(x, others)
+            alone_s = x.end_s - x.start_s - both_s
+            left_s = max(solo_s[name] - alone_s, both_s / _MOST_SLOWDOWN, _TINY_S)
+            if both_s > _LEAST_OVERLAP * solo_s[name]:
+                factors.append(max(1.0, both_s / left_s))
+        found[name] = median(factors or [1.0])
     return found
 
 

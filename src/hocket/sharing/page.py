@@ -79,6 +79,7 @@ def simulated_report(
             losses=(),
             iterations=tuple(run.iterations[job.name]),
             first_shared=1,
+            until_s=min(own[-1].end_s for own in run.iterations.values()),
             solo_s=job.actual.seconds,
             static_bytes=job.static_bytes,
             forecast=job.actual,
@@ -187,8 +188,7 @@ def _curve(job: JobReport, iterations: Sequence[Iteration]) -> MemoryCurve:
 def _shown(report: ShareReport) -> dict[str, list[Iteration]]:
     """Return each job's iterations in the last stretch in which all were at work."""
     own = {job.name: list(job.shared) for job in report.jobs}
-    ends = [x[-1].end_s for x in own.values() if x]
-    until_s = min(ends, default=0.0)
+    until_s = min((job.until_s for job in report.jobs), default=0.0)
     slowest = max((job.shared[-_NUM_SHOWN:] for job in report.jobs), key=_span_s)
     since_s = until_s - _span_s(slowest)
     return {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf, isfinite
-from statistics import median
 
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
@@ -27,6 +25,7 @@ class JobReport:
         losses: what its `step` returned, one per iteration that ended; nan for nothing.
         iterations: when each ran.
         first_shared: the first iteration in the mode that was asked for or chosen.
+        until_s: when the first of the jobs ended.
         solo_s: the seconds of an iteration alone; nan if none ran alone.
         static_bytes: what it holds between iterations.
         forecast: its last iteration, with its memory; None if none was seen.
@@ -40,6 +39,7 @@ class JobReport:
     losses: tuple[float, ...]
     iterations: tuple[Iteration, ...]
     first_shared: int
+    until_s: float
     solo_s: float
     static_bytes: float
     forecast: Forecast | None
@@ -49,15 +49,18 @@ class JobReport:
 
     @property
     def shared(self) -> tuple[Iteration, ...]:
-        """Return the iterations that were shared, without the trial before."""
-        return self.iterations[self.first_shared :] or self.iterations
+        """Return its iterations after the trial, while all jobs were at work."""
+        own = self.iterations[self.first_shared :]
+        found = tuple(x for x in own if x.end_s <= self.until_s)
+        return found if len(found) > 1 else self.iterations
 
     @property
     def shared_s(self) -> float:
-        """Return the median time from the end of an iteration to that of the next."""
-        ends = [x.end_s for x in self.shared]
-        gaps = [b - a for a, b in pairwise(ends)]
-        return median(gaps) if gaps else inf
+        """Return the mean time from the end of an iteration to that of the next."""
+        own = self.shared
+        if len(own) < 2:
+            return inf
+        return (own[-1].end_s - own[0].end_s) / (len(own) - 1)
 
     @property
     def speed(self) -> float:

@@ -26,6 +26,7 @@ class JobGates:
     Args:
         board: what is known of them.
         timeouts_s: after which each job counts as hung.
+        on_abandon: called with the name of a job that hangs.
         on_finish: called with the lock held after each iteration; may change the mode.
             It may return a function, which the thread that waits for the end calls
             without the lock: what takes long delays no job.
@@ -38,6 +39,7 @@ class JobGates:
 
     board: Board
     timeouts_s: dict[str, float] = field(default_factory=dict)
+    on_abandon: Callable[[str], None] = lambda name: None
     on_finish: Callable[[], Callable[[], None] | None] = lambda: None
     condition: threading.Condition = field(default_factory=threading.Condition)
     ended: dict[str, JobRecord] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class JobGates:
                 self.hung.add(name)
                 self.ended[name] = record
                 self.board.leave(name, now_s, keeps_memory=True)
+                self.on_abandon(name)
                 self._changed()
 
     @property

@@ -8,6 +8,7 @@ In turns the batch is loaded within the turn, as the job would alone.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -89,6 +90,15 @@ class JobRunner(JobContext):
         self._is_guarded = job.draws is not False
         self._num_forwards = 0
         self._waves = False  # whether forward and backward have gates
+
+    def abandon(self) -> None:
+        """End the thread as soon as it runs Python again: it hangs.
+
+        It must not go on: what it draws then would be another job's numbers.
+        """
+        ident = ctypes.c_ulong(self.thread.ident or 0)
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        raise_in(ident, ctypes.py_object(StoppedError))
 
     def go(self) -> None:
         """Let the job begin its iterations, after all jobs are made."""

@@ -96,6 +96,8 @@ def share(
             JobRunner(*parts)
             for parts in zip(jobs, [shared] * len(jobs), lanes, randoms, strict=True)
         ]
+        by_name = {runner.name: runner for runner in runners}
+        gate.on_abandon = lambda name: by_name[name].abandon()
         for job in jobs:
             gate.join(job.name, job.weight, job.max_slowdown, job.timeout_s)
         try:
@@ -250,6 +252,8 @@ class _Plan:
         """Return the report."""
         assert self.gate is not None
         reports = []
+        lists = [record.iterations for record in self.gate.ended.values()]
+        until_s = min((own[-1].end_s for own in lists if own), default=0.0)
         for job, runner in zip(jobs, runners, strict=True):
             record = self.gate.ended[job.name]
             reports.append(
@@ -259,6 +263,7 @@ class _Plan:
                     runner.loss_values(),
                     tuple(record.iterations),
                     self.first_shared.get(job.name, 0),
+                    until_s,
                     record.solo_s,
                     record.state.static_bytes,
                     record.state.forecast,
