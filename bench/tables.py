@@ -24,7 +24,7 @@ from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
-from bench.share.table import cost_of_turns, forecasts
+from bench.share.table import cost_of_a_gate, cost_of_turns, forecasts
 from bench.share.table import predictions as predicted_modes
 from bench.split.table import halves
 from bench.staleness import picture as curves
@@ -156,6 +156,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("ooo_pipeline", "table"): speedups,
     ("optimum", "table"): distances,
     ("share", "turns"): cost_of_turns,
+    ("share", "gate"): cost_of_a_gate,
     ("share", "forecast"): forecasts,
     ("share", "merged"): predicted_modes,
     ("split", "table"): halves,

@@ -27,10 +27,11 @@ from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SimulatedJob
 
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
-PARTS: Final = ("turns", "forecast", "merged")
+PARTS: Final = ("turns", "gate", "forecast", "merged")
 Stamp = tuple[float, float]  # seconds of the clock, and of this process
 CPU: Final = torch.device("cpu")
 NUM_ITERATIONS: Final = 24
+NUM_EMPTY: Final = 400
 MIB: Final = 2**20
 # Seconds of forward and backward, and bytes, of two emulated jobs.
 PAIRS: Final = {
@@ -79,6 +80,23 @@ def turns(num_rounds: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def gate(num_rounds: int) -> Iterator[dict[str, Any]]:
+    """What an iteration in turns costs that does nothing at all."""
+
+    def make(job: hocket.JobContext) -> tuple[Any, Any]:
+        def step(batch: int) -> None:
+            with job.forward(), job.backward():
+                pass
+
+        return step, range(NUM_EMPTY)
+
+    found = [_in_turns([make, make], NUM_EMPTY) for _ in range(num_rounds)]
+    yield {
+        "gate_us": round(median(wall for wall, _ in found) * 1e6, 1),
+        "gate_cpu_us": round(median(cpu for _, cpu in found) * 1e6, 1),
+    }
+
+
 def _stamped(make: Make, stamps: list[Stamp]) -> Make:
     """The same job; records the time of day and of this process at each step."""
 
@@ -114,13 +132,13 @@ def _plain(makers: list[Make]) -> Stamp:
     return _median_step(stamps)
 
 
-def _in_turns(makers: list[Make]) -> Stamp:
+def _in_turns(makers: list[Make], num_iterations: int = NUM_ITERATIONS) -> Stamp:
     """The same, in turns."""
     stamps: list[Stamp] = []
     makers = [_stamped(make, stamps) for make in makers]
     jobs = [hocket.Job(str(i), make) for i, make in enumerate(makers)]
     report = hocket.share(
-        jobs, mode="turns", num_iterations=NUM_ITERATIONS, device="cpu"
+        jobs, mode="turns", num_iterations=num_iterations, device="cpu"
     )
     report.check()
     return _median_step(stamps)
@@ -197,7 +215,7 @@ def _as_simulated(job: hocket.JobReport) -> SimulatedJob:
     return SimulatedJob(job.name, alone, 1, static_bytes=job.static_bytes)
 
 
-PART: Final = {"turns": turns, "forecast": forecast, "merged": merged}
+PART: Final = {"turns": turns, "gate": gate, "forecast": forecast, "merged": merged}
 
 
 if __name__ == "__main__":

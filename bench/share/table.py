@@ -24,6 +24,17 @@ def cost_of_turns(rows: Rows) -> list[list[str]]:
     return table
 
 
+def cost_of_a_gate(rows: Rows) -> list[list[str]]:
+    """An iteration that does nothing."""
+    table = [["an empty iteration in turns", "of it CPU time"]]
+    table += [
+        [f"{row['gate_us']:.0f} µs", f"**{row['gate_cpu_us']:.0f} µs**"]
+        for row in rows
+        if row["part"] == "gate"
+    ]
+    return table
+
+
 def forecasts(rows: Rows) -> list[list[str]]:
     """Forecast beside measured bytes; durations beside those of the next iteration."""
     table = [["model", "forecast", "measured", "error", "error of seconds"]]
