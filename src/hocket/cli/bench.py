@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from hocket.cli.table import aligned
+from hocket.cli.output import aligned
 
 _COLUMNS: Final = 100  # of a legend
 

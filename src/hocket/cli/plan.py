@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from hocket.cli.output import write_output
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
-from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.options import Sizes, UniformCosts, with_options
+from hocket.cli.output import aligned, write_output
 from hocket.cli.planning import load_schedule
-from hocket.cli.table import aligned
-from hocket.cli.write_output import write_output
 
 if TYPE_CHECKING:
     from hocket.core.timelines.timeline import Timeline

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.options import Sizes, UniformCosts, with_options
+from hocket.cli.output import aligned
 from hocket.cli.planning import load_timeline
-from hocket.cli.table import aligned
 
 if TYPE_CHECKING:
     from hocket.core.timelines.timeline import Timeline

@@ -1,8 +1,11 @@
-"""Tables on the command line: aligned columns of text."""
+"""What commands print and write: aligned tables, and the files that users name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+import typer
 
 
 def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -20,3 +23,17 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def write_output(path: Path, contents: str | bytes) -> int:
+    """Write a file; return its bytes.
+
+    Raises:
+        typer.BadParameter: it cannot be written.
+    """
+    data = contents.encode() if isinstance(contents, str) else contents
+    try:
+        return path.write_bytes(data)
+    except OSError as error:
+        reason = f"{path} cannot be written: {error.strerror}"
+        raise typer.BadParameter(reason) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.cli.table import aligned
+from hocket.cli.output import aligned
 
 
 def test_first_column_left_others_right() -> None:
