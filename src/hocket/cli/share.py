@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from hocket import env
+from hocket.cli.output import write_output
 from hocket.errors import ConfigError
 
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}
@@ -78,7 +79,7 @@ def share_command(
         if found.losses:
             typer.echo(f"{found.name}: last loss {found.losses[-1]:.4f}")
     if page is not None:
-        page.write_text(share_page(report), encoding="utf-8")
+        write_output(page, share_page(report))
         typer.echo(f"page: {page}")
     report.check()
 
