@@ -22,8 +22,8 @@ from hocket.sharing.running.job import Job, JobContext
 def recipe_job(recipe: Recipe, job: Job) -> Job:
     """Return a job that trains a recipe's model to its end.
 
-    It trains what `hocket train` does with one worker and one microbatch, but for the
-    random numbers of dropout, which follow the seed of the job.
+    A plain loop over the recipe's batches, with its loss, its optimizer and its rates.
+    Dropout draws from the job's random state, and not by layer as a pipeline does.
 
     Args:
         recipe: the recipe.
