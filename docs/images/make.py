@@ -14,6 +14,7 @@ from hocket.core.program import Net, Program, Stage
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
+from hocket.draw.palette import SURFACES, Theme
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.fill_with import fill_with
 from hocket.passes.serial import serial
@@ -120,16 +121,23 @@ def sharing_modes() -> str:
     parts, y = [], 0
     for mode in (Mode.TURNS, Mode.TICK_TOCK, Mode.LAG, Mode.BUDGET):
         report = simulated_report(mode, jobs, 1.7 * 2**30)
-        parts.append(f'<text x="4" y="{y + 16}" font-weight="bold">{mode.value}</text>')
+        parts.append(
+            f'<text x="4" y="{y + 16}" font-weight="bold" '
+            f'fill="var(--ink)">{mode.value}</text>'
+        )
         nested = share_svg(report).replace(
             "<svg ", f'<svg y="{y + 24}" width="920" height="252" ', 1
         )
         parts.append(nested)
         y += 286
+    light, dark = (SURFACES[theme] for theme in (Theme.LIGHT, Theme.DARK))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {y}" '
-        'font-family="sans-serif" font-size="13">\n'
-        f'<rect width="920" height="{y}" fill="#FFFFFF"/>'
+        'font-family="sans-serif" font-size="13">\n<style>'
+        f":root{{--ink:{light.ink};--page:{light.page}}}"
+        "@media (prefers-color-scheme:dark)"
+        f"{{:root{{--ink:{dark.ink};--page:{dark.page}}}}}</style>\n"
+        f'<rect width="920" height="{y}" fill="var(--page)"/>'
     )
     return "\n".join([head, *parts, "</svg>\n"])
 
