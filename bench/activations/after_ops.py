@@ -21,6 +21,7 @@ from hocket.model.profile.allocations import AllocationLog, allocations
 from hocket.run.engine.lanes.lane_ops import LaneOp
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import Portion
+from hocket.run.engine.lanes.player import Player
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ def bytes_of_ops(pipeline: hocket.Pipeline, batch: Any) -> OpBytes:
         pipeline: that has trained a step or two, so that all is there that stays.
         batch: to train on.
     """
-    (lane,) = pipeline._executor.player._parts[Portion.STEP]
+    player = pipeline._executor.player
+    assert isinstance(player, Player)
+    (lane,) = player._parts[Portion.STEP]
     with allocations(torch.device("cpu")) as log:
         marks = _Marks(log)
         ops = list(lane.ops)

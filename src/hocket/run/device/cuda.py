@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -174,7 +174,7 @@ class CudaDevice(Device):
         torch.cuda.init()
         self._lanes = tuple(CudaLane(device, i, sanitizer) for i in range(num_lanes))
         super().__init__(device, self._lanes, budget_bytes, timeout_s, sanitizer)
-        self._pool: tuple[int, int] | None = None  # of all graphs
+        self._pool: Any = None  # of all graphs
         self._generators = (
             torch.cuda.default_generators[device.index],
             torch.default_generator,
