@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from hocket.core.formats.given import is_path
 from hocket.core.schedule import Schedule
 from hocket.planner.recompute import RecomputeName
 
@@ -176,6 +177,35 @@ _NOT_IN_GRAPH: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
         "a loss scale needs all gradients before the first update; use 'bfloat16'",
     ),
 }
+
+
+def freezing_faults(options: ScheduleOptions) -> Iterator[str]:
+    """Yield a sentence for each option that layers which freeze have no use for.
+
+    Args:
+        options: of a pipeline whose layers freeze while it trains.
+    """
+    name = options.schedule
+    if not isinstance(name, str) or is_path(name):
+        yield (
+            "an order of your own is for one number of stages: give the schedule's "
+            "name, such as '1f1b'"
+        )
+    elif name == CAPTURED_STEP:
+        yield f"schedule={name!r} is one graph: give a name such as '1f1b'"
+    elif name in ("auto", "zb-auto"):
+        yield f"schedule={name!r} is chosen once: give a name such as '1f1b'"
+    if options.stages_per_device not in (None, 1):
+        yield f"stages_per_device {options.stages_per_device} must be 1"
+    if options.cut is not None:
+        yield "cut names the stages of one shape: leave it out"
+    for option, plain in (
+        ("compile", False),
+        ("recompute", "none"),
+        ("correction", "none"),
+    ):
+        if getattr(options, option) != plain:
+            yield f"{option} does not go together with it: leave it out"
 
 
 def value_faults(name: str, value: object) -> Iterator[str]:

@@ -1,14 +1,15 @@
 """When to freeze layers, and the shapes that a shorter pipeline goes through.
 
 Imports `errors` and `planner`, and no torch. Begin with `policy.py`, what a policy is;
-`alpha.py`, `gradients.py` and `plasticity.py` are policies, `decide.py` asks them while
-training runs, and `shapes.py` chooses stages and replicas.
+`alpha.py`, `gradients.py`, `listed.py` and `plasticity.py` are policies, `decide.py`
+asks them while training runs, and `shapes.py` chooses stages and replicas.
 """
 
 from __future__ import annotations
 
 from hocket.freeze.alpha import Alpha
 from hocket.freeze.gradients import ArgminGradient, Percentile
+from hocket.freeze.listed import Listed
 from hocket.freeze.plasticity import Plasticity
 from hocket.freeze.policy import LayerObservation, Measures, Policy
 
@@ -16,6 +17,7 @@ __all__ = [
     "Alpha",
     "ArgminGradient",
     "LayerObservation",
+    "Listed",
     "Measures",
     "Percentile",
     "Plasticity",

@@ -23,6 +23,7 @@ WRITTEN: Final = (
     "data_settings",
     "optimizer_settings",
     "teacher_settings",
+    "freeze_settings",
 )
 
 
@@ -56,11 +57,11 @@ def attributes_read(path: Path) -> set[str]:
 def test_every_key_has_an_effect() -> None:
     """A setting that nobody reads would be accepted and do nothing.
 
-    `kind` is read by the choice of its class.
+    `kind` and `policy` are read by the choice of their class.
     """
     readers = [path for path in FILES if path.stem not in WRITTEN]
     read = set().union(*map(attributes_read, readers))
-    assert {key for _, key in keys()} - read <= {"kind"}
+    assert {key for _, key in keys()} - read <= {"kind", "policy"}
 
 
 @pytest.mark.parametrize(("cls", "key"), keys())
@@ -68,4 +69,4 @@ def test_every_key_is_explained(cls: str, key: str) -> None:
     """In the docstring of its class, or of one that it stands on."""
     (found,) = (c for c in section_classes() if c.__name__ == cls)
     texts = " ".join(c.__doc__ or "" for c in found.__mro__)
-    assert f"{key}:" in texts or key == "kind"
+    assert f"{key}:" in texts or key in ("kind", "policy")

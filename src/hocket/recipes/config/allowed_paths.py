@@ -29,6 +29,7 @@ READ: Final[tuple[Key, ...]] = (  # relative to the recipe's folder
 WRITTEN: Final[tuple[Key, ...]] = (  # relative to the current folder
     ("run", "folder"),
     ("run", "profile_folder"),
+    ("cache", "folder"),
 )
 IMPORTED: Final[tuple[Key, ...]] = (
     ("model", "function"),

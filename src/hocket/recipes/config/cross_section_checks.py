@@ -10,7 +10,8 @@ from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
-from hocket.options import CAPTURED_STEP, captured_step_faults
+from hocket.freeze.shapes import shapes_of
+from hocket.options import CAPTURED_STEP, captured_step_faults, freezing_faults
 from hocket.recipes.config.data_settings import (
     CifarSettings,
     DataFunctionSettings,
@@ -22,6 +23,7 @@ from hocket.recipes.config.data_settings import (
     TextSettings,
     side_of,
 )
+from hocket.recipes.config.freeze_settings import FreezeSettings
 from hocket.recipes.config.model_settings import (
     BertSettings,
     DensenetSettings,
@@ -36,7 +38,7 @@ from hocket.recipes.config.model_settings import (
 )
 from hocket.recipes.config.teacher_checks import teacher_faults
 from hocket.recipes.config.teacher_settings import TwoViewSettings
-from hocket.schedules import make_schedule
+from hocket.schedules import make_schedule, options_of
 
 if TYPE_CHECKING:
     from hocket.recipes.config.pipeline_settings import PipelineSettings
@@ -54,6 +56,7 @@ def cross_section_faults(recipe: Recipe) -> Iterator[str]:
         yield from _not_captured(recipe)
     elif recipe.pipeline.schedule != "auto":
         yield from _misfits(recipe.pipeline)
+    yield from _freezing_faults(recipe)
 
 
 def _strangers(recipe: Recipe) -> Iterator[str]:
@@ -141,6 +144,45 @@ def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
         yield (
             f"pipeline.cut names {len(pipeline.cut)} modules; the schedule has "
             f"{num_stages} stages, of which all but the first begin with one"
+        )
+
+
+def _freezing_faults(recipe: Recipe) -> Iterator[str]:
+    """Check what needs layers that freeze, and what does not go together with them."""
+    pipeline, freezing = recipe.pipeline, recipe.freeze
+    fits_memory = (
+        "memory_bytes" in options_of(pipeline.schedule)
+        or pipeline.schedule == CAPTURED_STEP
+        or "auto" in (pipeline.recompute, pipeline.schedule)
+        or (isinstance(freezing, FreezeSettings) and freezing.shapes is None)
+    )
+    if pipeline.memory_bytes and not fits_memory:
+        yield (
+            f"pipeline.memory_bytes: memory_bytes {pipeline.memory_bytes} has no "
+            "effect unless recompute or schedule is 'auto', or the schedule is made "
+            "for it, as 'zb-auto' is, or layers freeze and shapes are chosen"
+        )
+    if isinstance(freezing, FreezeSettings):
+        for fault in freezing_faults(pipeline):
+            yield f"freeze: {fault} (--set freeze.policy=none freezes nothing)"
+        yield from _shape_faults(freezing, pipeline)
+        if recipe.teacher is not None:
+            yield "freeze: a section [teacher] does not go together with it"
+    elif recipe.cache is not None:
+        yield "cache: has no effect without layers that freeze: say freeze.policy"
+
+
+def _shape_faults(
+    freezing: FreezeSettings, pipeline: PipelineSettings
+) -> Iterator[str]:
+    num_parts = pipeline.num_microbatches * pipeline.num_replicas
+    possible = [*map(str, shapes_of(pipeline.num_workers, num_parts))]
+    wrong = [x for x in (freezing.shapes or {}).values() if x not in possible]
+    if wrong:
+        yield (
+            f"freeze.shapes: {', '.join(wrong)} cannot be: {pipeline.num_workers} "
+            f"workers with {num_parts} microbatches in the whole batch can be "
+            f"{', '.join(possible)} (stages x replicas)"
         )
 
 

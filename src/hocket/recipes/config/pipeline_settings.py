@@ -12,7 +12,7 @@ from hocket.errors import PlanError
 from hocket.nearest import nearest
 from hocket.options import CAPTURED_STEP, ScheduleOptions
 from hocket.recipes.config.settings import Count, Settings
-from hocket.schedules import SCHEDULES, options_of
+from hocket.schedules import SCHEDULES
 
 
 class PipelineSettings(Settings, ScheduleOptions):
@@ -79,18 +79,6 @@ class PipelineSettings(Settings, ScheduleOptions):
             raise ValueError(
                 f"num_workers {self.num_workers} is not a multiple of "
                 f"num_replicas {self.num_replicas}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _memory_is_asked_for(self) -> PipelineSettings:
-        takes_it = "memory_bytes" in options_of(self.schedule)
-        takes_it |= self.schedule == CAPTURED_STEP
-        is_auto = "auto" in (self.recompute, self.schedule)
-        if self.memory_bytes and not (takes_it or is_auto):
-            raise ValueError(
-                f"memory_bytes {self.memory_bytes} has no effect unless recompute or "
-                "schedule is 'auto', or the schedule is made for it, as 'zb-auto' is"
             )
         return self
 

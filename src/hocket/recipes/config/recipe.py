@@ -11,6 +11,8 @@ A recipe is one TOML file. Its sections are classes, its keys their fields:
     [teacher_model]  kind, as of [model]; for a teacher that is no run's model
     [training]    how long, in which batches, from which seed
     [pipeline]    how many workers, and their order of work    (pipeline_settings.py)
+    [freeze]      policy by which layers stop training, and what it takes
+    [cache]       where outputs of frozen layers are kept       (freeze_settings.py)
     [checkpoint]  how often to save, and where to go on from
     [run]         where its folder goes, and how often it writes into it
 
@@ -28,6 +30,7 @@ from pydantic import Field, field_validator, model_validator
 from hocket.options import UpdateOptions
 from hocket.recipes.config.cross_section_checks import cross_section_faults
 from hocket.recipes.config.data_settings import DataSettings
+from hocket.recipes.config.freeze_settings import AnyFreezing, CacheSettings
 from hocket.recipes.config.model_settings import ModelSettings
 from hocket.recipes.config.optimizer_settings import AnyOptimizer
 from hocket.recipes.config.pipeline_settings import PipelineSettings
@@ -191,6 +194,8 @@ class Recipe(Settings):
     teacher_model: Annotated[ModelSettings | None, Field(discriminator="kind")] = None
     training: TrainingSettings
     pipeline: PipelineSettings
+    freeze: Annotated[AnyFreezing | None, Field(discriminator="policy")] = None
+    cache: CacheSettings | None = None
     checkpoint: CheckpointSettings
     run: RunSettings
 

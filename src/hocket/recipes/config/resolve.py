@@ -55,7 +55,7 @@ class Resolved:
         sections = {
             section: {
                 name: values[name]
-                for name in sorted(values, key=lambda name: name != "kind")
+                for name in sorted(values, key=lambda x: x not in ("kind", "policy"))
             }
             for section, values in self.recipe.model_dump(exclude_none=True).items()
         }

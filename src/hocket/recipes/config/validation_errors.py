@@ -45,7 +45,7 @@ def _named(key: Key, fault: str, sentence: str) -> Key:
     Of a section's options, the one that the sentence begins with.
     """
     if fault.startswith("union_tag"):
-        return (*key, "kind")
+        return (*key, _discriminator(key[0]))
     name = sentence.partition(" ")[0]
     is_option = fault == "value_error" and len(key) == 1
     if is_option and any(name in c.model_fields for c in _classes(key[0]).values()):
@@ -64,7 +64,8 @@ def _sentences(
         case "missing":
             yield f"missing: add it to the recipe, or --set {dotted(key)}=VALUE"
         case "union_tag_not_found" | "union_tag_invalid":
-            yield _kind_fault(context.get("tag"), _kinds(key[0]))
+            noun = _discriminator(key[0])
+            yield _kind_fault(noun, context.get("tag"), _kinds(key[0]))
         case "literal_error":
             names = re.findall(r"'([^']+)'", context["expected"])
             yield f"no {value!r:.80}; {nearest(str(value), names)}"
@@ -78,11 +79,11 @@ def _sentences(
             yield details["msg"].replace("Input", f"{value!r:.80}", 1)
 
 
-def _kind_fault(kind: str | None, kinds: list[str]) -> str:
+def _kind_fault(noun: str, kind: str | None, kinds: list[str]) -> str:
     """What to say of a section's kind that is missing or not known."""
     if kind is None:
         return f"missing; there are {', '.join(map(repr, kinds))}"
-    return f"no kind {kind!r}; {nearest(kind, kinds)}"
+    return f"no {noun} {kind!r}; {nearest(kind, kinds)}"
 
 
 def _names_beside(key: Key, sections: Mapping[str, Any]) -> list[str]:
@@ -93,7 +94,7 @@ def _names_beside(key: Key, sections: Mapping[str, Any]) -> list[str]:
     if len(classes) == 1:
         (found,) = classes.values()
     else:
-        found = classes[sections[key[0]]["kind"]]
+        found = classes[sections[key[0]][_discriminator(key[0])]]
     return list(found.model_fields)
 
 
@@ -105,9 +106,15 @@ def _classes(section: str) -> dict[str, type[BaseModel]]:
     """The classes of a section, by kind; under no kind where there is only one."""
     annotation = Recipe.model_fields[section].annotation
     members = [x for x in get_args(annotation) or (annotation,) if x is not NoneType]
-    return {kind: member for member in members for kind in _kinds_of(member)}
+    name = _discriminator(section)
+    return {kind: member for member in members for kind in _kinds_of(member, name)}
 
 
-def _kinds_of(member: Any) -> tuple[Any, ...]:
-    field = member.model_fields.get("kind")
+def _discriminator(section: str) -> str:
+    """The key that says which kind of section it is."""
+    return str(Recipe.model_fields[section].discriminator or "kind")
+
+
+def _kinds_of(member: Any, discriminator: str) -> tuple[Any, ...]:
+    field = member.model_fields.get(discriminator)
     return get_args(field.annotation) if field is not None else (None,)

@@ -66,6 +66,7 @@ class Loop:
                 training.stop_patience, training.stop_metric, training.stop_goal
             )
         self._overlaps = bool(pipeline.plan.schedule.body)
+        self._shape = ""
         self._num_since_drain = 0
         self._unreported: deque[StepResult] = deque()
         self._totals = Totals()
@@ -122,6 +123,9 @@ class Loop:
         """Call the watchers, save if it is due, and return whether to stop."""
         saves = self._layout.saves_after(result.step)
         self._unreported.append(result)
+        if result.layout != self._shape:  # of another cut, which nothing can predict
+            self._shape = result.layout
+            self.timelines.clear()
         self._report_steps(is_due=saves or evaluation is not None)
         if evaluation is not None:
             self._report_evaluation(result.step, evaluation)

@@ -24,6 +24,7 @@ class StepLayout:
         samples: the samples to train on.
         batches_per_epoch: the full batches in the samples.
         num_steps: the steps of the whole training.
+        steps_per_epoch: the steps of an epoch, rounded.
         evaluate_every_steps: the steps between evaluations; the last step has one, too.
         save_every_steps: the steps between checkpoints; the last step has one, too.
             None to save none.
@@ -34,6 +35,7 @@ class StepLayout:
     samples: Samples
     batches_per_epoch: int
     num_steps: int
+    steps_per_epoch: int
     evaluate_every_steps: int
     save_every_steps: int | None
     learning_rate_share: Callable[[int], float]
@@ -58,6 +60,7 @@ class StepLayout:
             samples=samples,
             batches_per_epoch=per_epoch,
             num_steps=num_steps,
+            steps_per_epoch=steps(1.0),
             evaluate_every_steps=training.evaluate_every_steps
             or steps(training.evaluate_every_epochs or 1.0),
             save_every_steps=save_every,

@@ -25,6 +25,7 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.gpt import Gpt, generate
 from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME
+from hocket.recipes.training.freezing import freezing_options
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
@@ -220,6 +221,7 @@ def make_pipeline(
     options = {
         **values_of(ScheduleOptions, pipeline),
         **values_of(UpdateOptions, training),
+        **freezing_options(recipe.freeze, recipe.cache, layout.steps_per_epoch),
         "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
     }
     return Pipeline(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hocket.core.formats.given import is_path
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
 from hocket.freeze.policy import Measures, Policy
+from hocket.options import freezing_faults
 from hocket.run.tune.config import PipelineConfig
 
 
@@ -32,32 +32,11 @@ def _faults(config: PipelineConfig, policy: Policy[Any]) -> Iterator[str]:
                 f"microbatch has {num_samples}: take fewer microbatches, or a larger "
                 "batch"
             )
-    yield from _order_faults(config)
-    for name, value, plain in (
-        ("teachers", config.teachers, {}),
-        ("compile", config.compile, False),
-        ("recompute", config.recompute, "none"),
-        ("correction", config.correction, "none"),
-    ):
-        if value != plain:
-            yield f"{name} does not go together with it: leave it out"
+    yield from freezing_faults(config)
+    if config.teachers:
+        yield "teachers does not go together with it: leave it out"
     if config.whole_batch:
         yield "a loss over the whole batch does not go together with it"
-
-
-def _order_faults(config: PipelineConfig) -> Iterator[str]:
-    name = config.schedule
-    if not isinstance(name, str) or is_path(name):
-        yield (
-            "an order of your own is for one number of stages: give the schedule's "
-            "name, such as '1f1b'"
-        )
-    elif name in ("auto", "zb-auto"):
-        yield f"schedule={name!r} is chosen once: give a name such as '1f1b'"
-    if config.stages_per_device not in (None, 1):
-        yield f"stages_per_device {config.stages_per_device} must be 1"
-    if config.cut is not None:
-        yield "cut names the stages of one shape: leave it out"
 
 
 def refuse_order(order: Schedule) -> None:

@@ -1,0 +1,172 @@
+"""The sections [freeze] and [cache]: which layers stop training, and when.
+
+[freeze]
+policy = "alpha"                 # "none" is the baseline
+alpha = 0.2
+shapes = {5 = "2x4", 8 = "1x8"}  # stages x replicas from so many frozen layers on
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from hocket.core.layout import WorkerLayout
+from hocket.errors import PlanError
+from hocket.recipes.config.settings import (
+    Count,
+    NaturalNumber,
+    Positive,
+    Settings,
+    Share,
+)
+
+
+def _is_layout(text: str) -> str:
+    try:
+        WorkerLayout.parse(text)
+    except PlanError as error:  # pydantic takes only a ValueError for a fault
+        raise ValueError(str(error)) from None
+    return text
+
+
+def _are_numbers(table: dict[str, Any]) -> dict[str, Any]:
+    wrong = [key for key in table if not (key.isascii() and key.isdecimal())]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r:.80} should be a whole number, such as 4")
+    return table
+
+
+Shapes = Annotated[
+    dict[str, Annotated[str, AfterValidator(_is_layout)]], AfterValidator(_are_numbers)
+]
+LayersByDecision = Annotated[dict[str, NaturalNumber], AfterValidator(_are_numbers)]
+
+
+class FreezeSettings(Settings):
+    """Settings that all policies have.
+
+    Args:
+        every_steps: steps between decisions; those of an epoch when not given.
+        layers: the modules that count as layers, as "encoder.layers.*"; the children of
+            the list of blocks that holds most parameters when not given.
+        shapes: stages x replicas from so many frozen layers on, as {4 = "2x2"}; {}
+            keeps the first layout. The predicted fastest that fits
+            `pipeline.memory_bytes` when not given.
+    """
+
+    every_steps: Count | None = None
+    layers: str | None = None
+    shapes: Shapes | None = None
+
+
+class NoFreezing(Settings):
+    """No layer freezes."""
+
+    policy: Literal["none"]
+
+
+class AlphaSettings(FreezeSettings):
+    """A fixed share of the layers left, at each decision (`hocket.freeze.Alpha`).
+
+    Args:
+        alpha: the share.
+    """
+
+    policy: Literal["alpha"]
+    alpha: Share = 0.2
+
+
+class ArgminGradientSettings(FreezeSettings):
+    """Up to the smallest gradient (`hocket.freeze.ArgminGradient`).
+
+    Args:
+        alpha: the largest share of the layers left that freezes at a decision.
+        patience: as many decisions in a row must wish it.
+    """
+
+    policy: Literal["argmin-gradient"]
+    alpha: Share = 0.2
+    patience: Count = 1
+
+
+class PercentileSettings(FreezeSettings):
+    """Before the first gradient that still changes (`hocket.freeze.Percentile`).
+
+    Args:
+        percentile: of the changes of all layers' gradients, from 0 to 100.
+        patience: as many decisions in a row must wish it.
+    """
+
+    policy: Literal["percentile"]
+    percentile: Annotated[float, Field(ge=0, le=100)] = 50.0
+    patience: Count = 1
+
+
+class PlasticitySettings(FreezeSettings):
+    """When activations move no more (`hocket.freeze.Plasticity`).
+
+    Args:
+        window: the plasticities to which a line is fitted.
+        tolerance: it is flat if its slope is at most this share of the steepest.
+        patience: decisions in a row at which it must be flat.
+        unfreeze_at: the share of the learning rate at which all layers train again; 0
+            for never.
+    """
+
+    policy: Literal["plasticity"]
+    window: Annotated[int, Field(ge=2)] = 4
+    tolerance: Positive = 0.2
+    patience: Count = 2
+    unfreeze_at: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class ListedSettings(FreezeSettings):
+    """A schedule by hand (`hocket.freeze.Listed`).
+
+    Args:
+        num_frozen: layers that are frozen from a decision on, as {2 = 6, 4 = 8}: six
+            after two epochs, or after 2 x `every_steps` steps.
+    """
+
+    policy: Literal["listed"]
+    num_frozen: LayersByDecision
+
+
+AnyFreezing = (
+    NoFreezing
+    | AlphaSettings
+    | ArgminGradientSettings
+    | PercentileSettings
+    | PlasticitySettings
+    | ListedSettings
+)
+
+
+class CacheSettings(Settings):
+    """The outputs of frozen layers are kept (`hocket.Cache`).
+
+    Args:
+        folder: where the files are, relative to the current folder.
+        ram_bytes: the most memory of each worker for them.
+        disk_bytes: the most that each worker writes to the folder.
+        dtype: "bfloat16" keeps half as many bytes, rounded; as computed when not given.
+        draws_once: random changes of training samples are drawn once, and are the same
+            in each epoch; without it, data that change them are refused.
+    """
+
+    folder: str = ".cache"
+    ram_bytes: NaturalNumber = 0
+    disk_bytes: NaturalNumber = 0
+    dtype: Literal["bfloat16"] | None = None
+    draws_once: bool = False
+
+    @model_validator(mode="after")
+    def _has_room(self) -> CacheSettings:
+        if not self.ram_bytes and not self.disk_bytes:
+            raise ValueError(
+                "ram_bytes and disk_bytes are both 0: give one of them, such as "
+                "--set cache.ram_bytes=8589934592"
+            )
+        return self
