@@ -11,6 +11,7 @@ import torch
 
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.teachers.two_views import KnnEvaluation
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.weights.momentum import CopyEvery, Momentum
 from tests.recipes.models.test_kinds import image_folder
@@ -53,14 +54,15 @@ def test_views_of_all_readers(
 ) -> None:
     """Normalised tensors of one size; the same image twice, by its row."""
     task = task_of(kind, write, tmp_path)
-    assert task.knn is not None
-    views, num = task.knn.views, task.knn.test.num_samples
+    knn = task.evaluate
+    assert isinstance(knn, KnnEvaluation)
+    views, num = knn.views, knn.test.num_samples
     rows = torch.tensor([0, num])
     both = views.inputs(rows, None)
 
     assert both.shape == (2, 3, SIDE, SIDE)
     assert both[0].equal(both[1])
-    expected = task.knn.test.targets(rows[:1], None).repeat(2)
+    expected = knn.test.targets(rows[:1], None).repeat(2)
     assert views.targets(rows, None).equal(expected)
     assert task.metrics is None
 
@@ -69,10 +71,11 @@ def test_the_classifier_knows_labelled_images(tmp_path: Path) -> None:
     """Where training is on images without labels, those of the same data with some."""
     stl10_folder.write(tmp_path)
     task = make_task(resolved("stl10", tmp_path, "data.unlabeled=true"))
-    assert task.knn is not None
+    knn = task.evaluate
+    assert isinstance(knn, KnnEvaluation)
     rows = torch.arange(task.training.num_samples)
     assert task.training.targets(rows, None).eq(-1).all()
-    assert task.knn.training.targets(torch.arange(2), None).ge(0).all()
+    assert knn.training.targets(torch.arange(2), None).ge(0).all()
 
 
 @pytest.mark.parametrize(

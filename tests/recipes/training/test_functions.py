@@ -213,7 +213,7 @@ def test_labels_out_of_range(free_dir: Path, monkeypatch: pytest.MonkeyPatch) ->
         train(
             source,
             monkeypatch,
-            "task.loss=hocket.recipes.training.objectives:class_loss",
+            "task.loss=hocket.recipes.objectives.losses:class_loss",
         )
 
 

@@ -16,7 +16,7 @@ from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.make import make_model
 from hocket.recipes.models.transformer import Block
 from hocket.recipes.models.vit import VisionTransformer
-from hocket.recipes.training.objectives import (
+from hocket.recipes.objectives.losses import (
     byte_loss,
     byte_metrics,
     class_loss,

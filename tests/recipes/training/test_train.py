@@ -12,9 +12,9 @@ import torch
 from hocket.model.profile.profile import Profile
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.objectives.losses import class_metrics
 from hocket.recipes.training import profiling
 from hocket.recipes.training.metrics_log import JSON_NAME
-from hocket.recipes.training.objectives import class_metrics
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.step_layout import StepLayout

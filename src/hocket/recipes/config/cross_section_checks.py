@@ -19,6 +19,7 @@ from hocket.recipes.config.data_settings import (
     GlueSettings,
     ImageFolderSettings,
     MaskedTextSettings,
+    SquadSettings,
     Stl10Settings,
     TextSettings,
     side_of,
@@ -71,7 +72,7 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
         case (
             (ModelFunctionSettings(), _)
             | (GptSettings() | RnnSettings(), TextSettings())
-            | (BertSettings(), GlueSettings() | MaskedTextSettings())
+            | (BertSettings(), GlueSettings() | SquadSettings() | MaskedTextSettings())
         ):
             pass
         case ResnetSettings() | FfnnSettings(), data if side_of(data):

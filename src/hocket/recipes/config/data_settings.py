@@ -172,6 +172,31 @@ class GlueSettings(WordPieceSettings):
     task: Literal["sst2", "mrpc", "qqp", "mnli"]
 
 
+class SquadSettings(WordPieceSettings):
+    """Questions about paragraphs, and the words that answer them (`data.squad`).
+
+    Args:
+        num_question_tokens: the most tokens of a question; longer ones are cut.
+        stride: tokens from the beginning of one window of a paragraph to that of the
+            next.
+    """
+
+    kind: Literal["squad"]
+    num_question_tokens: Count = 64
+    stride: Count = 128
+
+    @model_validator(mode="after")
+    def _windows_cover_the_paragraph(self) -> SquadSettings:
+        room = self.num_tokens - 3 - self.num_question_tokens
+        if self.stride > room:
+            raise ValueError(
+                f"stride {self.stride} is more than the {room} tokens of a window: "
+                f"num_tokens {self.num_tokens} less num_question_tokens "
+                f"{self.num_question_tokens} and 3 marks"
+            )
+        return self
+
+
 class MaskedTextSettings(WordPieceSettings):
     """Any text file, of whose pieces some are to be guessed (`data.masked_text`).
 
@@ -198,6 +223,7 @@ DataSettings = (
     | FlowersSettings
     | TextSettings
     | GlueSettings
+    | SquadSettings
     | MaskedTextSettings
     | DataFunctionSettings
 )

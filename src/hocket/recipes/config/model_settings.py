@@ -49,11 +49,15 @@ class VitSettings(TransformerSettings):
     Args:
         patch_size: pixels per side of a patch; divides the image's side.
         pooling: what the head reads: a class token, or the mean over all tokens.
+        pretrained: a folder with model.safetensors, of the same sizes, to begin with:
+            weights that `hocket checkpoint export` wrote, or timm's; the head counts if
+            it has as many classes. Random weights where it is not said.
     """
 
     kind: Literal["vit"]
     patch_size: Count = 2
     pooling: Literal["token", "mean"] = "token"
+    pretrained: str | None = None
 
 
 class GptSettings(TransformerSettings):
@@ -70,7 +74,7 @@ class GptSettings(TransformerSettings):
 
 
 class BertSettings(TransformerSettings):
-    """BERT of the package transformers, with a head for classes.
+    """BERT of the package transformers, with a head for classes, or for spans.
 
     Args:
         pretrained: a folder in Hugging Face's form (config.json, model.safetensors), of

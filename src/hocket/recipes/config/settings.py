@@ -74,7 +74,7 @@ class Settings(BaseModel):
 
 
 class FunctionSettings(Settings):
-    """A function of the user's own (`hocket.recipes.config.user_functions`).
+    """A function of the user's own (`hocket.recipes.user_functions`).
 
     Args:
         function: `module:function`, in a module that is in the recipe's folder.

@@ -10,6 +10,7 @@ from hocket.recipes.config.data_settings import (
     FlowersSettings,
     ImageFolderSettings,
     MaskedTextSettings,
+    SquadSettings,
     Stl10Settings,
 )
 from hocket.recipes.config.model_settings import (
@@ -20,6 +21,7 @@ from hocket.recipes.config.model_settings import (
 from hocket.recipes.config.teacher_settings import (
     AnyTeacher,
     DistilbertSettings,
+    DistillationSettings,
     TwoViewSettings,
 )
 
@@ -39,6 +41,8 @@ def teacher_faults(recipe: Recipe) -> Iterator[str]:
             pass
         case DistilbertSettings(), data:
             yield f"teacher.kind 'distilbert' reads 'masked-text', not {data.kind!r}"
+        case DistillationSettings(), SquadSettings():
+            yield "teacher.kind 'distillation' reads scores of classes, not 'squad'"
         case _:
             pass
     if isinstance(recipe.teacher, TwoViewSettings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from hocket.recipes.config.data_settings import (
     Cifar10Settings,
@@ -16,6 +16,7 @@ from hocket.recipes.config.data_settings import (
     GlueSettings,
     ImageFolderSettings,
     MaskedTextSettings,
+    SquadSettings,
     Stl10Settings,
     TextSettings,
 )
@@ -27,6 +28,7 @@ from hocket.recipes.data.images.flowers import load_flowers
 from hocket.recipes.data.images.image_folder import load_image_folder
 from hocket.recipes.data.images.stl10 import load_stl10
 from hocket.recipes.data.masked_text import load_masked_text
+from hocket.recipes.data.squad import load_squad
 from hocket.recipes.data.text import load_text
 from hocket.recipes.data.user_data import load_user_data
 from hocket.run.data.samples import Samples, first_samples
@@ -52,8 +54,14 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
             return load_digits(settings.test_fraction, settings.shift_probability)
         case DataFunctionSettings():
             return load_user_data(settings.function, settings.arguments)
-        case TextSettings() | GlueSettings() | MaskedTextSettings():
-            return _load_text(settings)
+        case TextSettings():
+            return load_text(
+                Path(settings.path),
+                settings.window_bytes,
+                settings.validation_fraction,
+            )
+        case GlueSettings() | SquadSettings() | MaskedTextSettings():
+            return _load_word_pieces(settings)
         case _:
             return _load_images(settings)
 
@@ -87,30 +95,23 @@ def _load_images(
             assert_never(settings)
 
 
-def _load_text(
-    settings: TextSettings | GlueSettings | MaskedTextSettings,
+def _load_word_pieces(
+    settings: GlueSettings | SquadSettings | MaskedTextSettings,
 ) -> tuple[Samples, Samples]:
-    path = Path(settings.path)
+    path, words = Path(settings.path), settings.vocabulary
+    common: dict[str, Any] = {
+        "num_tokens": settings.num_tokens,
+        "vocabulary": None if words is None else Path(words),
+        "num_entries": settings.num_pieces,
+    }
     match settings:
-        case MaskedTextSettings(vocabulary=words):
+        case MaskedTextSettings(validation_fraction=fraction, mask_share=share):
             return load_masked_text(
-                path,
-                num_tokens=settings.num_tokens,
-                validation_fraction=settings.validation_fraction,
-                mask_share=settings.mask_share,
-                vocabulary=None if words is None else Path(words),
-                num_entries=settings.num_pieces,
+                path, validation_fraction=fraction, mask_share=share, **common
             )
-        case TextSettings():
-            return load_text(path, settings.window_bytes, settings.validation_fraction)
-        case GlueSettings():
-            words = settings.vocabulary
-            return load_glue(
-                GlueTask(settings.task),
-                path,
-                num_tokens=settings.num_tokens,
-                vocabulary=None if words is None else Path(words),
-                num_entries=settings.num_pieces,
-            )
+        case SquadSettings(num_question_tokens=most, stride=stride):
+            return load_squad(path, num_question_tokens=most, stride=stride, **common)
+        case GlueSettings(task=task):
+            return load_glue(GlueTask(task), path, **common)
         case _:
             assert_never(settings)

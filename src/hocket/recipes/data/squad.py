@@ -43,12 +43,23 @@ class TokenizedQuestion:
         context: the ids of its paragraph's pieces.
         first: the piece of the context with which the answer begins.
         last: the piece with which it ends; below `first` where there is no answer.
+        text: the paragraph.
+        places: for each piece of the context, its first character in the text, and the
+            one behind it.
+        answers: the texts of all its answers; none where there is no answer.
     """
 
     pieces: Sequence[int]
     context: Sequence[int]
     first: int
     last: int
+    text: str
+    places: Sequence[tuple[int, int]]
+    answers: tuple[str, ...]
+
+    def said(self, first: int, last: int) -> str:
+        """Return the words from one piece of the context to another."""
+        return self.text[self.places[first][0] : self.places[last][1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ class Squad:
         samples = []
         for question, begin in self.windows[rows].tolist():
             asked = self.asked[question]
-            window = asked.context[begin : begin + self._room(asked)]
+            window = asked.context[begin : begin + self.room(asked)]
             samples.append(self.tokenizer.join(asked.pieces, window, self.num_tokens))
         return batch_of(samples)
 
@@ -91,14 +102,20 @@ class Squad:
         spans = []
         for question, begin in self.windows[rows].tolist():
             asked = self.asked[question]
-            end = begin + self._room(asked)
-            offset = len(asked.pieces) + 2 - begin  # behind [CLS] question [SEP]
+            end = begin + self.room(asked)
+            offset = window_begin(asked) - begin
             holds = begin <= asked.first <= asked.last < end
             spans.append((asked.first + offset, asked.last + offset) if holds else None)
         return torch.tensor([span or (0, 0) for span in spans])
 
-    def _room(self, asked: TokenizedQuestion) -> int:
+    def room(self, asked: TokenizedQuestion) -> int:
+        """Return the most pieces of the context that are in a question's sample."""
         return self.num_tokens - _NUM_AROUND - len(asked.pieces)
+
+
+def window_begin(asked: TokenizedQuestion) -> int:
+    """Return the place of a window's first piece in its sample."""
+    return len(asked.pieces) + 2  # behind [CLS] question [SEP]
 
 
 def load_squad(
@@ -183,9 +200,18 @@ def _in_pieces(
         # before its end; none of both where there is no answer.
         word_first = bisect_right(ends, question.begin)
         word_last = bisect_right(begins, question.end - 1) - 1
-        if not question.end or word_last < word_first:
-            asked.append(TokenizedQuestion(pieces, context, 0, -1))
-            continue
-        first, behind = pieces_of[word_first][0], pieces_of[word_last][1]
-        asked.append(TokenizedQuestion(pieces, context, first, behind - 1))
+        first, behind = 0, 0
+        if question.end and word_first <= word_last:
+            first, behind = pieces_of[word_first][0], pieces_of[word_last][1]
+        asked.append(
+            TokenizedQuestion(
+                pieces,
+                context,
+                first,
+                behind - 1,
+                paragraph.context,
+                encoding.offsets,
+                question.answers,
+            )
+        )
     return asked

@@ -41,11 +41,13 @@ class Question:
         text: the question.
         begin: the first character of its first answer in the paragraph.
         end: the character after its last one; 0 where there is no answer.
+        answers: the texts of all its answers, of which any is right.
     """
 
     text: str
     begin: int
     end: int
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +152,5 @@ def _question(record: _Record, context: str) -> Question:
             f"should be {words!r:.60} at character {reprlib.repr(begin)}, where the "
             f"context has {found!r:.60}"
         )
-    return Question(text, begin, begin + len(words))
+    answers = tuple(each.get("text", str) for each in record.each("answers"))
+    return Question(text, begin, begin + len(words), answers)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from hocket.errors import DataError, RecipeError
-from hocket.recipes.config.user_functions import load_function
+from hocket.recipes.user_functions import load_function
 from hocket.run.data.batch import digest
 from hocket.run.data.samples import EpochRandom, Samples
 

@@ -12,9 +12,10 @@ from torch import nn
 from hocket.errors import DataError, MissingPackageError, RecipeError
 from hocket.recipes.config.data_settings import (
     DigitsSettings,
-    GlueSettings,
     MaskedTextSettings,
+    SquadSettings,
     TextSettings,
+    WordPieceSettings,
     side_of,
 )
 from hocket.recipes.config.model_settings import (
@@ -31,13 +32,13 @@ from hocket.recipes.config.model_settings import (
     VitSettings,
 )
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.user_functions import load_function
 from hocket.recipes.data.digits import NUM_CHANNELS, NUM_CLASSES
 from hocket.recipes.data.glue import GlueSamples, GlueTask
 from hocket.recipes.data.images.cifar import Cifar
 from hocket.recipes.data.images.image_folder import ImageFolder
 from hocket.recipes.data.images.stl10 import Stl10
 from hocket.recipes.data.masked_text import MaskedText
+from hocket.recipes.data.squad import Squad
 from hocket.recipes.models.ffnn import Ffnn
 from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.masked_bert import MaskedBert
@@ -46,7 +47,8 @@ from hocket.recipes.models.resnext import make_resnext
 from hocket.recipes.models.rnn import Rnn
 from hocket.recipes.models.torchvision_nets import make_densenet, make_mobilenet
 from hocket.recipes.models.transformer import Blocks
-from hocket.recipes.models.vit import Pooling, VisionTransformer
+from hocket.recipes.models.vit import Pooling, VisionTransformer, begin_with
+from hocket.recipes.user_functions import load_function
 from hocket.run.data.samples import FirstSamples, Samples
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def _classifier(
 ) -> nn.Module:
     match settings:
         case VitSettings():
-            return VisionTransformer(
+            vit = VisionTransformer(
                 image_side=images.side,
                 num_channels=images.num_channels,
                 num_classes=images.num_classes,
@@ -135,6 +137,9 @@ def _classifier(
                 pooling=Pooling(settings.pooling),
                 blocks=_blocks(settings),
             )
+            if settings.pretrained is not None:
+                begin_with(vit, Path(settings.pretrained))
+            return vit
         case ResnetSettings():
             return ResNet(
                 num_channels=images.num_channels,
@@ -161,12 +166,13 @@ def _classifier(
 
 def _bert(settings: BertSettings, text: Any, samples: Samples) -> nn.Module:
     """Make Hugging Face's own class, so that weights can be exported to it."""
-    assert isinstance(text, GlueSettings | MaskedTextSettings), "the recipe is valid"
-    assert isinstance(samples, GlueSamples | MaskedText), "the recipe is valid"
+    assert isinstance(text, WordPieceSettings), "the recipe is valid"
+    assert isinstance(samples, GlueSamples | MaskedText | Squad), "the recipe is valid"
     try:
         from transformers import (
             BertConfig,
             BertForMaskedLM,
+            BertForQuestionAnswering,
             BertForSequenceClassification,
         )
     except ImportError as error:
@@ -184,10 +190,14 @@ def _bert(settings: BertSettings, text: Any, samples: Samples) -> nn.Module:
         attention_probs_dropout_prob=settings.dropout,
         max_position_embeddings=max(512, text.num_tokens),
     )
-    if isinstance(text, MaskedTextSettings):
-        return MaskedBert(_pretrained_or_new(BertForMaskedLM, config, settings))
-    config.num_labels = GlueTask(text.task).num_classes
-    return _pretrained_or_new(BertForSequenceClassification, config, settings)
+    match text:
+        case MaskedTextSettings():
+            return MaskedBert(_pretrained_or_new(BertForMaskedLM, config, settings))
+        case SquadSettings():
+            return _pretrained_or_new(BertForQuestionAnswering, config, settings)
+        case _:
+            config.num_labels = GlueTask(text.task).num_classes
+            return _pretrained_or_new(BertForSequenceClassification, config, settings)
 
 
 def _pretrained_or_new(

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.recipes.run_files import CHECKPOINTS_NAME
+from hocket.recipes.training.epochs import EpochSums
 from hocket.recipes.training.records import (
+    EpochWatcher,
     EvaluationRecord,
     StepRecord,
     SummaryRecord,
@@ -66,9 +68,13 @@ class Loop:
                 training.stop_patience, training.stop_metric, training.stop_goal
             )
         self._overlaps = bool(pipeline.plan.schedule.body)
-        self._shape = ""
+        self._plan = pipeline.plan
+        self._measured_step = -1  # whose timeline is the last one
         self._num_since_drain = 0
         self._unreported: deque[StepResult] = deque()
+        self._sums = EpochSums(0)
+        self._went_on_s = monotonic()  # after the last step, or its evaluation
+        self._evaluation_s = 0.0
         self._totals = Totals()
         self._begin_s = monotonic()
         self._last: EvaluationRecord | None = None
@@ -95,7 +101,8 @@ class Loop:
             CheckpointError: a checkpoint could not be written.
             RunError: something went wrong; nothing hangs.
         """
-        self._begin_s = monotonic() - self._totals.seconds
+        self._went_on_s = monotonic()
+        self._begin_s = self._went_on_s - self._totals.seconds
         fit(
             self._pipeline,
             self._loader,
@@ -110,9 +117,15 @@ class Loop:
         return self._summary()
 
     def _evaluate(self) -> EvaluationResult:
+        begin_s = monotonic()
+        result = self._evaluated()
+        self._evaluation_s = monotonic() - begin_s
+        return result
+
+    def _evaluated(self) -> EvaluationResult:
         use_ema = self._layout.recipe.training.ema_decay is not None
-        if self._task.knn is not None:
-            return self._task.knn(self._pipeline, use_ema=use_ema)
+        if self._task.evaluate is not None:
+            return self._task.evaluate(self._pipeline, use_ema=use_ema)
         return self._pipeline.evaluate(
             self._evaluation_loader, self._task.metrics, use_ema=use_ema
         )
@@ -122,10 +135,12 @@ class Loop:
     ) -> bool:
         """Call the watchers, save if it is due, and return whether to stop."""
         saves = self._layout.saves_after(result.step)
+        self._sums.add(result, monotonic() - self._went_on_s - self._evaluation_s)
+        self._evaluation_s = 0.0
         self._unreported.append(result)
-        if result.layout != self._shape:  # of another cut, which nothing can predict
-            self._shape = result.layout
-            self.timelines.clear()
+        if self._plan is not self._pipeline.plan:  # layers have frozen
+            self._plan = self._pipeline.plan
+            self.timelines.clear()  # what they show is not what was predicted
         self._report_steps(is_due=saves or evaluation is not None)
         if evaluation is not None:
             self._report_evaluation(result.step, evaluation)
@@ -133,8 +148,11 @@ class Loop:
         if self._early_stop is not None:
             stops = self._early_stop(result, evaluation)
         self._measure(result.step, is_evaluated=evaluation is not None)
+        if self._ends_epoch(result.step):
+            self._report_epoch()
         if saves or (stops and self._saves):
             self._save()
+        self._went_on_s = monotonic()
         return stops
 
     def _drains_after(self, step: int) -> bool:
@@ -149,8 +167,10 @@ class Loop:
             return
         num_steps, self._num_since_drain = self._num_since_drain, 0
         is_near_end = step >= self._layout.num_steps - NUM_TIMED_STEPS
-        if (is_near_end or is_evaluated) and num_steps <= NUM_TIMED_STEPS:
+        is_due = is_near_end or is_evaluated or self._ends_epoch(step)
+        if is_due and num_steps <= NUM_TIMED_STEPS:
             self.timelines.append(self._pipeline.measured())
+            self._measured_step = step
 
     @property
     def num_done(self) -> int:
@@ -188,6 +208,21 @@ class Loop:
         self._totals.num_skipped += result.skipped
         for watcher in self.watchers:
             watcher.step(record)
+
+    def _ends_epoch(self, step: int) -> bool:
+        is_last = step + 1 == self._layout.num_steps
+        return is_last or self._layout.epoch(step + 1) > self._layout.epoch(step)
+
+    def _report_epoch(self) -> None:
+        """Report the epoch that has ended, and begin to count the next one."""
+        sums, self._sums = self._sums, EpochSums(self._sums.epoch + 1)
+        assert sums.last is not None, "a step ends it"
+        is_measured = self._measured_step == sums.last.step
+        measured = self.timelines[-1] if is_measured else None
+        record = sums.record(self._pipeline, measured)
+        for watcher in self.watchers:
+            if isinstance(watcher, EpochWatcher):
+                watcher.epoch(record)
 
     def _report_evaluation(self, step: int, result: EvaluationResult) -> None:
         self._last = EvaluationRecord(

@@ -21,6 +21,7 @@ from hocket.run.engine.plan import Plan
 
 RECENT_STEPS: Final = 20  # that the numbers shown are means of
 PLAIN_INTERVAL_S: Final = 5.0  # between two plain lines
+_SHARES: Final = ("accuracy", "f1", "exact_match")  # how names of such metrics end
 
 
 def make_progress(
@@ -212,9 +213,9 @@ def result_line(record: SummaryRecord) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Format metrics: accuracies in percent, all else as numbers."""
+    """Format metrics: shares of right answers in percent, all else as numbers."""
     return ", ".join(
-        f"{name} {value:.2%}" if name.endswith("accuracy") else f"{name} {value:.4f}"
+        f"{name} {value:.2%}" if name.endswith(_SHARES) else f"{name} {value:.4f}"
         for name, value in metrics.items()
     )
 

@@ -14,17 +14,13 @@ from hocket.recipes.config.data_settings import (
     DataFunctionSettings,
     FileSettings,
     MaskedTextSettings,
+    SquadSettings,
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.teacher_settings import TwoViewSettings
-from hocket.recipes.config.user_functions import load_function
 from hocket.recipes.data.load import load_samples
-from hocket.recipes.teachers.losses import teacher_loss
-from hocket.recipes.teachers.make import make_student, make_teachers
-from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
-from hocket.recipes.teachers.weights import check_teacher
-from hocket.recipes.training.objectives import (
+from hocket.recipes.objectives.losses import (
     Metrics,
     byte_loss,
     byte_metrics,
@@ -32,7 +28,14 @@ from hocket.recipes.training.objectives import (
     class_metrics,
     masked_loss,
     masked_metrics,
+    span_loss,
 )
+from hocket.recipes.objectives.spans import SpanEvaluation
+from hocket.recipes.teachers.losses import teacher_loss
+from hocket.recipes.teachers.make import make_student, make_teachers
+from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
+from hocket.recipes.teachers.weights import check_teacher
+from hocket.recipes.user_functions import load_function
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
 from hocket.run.tune.teachers.teacher import Teacher
@@ -51,7 +54,7 @@ class Task:
         metrics: named means over samples; the first is what the task is about.
         make_teachers: the teachers that the loss reads, by name, for a training of so
             many steps; new ones each time.
-        knn: the evaluation of features, in the place of metrics.
+        evaluate: the evaluation of all outputs together, in the place of metrics.
     """
 
     make_model: Callable[[], nn.Module]
@@ -60,7 +63,7 @@ class Task:
     loss: LossFunction
     metrics: Metrics | None
     make_teachers: Callable[[int], dict[str, Teacher]]
-    knn: KnnEvaluation | None = None
+    evaluate: KnnEvaluation | SpanEvaluation | None = None
 
 
 def make_task(recipe: Recipe) -> Task:
@@ -74,9 +77,15 @@ def make_task(recipe: Recipe) -> Task:
     _check_enough(training, recipe)
     model = partial(make_student, recipe, training)
     teachers = partial(make_teachers, recipe, training)
-    objective = _objective(recipe, training)
-    knn = knn_evaluation(recipe, training, evaluation)
-    return Task(model, training, evaluation, *objective, teachers, knn)
+    loss, metrics = _objective(recipe, training)
+    evaluate: KnnEvaluation | SpanEvaluation | None = None
+    evaluate = knn_evaluation(recipe, training, evaluation)
+    if isinstance(recipe.data, SquadSettings) and metrics is None:
+        settings = recipe.training
+        evaluate = SpanEvaluation(
+            evaluation, loss, settings.batch_size, settings.num_loaders
+        )
+    return Task(model, training, evaluation, loss, metrics, teachers, evaluate)
 
 
 def check_data(recipe: Recipe) -> None:
@@ -122,6 +131,8 @@ def _usual_objective(recipe: Recipe) -> tuple[LossFunction | None, Metrics | Non
             return byte_loss, byte_metrics
         case MaskedTextSettings():
             return masked_loss, masked_metrics
+        case SquadSettings():
+            return span_loss, None
         case DataFunctionSettings():
             return None, None
         case _:  # images and tables: all of them have classes

@@ -70,6 +70,17 @@ def masked_metrics(output: Any, target_BT: Tensor) -> dict[str, Tensor]:
     return {"masked_accuracy": is_right_BT.sum() / is_masked_BT.sum()}
 
 
+def span_loss(output: Any, place_B2: Tensor) -> Tensor:
+    """Return the mean of two cross-entropies, of a span's first and last piece.
+
+    Args:
+        output: with `start_logits` and `end_logits`, each (B, T).
+        place_B2: the places of both pieces, 0 to T - 1.
+    """
+    first = functional.cross_entropy(output["start_logits"], place_B2[:, 0])
+    return (first + functional.cross_entropy(output["end_logits"], place_B2[:, 1])) / 2
+
+
 def scores_of(output: Any) -> Tensor:
     """Return the scores in a model's output."""
     score: Tensor = output["logits"] if isinstance(output, Mapping) else output

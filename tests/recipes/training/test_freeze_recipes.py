@@ -1,0 +1,235 @@
+"""PipeTransformer's experiments as recipes: their sizes, and each in small."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hocket.cli.train import ENTRY
+from hocket.freeze import Alpha
+from hocket.recipes.config.resolve import resolve
+from hocket.recipes.training.freezing import freezing_options
+from hocket.recipes.training.run_folder import claim_folder, enter_folder
+from hocket.recipes.training.step_layout import StepLayout
+from hocket.recipes.training.task import make_task
+from hocket.recipes.training.train import train_recipe
+from hocket.run.data.loss import TOTAL, named_losses
+from hocket.run.data.sample_loader import SampleLoader
+from tests.recipes.data.test_squad import CONTEXT, file_of, question, write
+from tests.recipes.models.test_kinds import image_folder, sst2
+from tests.recipes.support.cifar_folder import cifar100
+from tests.recipes.support.real_data import real
+from tests.run.support.forked import answers_of
+
+RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores
+BATCH: Final = 8
+SMALL: Final = (
+    "model.width=8",
+    "model.num_blocks=4",
+    "model.num_heads=2",
+    "model.mlp_width=16",
+    f"training.batch_size={BATCH}",
+    "training.num_loaders=0",
+    "optimizer.num_warmup_steps=0",
+    "pipeline.num_microbatches=2",
+)
+IMAGES: Final = ("data.side=32", "model.patch_size=16")
+SENTENCES: Final = ("data.num_tokens=32", "data.num_pieces=200")
+
+
+def squad(folder: Path) -> None:
+    """Eight questions about one paragraph."""
+    said = ("1889", "Gustave Eiffel", "Paris", "tower")
+    questions = [question(CONTEXT, said[i % 4], id=str(i)) for i in range(BATCH)]
+    write(folder, file_of(CONTEXT, *questions))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the paper's scripts say of a recipe.
+
+    Args:
+        width: of the model.
+        num_blocks: of the model.
+        num_epochs: of training.
+        batch_size: of each pipeline.
+        settings: that make the data small.
+        write: a small folder of the data's form.
+    """
+
+    width: int
+    num_blocks: int
+    num_epochs: int
+    batch_size: int
+    settings: tuple[str, ...]
+    write: Callable[[Path], Any]
+
+
+RECIPES: Final = {
+    "cifar100-vit": Published(768, 12, 10, 320, IMAGES, lambda x: cifar100(x, 32)),
+    "imagenet-vit": Published(768, 12, 10, 400, IMAGES, image_folder),
+    "sst2-bert": Published(768, 12, 3, 64, SENTENCES, sst2),
+    "squad-bert": Published(
+        1024,
+        24,
+        3,
+        64,
+        (*SENTENCES, "data.num_question_tokens=8", "data.stride=8"),
+        squad,
+    ),
+}
+
+
+def small(name: str, folder: Path) -> tuple[str, ...]:
+    """The settings that make a recipe small, with its data in a folder."""
+    published = RECIPES[name]
+    folder.mkdir()
+    published.write(folder)
+    profiles = f"run.profile_folder={folder / 'profiles'}"
+    return (f"data.path={folder}", profiles, *SMALL, *published.settings)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_is_of_the_published_size(name: str) -> None:
+    """Eight devices in one pipeline; alpha 1/5 at the ends of epochs, or none."""
+    recipe, published = resolve(name, ["data.path=any"]).recipe, RECIPES[name]
+    model: Any = recipe.model
+
+    assert (model.width, model.num_blocks) == (published.width, published.num_blocks)
+    assert recipe.training.num_epochs == published.num_epochs
+    assert recipe.training.batch_size == published.batch_size
+    assert recipe.pipeline.layout == "8x1"
+    found = freezing_options(recipe.freeze, recipe.cache, 5)
+    assert found["freeze"] == Alpha(1 / 5, every_steps=5)
+    asked = ["data.path=any", "freeze.policy=alpha"]
+    assert resolve(name, asked).recipe == recipe
+    baseline = resolve(name, ["data.path=any", "freeze.policy=none"]).recipe
+    assert freezing_options(baseline.freeze, baseline.cache, 5) == {}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_model_and_data_fit_together(name: str, tmp_path: Path) -> None:
+    """A batch goes through and back."""
+    recipe = resolve(name, small(name, tmp_path / "data")).recipe
+    task = make_task(recipe)
+    inputs, targets = SampleLoader(task.training, BATCH).example()
+    model = task.make_model()
+    output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    named_losses(task.loss(output, targets))[TOTAL].backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )
+
+
+def test_reads_the_real_sst2() -> None:
+    """Thousands of sentences, of at most 256 tokens."""
+    settings = [f"data.path={real('sst2')}", "data.num_pieces=8000", *SMALL]
+    task = make_task(resolve("sst2-bert", settings).recipe)
+    inputs, labels = SampleLoader(task.training, BATCH).example()
+    assert task.training.num_samples > 5_000
+    assert inputs["input_ids"].shape == (BATCH, 256)
+    assert {*labels.tolist()} <= {0, 1}
+
+
+def test_answers_are_scored_as_squad_scores_them(tmp_path: Path) -> None:
+    """A few steps on one worker: F1 is at least exact match, both are shares."""
+    settings = (
+        *small("squad-bert", tmp_path / "data"),
+        "pipeline.layout=1x1",
+        "training.max_steps=3",
+        "freeze.every_steps=1",
+    )
+    resolved = resolve("squad-bert", settings)
+    run_dir = claim_folder(tmp_path / "run", resolved.to_toml())
+    evaluation = train_recipe(resolved.recipe, run_dir)
+    found = dict(evaluation.metrics)
+    assert [*found] == ["f1", "exact_match"]
+    assert 0.0 <= found["exact_match"] <= found["f1"] <= 1.0
+    assert evaluation.loss > 0.0
+
+
+@pytest.mark.timeout(220)
+def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
+    """Two workers, an epoch of four steps at 2x1, then two at 1x2."""
+    settings = (
+        *small("cifar100-vit", tmp_path / "data"),
+        "pipeline.layout=2x1",
+        "training.num_epochs=3",
+        "freeze.alpha=0.5",
+        'freeze.shapes={2 = "1x2"}',
+    )
+    resolved = resolve("cifar100-vit", settings)
+    steps_per_epoch = StepLayout.of(
+        resolved.recipe, make_task(resolved.recipe).training
+    ).steps_per_epoch
+    run_dir, lock = enter_folder(resolved, tmp_path / "run")
+    answers_of(
+        ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S
+    )
+    lock.release()
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+
+    assert [x["num_steps"] for x in epochs] == [steps_per_epoch * n for n in (1, 2, 3)]
+    assert [x["layout"] for x in epochs] == ["2x1", "1x2", "1x2"]
+    assert [x["num_frozen"] for x in epochs] == [0, 2, 3]
+    assert [x["transition_s"] > 0 for x in epochs] == [False, True, True]
+    whole = epochs[0]["num_active_parameters"]
+    assert all(
+        x["num_active_parameters"] + x["num_frozen_parameters"] == whole for x in epochs
+    )
+    assert epochs[0]["message_bytes_per_s"] > 0
+    assert epochs[0]["num_reductions"] == 0 < epochs[1]["num_reductions"]
+    page = (run_dir / "report.html").read_text()
+    assert "1x2" in page
+    assert "transition" in page
+
+
+def test_begins_with_weights_from_a_folder(tmp_path: Path) -> None:
+    """Under our names, or timm's; with a new head where it has other classes."""
+    torch.manual_seed(3)
+    settings = small("cifar100-vit", tmp_path / "data")
+
+    def weights(*more: str) -> dict[str, torch.Tensor]:
+        task = make_task(resolve("cifar100-vit", [*settings, *more]).recipe)
+        return task.make_model().state_dict()
+
+    saved = {name: torch.randn_like(x) for name, x in weights().items()}
+    saved["head.weight"], saved["head.bias"] = torch.zeros(7, 8), torch.zeros(7)
+    for folder, theirs in (("own", saved), ("timm", as_timm(saved))):
+        (tmp_path / folder).mkdir()
+        save_file(theirs, tmp_path / folder / "model.safetensors")
+        found = weights(f"model.pretrained={tmp_path / folder}")
+        assert found["head.weight"].shape == (100, 8)
+        assert all(torch.equal(found[x], saved[x]) for x in found if "head" not in x)
+
+
+def as_timm(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights under the names of timm's vision transformers."""
+    names = (
+        ("patches", "patch_embed.proj"),
+        ("token", "cls_token"),
+        ("positions", "pos_embed"),
+        ("attention_norm", "norm1"),
+        ("mlp_norm", "norm2"),
+        ("attention.out", "attn.proj"),
+        ("attention.qkv", "attn.qkv"),
+        ("mlp.0", "mlp.fc1"),
+        ("mlp.2", "mlp.fc2"),
+    )
+    renamed = {}
+    for name, value in weights.items():
+        theirs = name
+        for ours, other in names:
+            theirs = theirs.replace(ours, other)
+        renamed[theirs] = value[None] if theirs == "pos_embed" else value
+    return renamed
