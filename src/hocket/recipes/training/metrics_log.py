@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.errors import MissingPackageError
-from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
+from hocket.recipes.training.records import (
+    EpochRecord,
+    EvaluationRecord,
+    StepRecord,
+    SummaryRecord,
+)
 
 JSON_NAME: Final = "metrics.jsonl"
 TENSORBOARD_NAME: Final = "tensorboard"
@@ -68,6 +73,17 @@ class MetricsLog:
         self._write("evaluation", _flat(record, record.metrics))
         self._draw("evaluation", _flat(record, record.metrics), record.num_steps)
 
+    def epoch(self, record: EpochRecord) -> None:
+        """Write an epoch's numbers."""
+        numbers = {
+            **dataclasses.asdict(record),
+            "samples_per_s": record.samples_per_s,
+            "message_bytes_per_s": record.message_bytes_per_s,
+        }
+        self._write("epoch", numbers)
+        drawn = {name: x for name, x in numbers.items() if name != "layout"}
+        self._draw("epoch", drawn, record.num_steps)
+
     def summary(self, record: SummaryRecord) -> None:
         """Write the run's totals, and the last evaluation's loss and metrics."""
         last = record.evaluation
@@ -78,10 +94,10 @@ class MetricsLog:
         self._lines.close()
         self._board.close()
 
-    def _write(self, kind: str, numbers: Mapping[str, float | None]) -> None:
+    def _write(self, kind: str, numbers: Mapping[str, float | str | None]) -> None:
         """Write one line; JSON has no NaN, so that null replaces it."""
         finite = {
-            name: x if x is not None and isfinite(x) else None
+            name: None if isinstance(x, float) and not isfinite(x) else x
             for name, x in numbers.items()
         }
         self._lines.write(json.dumps({"kind": kind, **finite}) + "\n")
@@ -131,6 +147,7 @@ class History:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.evaluations: list[EvaluationRecord] = []
+        self.epochs: list[EpochRecord] = []
 
     def read(self, path: Path) -> None:
         """Read the records from before an interruption.
@@ -144,6 +161,8 @@ class History:
                 self.steps.append(_step(record))
             elif record["kind"] == "evaluation":
                 self.evaluations.append(_evaluation(record))
+            elif record["kind"] == "epoch":
+                self.epochs.append(EpochRecord(**_parted(record, EpochRecord)[0]))
 
     def step(self, record: StepRecord) -> None:
         """Keep a step's record."""
@@ -152,6 +171,10 @@ class History:
     def evaluation(self, record: EvaluationRecord) -> None:
         """Keep an evaluation's record."""
         self.evaluations.append(record)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Keep an epoch's record."""
+        self.epochs.append(record)
 
     def summary(self, record: SummaryRecord) -> None:
         """Do nothing: `write_report` gets the summary itself."""
@@ -177,7 +200,7 @@ def _evaluation(record: Mapping[str, Any]) -> EvaluationRecord:
 
 
 def _parted(
-    record: Mapping[str, Any], kind: type[StepRecord | EvaluationRecord]
+    record: Mapping[str, Any], kind: type[StepRecord | EvaluationRecord | EpochRecord]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide a line's numbers into a record's fields and those that the user names."""
     own = {field.name for field in dataclasses.fields(kind)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.user_functions import load_function
+from hocket.recipes.user_functions import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,62 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One epoch of training, and what its time went to.
+
+    Args:
+        epoch: the epoch's number, from 0.
+        num_steps: the steps trained until its end, over the whole run.
+        layout: stages x replicas at its end.
+        num_frozen: the layers that were frozen at its end.
+        num_active_parameters: the parameters that still trained.
+        num_frozen_parameters: the others.
+        num_samples: its samples.
+        seconds: its seconds, without evaluations and checkpoints.
+        data_s: the part of them in which rank 0 waited for batches, and cut them up.
+        transition_s: the part that changes of the layout took.
+        forward_s: the part that forwards took, the mean over devices.
+        backward_s: the part that backwards took, the mean over devices.
+        reduce_s: from the beginning of reductions over replicas to their ends, the mean
+            over devices; others may compute meanwhile.
+        cache_hits: the samples whose frozen layers' outputs were in the cache.
+        num_reductions: reductions over replicas.
+        reduced_bytes: the bytes that they reduced.
+        message_bytes: the bytes sent between devices of the first replica.
+        link_bytes_per_s: the bandwidth between devices, as the plan has measured it.
+    """
+
+    epoch: int
+    num_steps: int
+    layout: str
+    num_frozen: int
+    num_active_parameters: int
+    num_frozen_parameters: int
+    num_samples: int
+    seconds: float
+    data_s: float
+    transition_s: float
+    forward_s: float
+    backward_s: float
+    reduce_s: float
+    cache_hits: int
+    num_reductions: int
+    reduced_bytes: int
+    message_bytes: int
+    link_bytes_per_s: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """The speed of the epoch, data and transitions included."""
+        return self.num_samples / self.seconds
+
+    @property
+    def message_bytes_per_s(self) -> float:
+        """The traffic between devices."""
+        return self.message_bytes / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
 class SummaryRecord:
     """The totals of a whole run, including those before interruptions.
 
@@ -112,6 +168,14 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """Called last, whether the run succeeded or failed."""
+
+
+@runtime_checkable
+class EpochWatcher(Protocol):
+    """A watcher that receives the records of epochs, too."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Called when an epoch has ended, after its evaluation."""
 
 
 def load_watcher(name: str, run_dir: Path) -> Watcher:

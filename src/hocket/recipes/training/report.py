@@ -14,6 +14,7 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
 from hocket.recipes.run_files import RECIPE_NAME, REPORT_NAME
+from hocket.recipes.training.epochs import epoch_table
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
 from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
@@ -33,7 +34,7 @@ def write_report(
         run_dir: the folder, with the recipe in it.
         plan: the plan, with the predicted timeline.
         measured: the timeline of a typical step, if any was trained.
-        history: every step and evaluation.
+        history: every step, evaluation and epoch.
         summary: the run's totals.
 
     Returns:
@@ -48,6 +49,7 @@ def write_report(
         summary=result_line(summary),
         samples_per_step=summary.num_samples / summary.num_steps,
         charts=charts(history.steps, history.evaluations),
+        tables=(epoch_table(history.epochs),) if history.epochs else (),
         facts=(
             Facts("recipe", text=(run_dir / RECIPE_NAME).read_text("utf-8")),
             Facts("schedule", text=str(plan.schedule)),
