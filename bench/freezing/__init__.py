@@ -1,0 +1,1 @@
+"""Freezing layers while training runs: what each part of it brings."""

@@ -1,0 +1,173 @@
+"""Ten epochs of training, layers freezing or not, on two workers: seconds and quality.
+
+    python -m bench.freezing.run [--cases "ViT, CIFAR-10"] [--rounds 3] [--data FOLDER]
+
+All contestants train in turn in the same two processes with one thread each, and in the
+other order every other round. Each round has a seed of its own for the order of the
+samples; all begin with the same pretrained weights. A case takes some four minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import hocket
+from bench.freezing.cases import (
+    ALL,
+    BASE,
+    CASES,
+    CONTESTANTS,
+    EVALUATED,
+    FREEZING,
+    LOCAL,
+    NUM_EPOCHS,
+    NUM_WORKERS,
+    UNFROZEN,
+    Case,
+)
+from bench.freezing.table import measured
+from bench.freezing.training import (
+    most_bytes,
+    pretrain,
+    ready,
+    train,
+    train_frozen_by_hand,
+    use_one_thread,
+)
+from bench.measure import environment, write_result
+from hocket.cli.table import aligned
+from hocket.freeze.alpha import num_frozen_after
+from hocket.run.cluster.world import World, join_world
+
+RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
+NUM_ROUNDS: Final = 3
+TARGET: Final = {"+ replicas": 1.4, ALL: 2.0, "transition_s": 2.0, "prediction": 0.1}
+NUM_FROZEN: Final = [num_frozen_after(0.2, 12, e) for e in range(NUM_EPOCHS)]
+
+
+def main() -> None:
+    """Measure what was asked for, and keep it as JSON after each case."""
+    names = [FREEZING, *(x.name for x in CONTESTANTS)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--contestants", nargs="+", default=names, choices=names)
+    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS)
+    parser.add_argument("--data", type=Path, default=LOCAL)
+    parser.add_argument("--set", nargs="+", default=[], help="settings of all recipes")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    rows: dict[str, Any] = {}
+    if arguments.output.exists():  # cases that were measured before stay
+        kept = json.loads(arguments.output.read_text(encoding="utf-8"))["rows"]
+        rows = {row["case"]: row for row in kept}
+    for name in arguments.cases:
+        with tempfile.TemporaryDirectory() as place:
+            asked = [name, arguments.contestants, arguments.rounds]
+            results = hocket.launch(
+                "bench.freezing.run:worker",
+                [*asked, str(arguments.data.resolve()), arguments.set, place],
+                num_workers=NUM_WORKERS,
+                run_dir=Path(place),
+                timeout_s=300.0,
+            )
+        rows[name] = results[0]
+        found = {"environment": environment(), "target": TARGET}
+        write_result(arguments.output, {**found, "rows": [*rows.values()]})
+    for line in aligned(map(tuple, measured([*rows.values()]))):
+        print(line)
+
+
+def worker(
+    name: str,
+    contestants: Sequence[str],
+    num_rounds: int,
+    data: str,
+    more: Sequence[str],
+    place: str,
+) -> dict[str, Any]:
+    """Measure a case in one of the processes."""
+    use_one_thread()
+    with closing(join_world()) as world:
+        return _measured(CASES[name], contestants, num_rounds, data, more, place, world)
+
+
+def _measured(
+    case: Case,
+    contestants: Sequence[str],
+    num_rounds: int,
+    data: str,
+    more: Sequence[str],
+    place: str,
+    world: World,
+) -> dict[str, Any]:
+    folder = Path(place)
+    common = [*case.settings, f"data.path={Path(data) / case.data}", *more]
+    whole = {
+        x.name: most_bytes(*ready(case.recipe, [*common, *x.settings]), world, folder)
+        for x in CONTESTANTS
+        if x.name in (BASE, UNFROZEN)
+    }
+    (split_bytes, num_parameters), (whole_bytes, _) = whole[BASE], whole[UNFROZEN]
+    memory_bytes = (split_bytes + whole_bytes) // 2
+    unfrozen = next(x for x in CONTESTANTS if x.name == UNFROZEN)
+    begun = pretrain(
+        *ready(case.recipe, [*common, *unfrozen.settings]), world, folder / "begun"
+    )
+    common.append(f"model.pretrained={begun}")
+    ran: dict[str, list[Any]] = {x: [] for x in contestants}
+    for number in range(num_rounds):
+        for contestant in (FREEZING, *(x.name for x in CONTESTANTS))[
+            :: -1 if number % 2 else 1
+        ]:
+            is_due = contestant != FREEZING or number == 0
+            if contestant in contestants and is_due:
+                settings = [*common, f"training.seed={number}"]
+                found = _one(case, contestant, settings, memory_bytes, world, folder)
+                ran[contestant].append(found)
+                _say(world, case, contestant, found)
+    return {
+        "case": case.name,
+        "num_parameters": num_parameters,
+        "bytes_2x1": split_bytes,
+        "bytes_1x2": whole_bytes,
+        "memory_bytes": memory_bytes,
+        "contestants": ran,
+    }
+
+
+def _one(
+    case: Case,
+    name: str,
+    settings: list[str],
+    memory_bytes: int,
+    world: World,
+    folder: Path,
+) -> dict[str, Any]:
+    """Train one contestant in one round."""
+    if name == FREEZING:
+        recipe, task = ready(case.recipe, settings)
+        return train_frozen_by_hand(recipe, task, NUM_FROZEN, world, folder)
+    contestant = next(x for x in CONTESTANTS if x.name == name)
+    own = [*settings, *contestant.settings]
+    if contestant.is_limited:
+        own.append(f"pipeline.memory_bytes={memory_bytes}")
+    if contestant.is_cached:  # a new one for each training
+        own.append(f"cache.folder={tempfile.mkdtemp(dir=folder)}")
+    _, evaluated = ready(case.recipe, [*own, EVALUATED])
+    return train(*ready(case.recipe, own), evaluated.evaluation, world, folder)
+
+
+def _say(world: World, case: Case, name: str, found: dict[str, Any]) -> None:
+    if world.rank == 0:
+        shapes = " ".join(f"{shape}:{frozen}" for shape, frozen in found["epochs"])
+        print(f"{case.name} | {name} | {found['seconds']:.1f} s | {shapes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

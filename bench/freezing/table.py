@@ -1,0 +1,89 @@
+"""What was measured of freezing, as tables."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from bench.freezing.cases import BASE
+
+Row = dict[str, Any]
+_HEAD = (
+    *("case", "contestant", "stages x replicas : frozen layers, by epoch", "steps"),
+    *("run", "fastest to slowest", "times as fast", "without transitions"),
+    *("transitions", "predicted", "error", "accuracy", "cache hits"),
+)
+
+
+def measured(rows: list[Row]) -> list[list[str]]:
+    """Every contestant of every case, beside GPipe without freezing."""
+    return [
+        [*_HEAD],
+        *(
+            _cells(row, name, ran)
+            for row in rows
+            for name, ran in row["contestants"].items()
+            if ran
+        ),
+    ]
+
+
+def steps_s(ran: Row) -> float:
+    """Seconds of a run's steps, without changes of the layout."""
+    return float(ran["seconds"] - sum(ran.get("transitions_s", ())))
+
+
+def times_as_fast(row: Row, name: str) -> float:
+    """A contestant's whole runs beside the base's of the same rounds; their median."""
+    pairs = zip(row["contestants"][BASE], row["contestants"][name], strict=False)
+    return median(base["seconds"] / ran["seconds"] for base, ran in pairs)
+
+
+def _cells(row: Row, name: str, runs: list[Row]) -> list[str]:
+    seconds = [x["seconds"] for x in runs]
+    cells = [
+        row["case"],
+        name,
+        _layouts(runs[0]["epochs"]),
+        f"{median(map(steps_s, runs)):.2f} s",
+        f"{median(seconds):.2f} s",
+        f"{min(seconds):.2f} to {max(seconds):.2f}",
+    ]
+    if row["contestants"].get(BASE):
+        pairs = list(zip(row["contestants"][BASE], runs, strict=False))
+        plain = median(steps_s(base) / steps_s(ran) for base, ran in pairs)
+        cells += [f"**{times_as_fast(row, name):.2f}**", f"{plain:.2f}"]
+    else:
+        cells += ["–", "–"]
+    return [*cells, *_predicted(runs), *_quality(runs)]
+
+
+def _layouts(epochs: list[list[Any]]) -> str:
+    """Return `2x1: 0 | 1x2: 3 5 6`."""
+    groups = groupby(epochs, key=lambda epoch: epoch[0])
+    return " ; ".join(
+        f"{shape}: {' '.join(str(frozen) for _, frozen in group)}"
+        for shape, group in groups
+    )
+
+
+def _predicted(runs: list[Row]) -> list[str]:
+    if "predicted_s" not in runs[0]:
+        return ["–", "–", "–"]
+    every = [x for ran in runs for x in ran["transitions_s"]]
+    transitions = "none"
+    if every:
+        number = len(every) / len(runs)
+        transitions = f"{number:.0f}, {median(every):.2f} s, at most {max(every):.2f} s"
+    predicted = median(ran["predicted_s"] for ran in runs)
+    error = median(ran["predicted_s"] / steps_s(ran) - 1 for ran in runs)
+    return [transitions, f"{predicted:.2f} s", f"**{error * 100:+.1f} %**"]
+
+
+def _quality(runs: list[Row]) -> list[str]:
+    if "accuracy" not in runs[0]:
+        return ["–", "–"]
+    found = [100 * ran["accuracy"] for ran in runs]
+    hits = sum(ran["cache_hits"] for ran in runs) / len(runs)
+    return [f"{fmean(found):.1f} ± {pstdev(found):.1f} %", f"{hits:,.0f}"]
