@@ -15,7 +15,6 @@ from hocket.recipes.config.data_settings import (
     MaskedTextSettings,
     SquadSettings,
     TextSettings,
-    WordPieceSettings,
     side_of,
 )
 from hocket.recipes.config.model_settings import (
@@ -166,7 +165,9 @@ def _classifier(
 
 def _bert(settings: BertSettings, text: Any, samples: Samples) -> nn.Module:
     """Make Hugging Face's own class, so that weights can be exported to it."""
-    assert isinstance(text, WordPieceSettings), "the recipe is valid"
+    assert isinstance(text, GlueSettings | SquadSettings | MaskedTextSettings), (
+        "the recipe is valid"
+    )
     assert isinstance(samples, GlueSamples | MaskedText | Squad), "the recipe is valid"
     try:
         from transformers import (
