@@ -20,6 +20,7 @@ from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
 from bench.flush_free import picture as steps_and_memory
 from bench.flush_free.table import against, blocks, kinds, layouts, steps
+from bench.freezing.table import measured as ten_epochs
 from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
@@ -151,6 +152,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("flush_free", "table"): steps,
     ("flush_free", "against"): against,
     ("flush_free", "kinds"): kinds,
+    ("freezing", "table"): ten_epochs,
     ("ooo_data", "table"): measured,
     ("ooo_data", "hosts"): hosts,
     ("ooo_pipeline", "table"): speedups,

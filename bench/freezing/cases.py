@@ -10,7 +10,6 @@ NUM_WORKERS: Final = 2
 NUM_EPOCHS: Final = 10
 BASE: Final = "GPipe, nothing freezes"
 UNFROZEN: Final = "1x2, nothing freezes"
-FREEZING: Final = "freezing only"
 ALL: Final = "all"
 LOCAL: Final = Path(__file__).parents[3] / "shared" / "data"
 
@@ -38,7 +37,6 @@ class Contestant:
     is_cached: bool = False
 
 
-# "freezing only" is frozen.py's: a pipeline that is cut again is "+ re-cut".
 CONTESTANTS: Final = (
     Contestant(BASE, ("freeze.policy=none",)),
     Contestant(UNFROZEN, ("freeze.policy=none", "pipeline.layout=1x2")),

@@ -24,20 +24,19 @@ from bench.freezing.cases import (
     CASES,
     CONTESTANTS,
     EVALUATED,
-    FREEZING,
     LOCAL,
     NUM_EPOCHS,
     NUM_WORKERS,
     UNFROZEN,
     Case,
+    Contestant,
 )
 from bench.freezing.table import measured
 from bench.freezing.training import (
-    most_bytes,
+    base,
     pretrain,
     ready,
     train,
-    train_frozen_by_hand,
     use_one_thread,
 )
 from bench.measure import environment, write_result
@@ -53,7 +52,7 @@ NUM_FROZEN: Final = [num_frozen_after(0.2, 12, e) for e in range(NUM_EPOCHS)]
 
 def main() -> None:
     """Measure what was asked for, and keep it as JSON after each case."""
-    names = [FREEZING, *(x.name for x in CONTESTANTS)]
+    names = [x.name for x in CONTESTANTS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--contestants", nargs="+", default=names, choices=names)
@@ -109,12 +108,13 @@ def _measured(
     folder = Path(place)
     common = [*case.settings, f"data.path={Path(data) / case.data}", *more]
     whole = {
-        x.name: most_bytes(*ready(case.recipe, [*common, *x.settings]), world, folder)
+        x.name: base(
+            *ready(case.recipe, [*common, *x.settings]), NUM_FROZEN, world, folder
+        )
         for x in CONTESTANTS
         if x.name in (BASE, UNFROZEN)
     }
-    (split_bytes, num_parameters), (whole_bytes, _) = whole[BASE], whole[UNFROZEN]
-    memory_bytes = (split_bytes + whole_bytes) // 2
+    memory_bytes = (whole[BASE].bytes + whole[UNFROZEN].bytes) // 2
     unfrozen = next(x for x in CONTESTANTS if x.name == UNFROZEN)
     begun = pretrain(
         *ready(case.recipe, [*common, *unfrozen.settings]), world, folder / "begun"
@@ -122,38 +122,32 @@ def _measured(
     common.append(f"model.pretrained={begun}")
     ran: dict[str, list[Any]] = {x: [] for x in contestants}
     for number in range(num_rounds):
-        for contestant in (FREEZING, *(x.name for x in CONTESTANTS))[
-            :: -1 if number % 2 else 1
-        ]:
-            is_due = contestant != FREEZING or number == 0
-            if contestant in contestants and is_due:
+        for contestant in CONTESTANTS[:: -1 if number % 2 else 1]:
+            if contestant.name in contestants:
                 settings = [*common, f"training.seed={number}"]
                 found = _one(case, contestant, settings, memory_bytes, world, folder)
-                ran[contestant].append(found)
-                _say(world, case, contestant, found)
+                ran[contestant.name].append(found)
+                _say(world, case, contestant.name, found)
     return {
         "case": case.name,
-        "num_parameters": num_parameters,
-        "bytes_2x1": split_bytes,
-        "bytes_1x2": whole_bytes,
+        "num_parameters": whole[BASE].num_parameters,
+        "bytes_2x1": whole[BASE].bytes,
+        "bytes_1x2": whole[UNFROZEN].bytes,
         "memory_bytes": memory_bytes,
+        "freezing_only": whole[BASE].freezing_only,
         "contestants": ran,
     }
 
 
 def _one(
     case: Case,
-    name: str,
+    contestant: Contestant,
     settings: list[str],
     memory_bytes: int,
     world: World,
     folder: Path,
 ) -> dict[str, Any]:
     """Train one contestant in one round."""
-    if name == FREEZING:
-        recipe, task = ready(case.recipe, settings)
-        return train_frozen_by_hand(recipe, task, NUM_FROZEN, world, folder)
-    contestant = next(x for x in CONTESTANTS if x.name == name)
     own = [*settings, *contestant.settings]
     if contestant.is_limited:
         own.append(f"pipeline.memory_bytes={memory_bytes}")

@@ -21,12 +21,20 @@ def measured(rows: list[Row]) -> list[list[str]]:
     return [
         [*_HEAD],
         *(
-            _cells(row, name, ran)
+            cells
             for row in rows
-            for name, ran in row["contestants"].items()
-            if ran
+            for cells in (
+                *(_cells(row, *x) for x in row["contestants"].items() if x[1]),
+                _freezing_only(row),
+            )
         ),
     ]
+
+
+def _freezing_only(row: Row) -> list[str]:
+    """Return what is simulated: a pipeline that freezes layers is cut again."""
+    cells = [row["case"], "freezing only, simulated", *["–"] * 4]
+    return [*cells, f"{row['freezing_only']:.2f}", *["–"] * 6]
 
 
 def steps_s(ran: Row) -> float:

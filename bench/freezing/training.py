@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
+from hocket.core.simulate import simulate
+from hocket.planner.stages import stage_costs
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.models.make import make_model
-from hocket.recipes.training.optimizer import make_optimizer
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline
 from hocket.run.cluster.world import World
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import Samples
+from hocket.run.engine.plan import Plan
 from hocket.run.nets.freezable import freezable_modules
 from hocket.run.pipeline import Pipeline
 
@@ -105,15 +105,64 @@ def _trained(
     return asdict(ran)
 
 
-def most_bytes(
-    recipe: Recipe, task: Task, world: World, place: Path
-) -> tuple[int, int]:
-    """Return what a device needs of a layout: predicted, and how many parameters."""
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What is known of a layout without freezing.
+
+    Args:
+        bytes: what a device needs, as predicted.
+        num_parameters: of the model.
+        freezing_only: how many times as fast ten epochs are, simulated, if layers
+            freeze, and the cut stays where it is.
+    """
+
+    bytes: int
+    num_parameters: int
+    freezing_only: float
+
+
+def base(
+    recipe: Recipe, task: Task, frozen: Sequence[int], world: World, place: Path
+) -> Base:
+    """Make a pipeline, which measures the model, and return what it predicts.
+
+    Args:
+        recipe: without freezing.
+        task: its data.
+        frozen: the layers that freezing alone freezes in each epoch.
+        world: the job.
+        place: a folder for profiles.
+    """
     layout = StepLayout.of(recipe, task.training)
+    modules = freezable_modules(task.make_model(), None)
     with make_pipeline(
         task, layout, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
-        return round(pipeline.predicted.most_bytes), pipeline.num_parameters[0]
+        plan, active = pipeline.plan, pipeline.num_parameters[0]
+        whole_s = _step_s(plan, None)
+        epochs = [_step_s(plan, modules[x] if x else None) for x in frozen]
+        ratio = whole_s * len(frozen) / sum(epochs)
+        return Base(round(plan.predicted.most_bytes), active, round(ratio, 4))
+
+
+def _step_s(plan: Plan, first_that_trains: str | None) -> float:
+    """Simulate a step in which the layers before one have no backward."""
+    layers = [layer.cost(()) for layer in plan.profile.layers]
+    names = [layer.name for layer in plan.profile.layers]
+    first = 0
+    if first_that_trains is not None:
+        inside = first_that_trains, f"{first_that_trains}."
+        first = next(
+            i for i, x in enumerate(names) if x == inside[0] or x.startswith(inside[1])
+        )
+    frozen = [replace(x, input_grad_s=0.0, weight_grad_s=0.0) for x in layers[:first]]
+    stages = stage_costs(
+        [*frozen, *layers[first:]],
+        plan.boundaries,
+        recomputes=False,
+        update_s_per_byte=0.0,
+    )
+    return simulate(plan.schedule, replace(plan.costs, stages=stages)).makespan_s
 
 
 def pretrain(recipe: Recipe, task: Task, world: World, folder: Path) -> Path:
@@ -122,7 +171,9 @@ def pretrain(recipe: Recipe, task: Task, world: World, folder: Path) -> Path:
     It stands in for the pretraining on other data that fine-tuning begins with.
     """
     layout = StepLayout.of(recipe, task.training)
-    with make_pipeline(task, layout, folder, profile_dir=None, world=world) as pipeline:
+    with make_pipeline(
+        task, layout, folder, profile_dir=folder.parent / "profiles", world=world
+    ) as pipeline:
         for _ in pipeline.train(layout.loader()):
             pass
         state = pipeline.state_dict()
@@ -132,71 +183,6 @@ def pretrain(recipe: Recipe, task: Task, world: World, folder: Path) -> Path:
         save_file(whole, folder / "model.safetensors", {"format": "pt"})
     world.barrier("the pretrained weights")
     return folder
-
-
-def train_frozen_by_hand(
-    recipe: Recipe,
-    task: Task,
-    frozen: Sequence[int],
-    world: World,
-    place: Path,
-) -> dict[str, Any]:
-    """Freeze layers, and leave the cut where it was: "freezing only".
-
-    A pipeline that freezes layers cuts what is left again. So each epoch has a pipeline
-    of its own here, cut in the middle, with weights that want no gradient; only steps
-    are timed. Optimizers begin anew in each, so that there is no quality to compare.
-
-    Args:
-        recipe: of the base.
-        task: its data.
-        frozen: the layers that are frozen in each epoch.
-        world: the job.
-        place: a folder for profiles.
-    """
-    layout = StepLayout.of(recipe, task.training)
-    batches = [*layout.loader()][: layout.steps_per_epoch]
-    seconds: dict[int, float] = {}
-    for num_frozen in dict.fromkeys(frozen):
-        model = make_model(recipe, task.training)
-        modules = freezable_modules(model, None)
-        _freeze(model, modules[num_frozen:] if num_frozen else None)
-        with Pipeline(
-            model,
-            task.loss,
-            optimizer=make_optimizer(recipe.optimizer),
-            example=batches[0],
-            schedule=recipe.pipeline.schedule,
-            num_microbatches=recipe.pipeline.num_microbatches,
-            cut=[modules[len(modules) // 2]],
-            profile_dir=place / "profiles",
-            run_dir=place,
-            world=world,
-        ) as pipeline:
-            pipeline.step(batches[0])
-            world.barrier("the first step")
-            begin_s = perf_counter()
-            for _ in pipeline.train(batches):
-                pass
-            lasted_s = perf_counter() - begin_s
-        seconds[num_frozen] = max(world.gather_json(lasted_s, "seconds"))
-    epochs_s = [round(seconds[number], 4) for number in frozen]
-    return {
-        "seconds": round(sum(epochs_s), 4),
-        "epochs": [["2x1", number] for number in frozen],
-        "epochs_s": epochs_s,
-    }
-
-
-def _freeze(model: nn.Module, first_that_trains: Sequence[str] | None) -> None:
-    """Let the layers before one want no gradient, with what comes before them."""
-    if first_that_trains is None:
-        return
-    trains = False
-    for name, parameter in model.named_parameters():
-        first = first_that_trains[:1]
-        trains = trains or any(name.startswith(f"{x}.") for x in first)
-        parameter.requires_grad_(trains)
 
 
 def use_one_thread() -> None:

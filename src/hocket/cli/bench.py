@@ -18,7 +18,8 @@ def bench_command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="ooo-pipeline, ooo-single, ooo-data, wpipe or tspipe."
+            metavar="NAME",
+            help="ooo-pipeline, ooo-single, ooo-data, wpipe, tspipe, pipetransformer.",
         ),
     ],
     as_json: Annotated[
@@ -43,6 +44,11 @@ def bench_command(
     tspipe: ViTs, ResNets and BERTs with their teachers on 8 and 16 V100s, simulated, by
     model parallelism, GPipe, TSPipe, filled orders and data parallelism; and two
     transformers on two CPU workers, measured.
+
+    pipetransformer: ViT-B/16 and BERT-large, whose layers freeze, on 16 Quadro RTX
+    5000, simulated, by PipeTransformer's modules and by hocket; DDP beside pipelines on
+    three and four of them; and ten epochs of two small models on two CPU workers,
+    measured.
 
     The scripts in bench/ of hocket's repository simulate and measure them again.
     """

@@ -12,6 +12,7 @@ from torch import nn
 from hocket.errors import DataError, MissingPackageError, RecipeError
 from hocket.recipes.config.data_settings import (
     DigitsSettings,
+    GlueSettings,
     MaskedTextSettings,
     SquadSettings,
     TextSettings,

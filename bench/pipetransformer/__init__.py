@@ -1,0 +1,1 @@
+"""PipeTransformer's published experiments, on the simulator."""

@@ -1,0 +1,73 @@
+"""PipeTransformer's experiments on the simulator: what holds whatever the seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.pipetransformer.experiments import (
+    ALL,
+    CIFAR100,
+    IMAGENET,
+    SQUAD,
+    Modules,
+    baseline,
+    frozen_blocks,
+    our_run,
+    published_lengths,
+    published_run,
+)
+from bench.pipetransformer.layouts import layout_rows
+
+
+def speedup(*modules: bool) -> float:
+    """ImageNet's, at alpha 1/3."""
+    frozen = frozen_blocks(IMAGENET, 1 / 3)
+    epochs = published_run(IMAGENET, frozen, Modules(*modules))
+    return baseline(IMAGENET) / sum(epoch.seconds for epoch in epochs)
+
+
+def test_pipelines_shorten_as_published() -> None:
+    """ImageNet's throughput has steps at epochs 2, 3 and 5; SQuAD's schedule none."""
+    frozen = frozen_blocks(IMAGENET, 1 / 3)
+    assert published_lengths(IMAGENET, frozen) == [8, 8, 4, 2, 2, 1, 1, 1, 1, 1]
+    assert frozen_blocks(SQUAD, 1 / 3, 12) == [0, 4, 7]
+    assert published_lengths(SQUAD, [0, 4, 7]) == [8, 8, 8]
+    assert published_lengths(SQUAD, frozen_blocks(SQUAD, 1 / 3)) == [8, 8, 4]
+
+
+def test_parts_are_in_the_published_order() -> None:
+    """Freezing alone is a loss; replicas bring most, and the cache more on top."""
+    found = [
+        speedup(False, False, False),
+        speedup(True, False, True),
+        speedup(True, True, False),
+        speedup(True, True, True),
+    ]
+    assert found == sorted(found)
+    assert found[0] < 1 < found[1]
+    assert found[2:] == pytest.approx([2.27, 2.83], rel=0.15)
+
+
+def test_smaller_alphas_are_slower() -> None:
+    """As published, all within 15 %."""
+    published = {1 / 2: 3.86, 2 / 5: 3.29, 1 / 3: 2.83, 1 / 4: 2.44, 1 / 5: 2.04}
+    base_s = baseline(CIFAR100)
+    for alpha, expected in published.items():
+        epochs = published_run(CIFAR100, frozen_blocks(CIFAR100, alpha), ALL)
+        found = base_s / sum(epoch.seconds for epoch in epochs)
+        assert found == pytest.approx(expected, rel=0.15)
+
+
+def test_what_is_frozen_costs_less() -> None:
+    """Steps become shorter with each epoch that freezes more, cached or not."""
+    for modules in (ALL, Modules(caches=False)):
+        steps = [x.step_s for x in our_run(CIFAR100, [0, 3, 6, 9, 11], modules)]
+        assert steps == sorted(steps, reverse=True)
+
+
+def test_some_layouts_do_not_fit() -> None:
+    """On three and four devices: the largest batches, in every layout."""
+    rows = [*layout_rows()]
+    assert {row.num_devices for row in rows} == {3, 4}
+    assert {row.batch_size for row in rows if not row.fits} == {384}
+    assert {row.layout for row in rows if not row.fits} == {row.layout for row in rows}
