@@ -20,7 +20,7 @@ def options(folder: Path, *settings: str) -> dict[str, Any]:
     resolved = resolve(write(folder, SMALL), settings)
     again = resolve(write(folder, resolved.to_toml(), "again.toml")).recipe
     assert again == resolved.recipe
-    return freezing_options(again.freeze, again.cache, 7)
+    return freezing_options(again.freeze, again.cache, 7, folder)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,7 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
     assert options(free_dir, ALPHA)["shapes"] is None
     cache = found["cache"]
     assert (cache.ram_bytes, cache.disk_bytes, cache.dtype) == (1000, 0, "bfloat16")
+    assert cache.folder == free_dir / "cache"  # the run's
 
 
 @pytest.mark.parametrize(

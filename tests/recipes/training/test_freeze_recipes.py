@@ -106,12 +106,12 @@ def test_is_of_the_published_size(name: str) -> None:
     assert recipe.training.num_epochs == published.num_epochs
     assert recipe.training.batch_size == published.batch_size
     assert recipe.pipeline.layout == "8x1"
-    found = freezing_options(recipe.freeze, recipe.cache, 5)
+    found = freezing_options(recipe.freeze, recipe.cache, 5, Path())
     assert found["freeze"] == Alpha(1 / 5, every_steps=5)
     asked = ["data.path=any", "freeze.policy=alpha"]
     assert resolve(name, asked).recipe == recipe
     baseline = resolve(name, ["data.path=any", "freeze.policy=none"]).recipe
-    assert freezing_options(baseline.freeze, baseline.cache, 5) == {}
+    assert freezing_options(baseline.freeze, baseline.cache, 5, Path()) == {}
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -148,7 +148,8 @@ class CacheSettings(Settings):
     """The outputs of frozen layers are kept (`hocket.Cache`).
 
     Args:
-        folder: where the files are, relative to the current folder.
+        folder: where the files are, relative to the current folder; a folder holds the
+            outputs of one model. In the run's own folder when not given.
         ram_bytes: the most memory of each worker for them.
         disk_bytes: the most that each worker writes to the folder.
         dtype: "bfloat16" keeps half as many bytes, rounded; as computed when not given.
@@ -156,7 +157,7 @@ class CacheSettings(Settings):
             in each epoch; without it, data that change them are refused.
     """
 
-    folder: str = ".cache"
+    folder: str | None = None
     ram_bytes: NaturalNumber = 0
     disk_bytes: NaturalNumber = 0
     dtype: Literal["bfloat16"] | None = None

@@ -19,10 +19,14 @@ from hocket.recipes.config.freeze_settings import (
     PercentileSettings,
     PlasticitySettings,
 )
+from hocket.recipes.run_files import CACHE_NAME
 
 
 def freezing_options(
-    freezing: AnyFreezing | None, cache: CacheSettings | None, steps_per_epoch: int
+    freezing: AnyFreezing | None,
+    cache: CacheSettings | None,
+    steps_per_epoch: int,
+    run_dir: Path,
 ) -> dict[str, Any]:
     """Return the arguments of `hocket.Pipeline` that say what freezes; none if nothing.
 
@@ -30,13 +34,14 @@ def freezing_options(
         freezing: the recipe's section [freeze].
         cache: the recipe's section [cache].
         steps_per_epoch: the steps between decisions where the recipe does not say.
+        run_dir: the run's folder, for a cache without one.
     """
     if not isinstance(freezing, FreezeSettings):
         return {}
     return {
         "freeze": _policy(freezing, steps_per_epoch),
         "shapes": _shapes(freezing),
-        "cache": None if cache is None else _cache(cache),
+        "cache": None if cache is None else _cache(cache, run_dir),
     }
 
 
@@ -75,9 +80,9 @@ def _shapes(settings: FreezeSettings) -> dict[int, tuple[int, int]] | None:
     return {key: (x.num_devices, x.num_replicas) for key, x in layouts.items()}
 
 
-def _cache(settings: CacheSettings) -> Cache:
+def _cache(settings: CacheSettings, run_dir: Path) -> Cache:
     return Cache(
-        Path(settings.folder),
+        run_dir / CACHE_NAME if settings.folder is None else Path(settings.folder),
         ram_bytes=settings.ram_bytes,
         disk_bytes=settings.disk_bytes,
         dtype=settings.dtype,

@@ -212,7 +212,7 @@ def make_pipeline(
     Args:
         task: the model to train, and its loss.
         layout: the recipe and the first batch.
-        run_dir: where the reports of failures go.
+        run_dir: where the reports of failures go, and a cache without a folder.
         profile_dir: the folder of saved profiles; None always measures.
         world: the job, where it is joined already.
     """
@@ -221,7 +221,9 @@ def make_pipeline(
     options = {
         **values_of(ScheduleOptions, pipeline),
         **values_of(UpdateOptions, training),
-        **freezing_options(recipe.freeze, recipe.cache, layout.steps_per_epoch),
+        **freezing_options(
+            recipe.freeze, recipe.cache, layout.steps_per_epoch, run_dir
+        ),
         "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
     }
     return Pipeline(
