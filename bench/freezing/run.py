@@ -152,7 +152,9 @@ def _one(
     if contestant.is_limited:
         own.append(f"pipeline.memory_bytes={memory_bytes}")
     if contestant.is_cached:  # a new one for each training
-        own.append(f"cache.folder={tempfile.mkdtemp(dir=folder)}")
+        number = len([*folder.glob("cache*")]) if world.rank == 0 else 0
+        number = world.broadcast_json(number, name="caches")
+        own.append(f"cache.folder={folder / f'cache{number}'}")
     _, evaluated = ready(case.recipe, [*own, EVALUATED])
     return train(*ready(case.recipe, own), evaluated.evaluation, world, folder)
 
