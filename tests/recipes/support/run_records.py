@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
+from hocket.recipes.training.records import (
+    EpochRecord,
+    EvaluationRecord,
+    StepRecord,
+    SummaryRecord,
+)
 
 
 def step_record(
@@ -36,6 +41,30 @@ def evaluation_record(num_steps: int = 2, *, accuracy: float = 0.5) -> Evaluatio
         loss=0.75,
         metrics={"accuracy": accuracy, "bits_per_byte": 2.5},
         num_samples=10,
+    )
+
+
+def epoch_record(num_steps: int = 2) -> EpochRecord:
+    """An epoch of two steps, in which half of the parameters were frozen."""
+    return EpochRecord(
+        epoch=num_steps // 2 - 1,
+        num_steps=num_steps,
+        layout="2x1",
+        num_frozen=3,
+        num_active_parameters=600,
+        num_frozen_parameters=400,
+        num_samples=16,
+        seconds=2.0,
+        data_s=0.25,
+        transition_s=0.5,
+        forward_s=0.5,
+        backward_s=0.75,
+        reduce_s=0.0,
+        cache_hits=5,
+        num_reductions=4,
+        reduced_bytes=8_000_000,
+        message_bytes=2_000_000,
+        link_bytes_per_s=1e9,
     )
 
 

@@ -18,6 +18,7 @@ from hocket.recipes.training.metrics_log import (
     MetricsLog,
 )
 from tests.recipes.support.run_records import (
+    epoch_record,
     evaluation_record,
     step_record,
     summary_record,
@@ -119,6 +120,7 @@ def test_what_was_written_can_be_remembered(tmp_path: Path) -> None:
         history.step(step_record(step))
     log.evaluation(evaluation_record(2))
     history.evaluation(evaluation_record(2))
+    log.epoch(epoch_record(2))
     log.summary(summary_record())
     log.close()
     again = History()
@@ -126,6 +128,7 @@ def test_what_was_written_can_be_remembered(tmp_path: Path) -> None:
 
     assert again.steps == history.steps
     assert again.evaluations == history.evaluations
+    assert again.epochs == [epoch_record(2)]
 
 
 def test_a_run_that_goes_on_takes_back_what_it_will_do_again(tmp_path: Path) -> None:

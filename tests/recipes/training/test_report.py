@@ -7,8 +7,10 @@ from typing import Any
 
 from hocket.core.costs import Costs
 from hocket.core.simulate import simulate
+from hocket.recipes.training.epochs import epoch_table
 from hocket.recipes.training.report import predicted_beside, stage_rows
 from hocket.schedules import make_schedule
+from tests.recipes.support.run_records import epoch_record
 
 
 def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> None:
@@ -24,6 +26,17 @@ def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> Non
     beside = predicted_beside(plan, measured)
     assert beside.schedule == measured.schedule
     assert beside.makespan_s == measured.makespan_s
+
+
+def test_epochs_have_their_rates() -> None:
+    """Samples, reductions and bytes per second of the epoch; layouts and parameters."""
+    table = epoch_table([epoch_record()])
+    row = dict(zip(table.head, table.rows[0], strict=True))
+    assert row["stages x replicas"] == "2x1"
+    assert (row["active parameters"], row["frozen parameters"]) == ("600", "400")
+    assert (row["samples/s"], row["reductions/s"]) == ("8.0", "2.0")
+    assert (row["MB reduced/s"], row["MB sent/s"]) == ("4.0", "1.0")
+    assert row["link MB/s"] == "1,000"
 
 
 def test_a_delayed_stage_is_told_to_be_so() -> None:

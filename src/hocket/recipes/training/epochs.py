@@ -25,13 +25,8 @@ _BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 @dataclass(slots=True)
 class EpochSums:
-    """What the steps of an epoch came to so far.
+    """What the steps of an epoch came to so far; of one that resumed, its own part."""
 
-    Args:
-        epoch: its number, from 0.
-    """
-
-    epoch: int
     num_steps: int = 0
     num_samples: int = 0
     seconds: float = 0.0
@@ -56,10 +51,13 @@ class EpochSums:
         self.cache_hits += result.cache_hits
         self.last = result
 
-    def record(self, pipeline: Pipeline, measured: Timeline | None) -> EpochRecord:
+    def record(
+        self, epoch: int, pipeline: Pipeline, measured: Timeline | None
+    ) -> EpochRecord:
         """Return the epoch's record.
 
         Args:
+            epoch: its number, from 0.
             pipeline: as it is at the end of the epoch.
             measured: the epoch's last step; None if it was not measured.
         """
@@ -69,7 +67,7 @@ class EpochSums:
         shape = f"{program.num_devices}x{program.num_replicas}"
         step = _Step.of(measured)
         return EpochRecord(
-            epoch=self.epoch,
+            epoch=epoch,
             num_steps=self.last.step + 1,
             layout=self.last.layout or shape,
             num_frozen=self.last.num_frozen,

@@ -72,7 +72,7 @@ class Loop:
         self._measured_step = -1  # whose timeline is the last one
         self._num_since_drain = 0
         self._unreported: deque[StepResult] = deque()
-        self._sums = EpochSums(0)
+        self._sums = EpochSums()
         self._went_on_s = monotonic()  # after the last step, or its evaluation
         self._evaluation_s = 0.0
         self._totals = Totals()
@@ -148,7 +148,7 @@ class Loop:
         if self._early_stop is not None:
             stops = self._early_stop(result, evaluation)
         self._measure(result.step, is_evaluated=evaluation is not None)
-        if self._ends_epoch(result.step):
+        if stops or self._ends_epoch(result.step):
             self._report_epoch()
         if saves or (stops and self._saves):
             self._save()
@@ -215,11 +215,11 @@ class Loop:
 
     def _report_epoch(self) -> None:
         """Report the epoch that has ended, and begin to count the next one."""
-        sums, self._sums = self._sums, EpochSums(self._sums.epoch + 1)
+        sums, self._sums = self._sums, EpochSums()
         assert sums.last is not None, "a step ends it"
-        is_measured = self._measured_step == sums.last.step
-        measured = self.timelines[-1] if is_measured else None
-        record = sums.record(self._pipeline, measured)
+        step = sums.last.step
+        measured = self.timelines[-1] if self._measured_step == step else None
+        record = sums.record(self._layout.epoch(step), self._pipeline, measured)
         for watcher in self.watchers:
             if isinstance(watcher, EpochWatcher):
                 watcher.epoch(record)
