@@ -183,7 +183,7 @@ def freezing_faults(options: ScheduleOptions) -> Iterator[str]:
     """Yield a sentence for each option that layers which freeze have no use for.
 
     Args:
-        options: of a pipeline whose layers freeze while it trains.
+        options: the options of a pipeline whose layers freeze while it trains.
     """
     name = options.schedule
     if not isinstance(name, str) or is_path(name):

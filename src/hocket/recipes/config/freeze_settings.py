@@ -95,7 +95,7 @@ class PercentileSettings(FreezeSettings):
     """Before the first gradient that still changes (`hocket.freeze.Percentile`).
 
     Args:
-        percentile: of the changes of all layers' gradients, from 0 to 100.
+        percentile: the percentile, from 0 to 100, of the changes of gradients.
         patience: as many decisions in a row must wish it.
     """
 
