@@ -134,15 +134,8 @@ class Pipeline(WorkerRun):
     @property
     def num_parameters(self) -> tuple[int, int]:
         """The parameters of the model that train, and those that are frozen now."""
-        state, plan = self._outline.state, self.plan
-        first = plan.schedule.program.stages[0]
-        stopped = frozenset(() if first.trainable else plan.state_names[0])
-        counts = [0, 0]
-        for name, tensor in state.tensors.items():
-            if state.is_parameter(name):
-                is_frozen = name in stopped or not tensor.requires_grad
-                counts[is_frozen] += tensor.numel()
-        return counts[0], counts[1]
+        is_frozen = not self.plan.schedule.program.stages[0].trainable
+        return self._outline.num_parameters(self.plan.state_names[:is_frozen])
 
     def train(
         self,

@@ -6,8 +6,9 @@ other workers' weights in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,6 +78,19 @@ class Outline:
             for name, tensor in self.state.tensors.items()
             if self.state.is_parameter(name)
         )
+
+    def num_parameters(self, frozen: Sequence[Sequence[str]]) -> tuple[int, int]:
+        """Return how many numbers train, and how many do not.
+
+        Args:
+            frozen: the names in frozen stages, which do not train.
+        """
+        stopped, counts = {*chain(*frozen)}, [0, 0]
+        for name, tensor in self.state.tensors.items():
+            if self.state.is_parameter(name):
+                is_frozen = name in stopped or not tensor.requires_grad
+                counts[is_frozen] += tensor.numel()
+        return counts[0], counts[1]
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor on `meta`, by any of its names."""
