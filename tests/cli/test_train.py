@@ -55,7 +55,7 @@ def test_digits_vit_on_two_workers(free_dir: Path) -> None:
     recipe = resolve(str(run_dir / "recipe.toml")).recipe
     assert recipe == resolve("digits-vit", SMALL).recipe
     kinds = [record["kind"] for record in records(run_dir)]
-    assert kinds == ["step"] * 4 + ["evaluation", "summary"]
+    assert kinds == ["step"] * 4 + ["epoch", "evaluation", "summary"]
     *_, evaluation, summary = records(run_dir)
     assert evaluation["num_samples"] == 450
     assert 0 <= evaluation["accuracy"] == summary["accuracy"] <= 1

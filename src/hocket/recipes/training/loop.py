@@ -142,14 +142,14 @@ class Loop:
             self._plan = self._pipeline.plan
             self.timelines.clear()  # what they show is not what was predicted
         self._report_steps(is_due=saves or evaluation is not None)
-        if evaluation is not None:
-            self._report_evaluation(result.step, evaluation)
         stops = False
         if self._early_stop is not None:
             stops = self._early_stop(result, evaluation)
         self._measure(result.step, is_evaluated=evaluation is not None)
         if stops or self._ends_epoch(result.step):
             self._report_epoch()
+        if evaluation is not None:
+            self._report_evaluation(result.step, evaluation)
         if saves or (stops and self._saves):
             self._save()
         self._went_on_s = monotonic()

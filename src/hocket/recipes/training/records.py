@@ -175,7 +175,7 @@ class EpochWatcher(Protocol):
     """A watcher that receives the records of epochs, too."""
 
     def epoch(self, record: EpochRecord) -> None:
-        """Called when an epoch has ended, after its evaluation."""
+        """Called when an epoch has ended, before its evaluation's."""
 
 
 def load_watcher(name: str, run_dir: Path) -> Watcher:
