@@ -82,9 +82,9 @@ def _trained(
     begin_s = now_s = perf_counter()
     for result in pipeline.train(layout.loader()):
         before_s, now_s = now_s, perf_counter()
-        shape = result.layout or layout.recipe.pipeline.layout or ""
+        lasted_s = now_s - before_s
         epoch = layout.epoch(result.step)
-        steps.append((epoch, shape, result.num_frozen, now_s - before_s))
+        steps.append((epoch, result.layout, result.num_frozen, lasted_s))
         predicted_s += pipeline.predicted.makespan_s
         hits += result.cache_hits
         if result.transition_s:

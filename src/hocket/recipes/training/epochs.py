@@ -62,14 +62,12 @@ class EpochSums:
             measured: the epoch's last step; None if it was not measured.
         """
         assert self.last is not None, "an epoch has a step"
-        program, costs = pipeline.plan.schedule.program, pipeline.plan.costs
         num_active, num_frozen = pipeline.num_parameters
-        shape = f"{program.num_devices}x{program.num_replicas}"
         step = _Step.of(measured)
         return EpochRecord(
             epoch=epoch,
             num_steps=self.last.step + 1,
-            layout=self.last.layout or shape,
+            layout=self.last.layout,
             num_frozen=self.last.num_frozen,
             num_active_parameters=num_active,
             num_frozen_parameters=num_frozen,
@@ -84,7 +82,7 @@ class EpochSums:
             num_reductions=step.num_reductions * self.num_steps,
             reduced_bytes=step.reduced_bytes * self.num_steps,
             message_bytes=step.message_bytes * self.num_steps,
-            link_bytes_per_s=costs.link.bytes_per_s,
+            link_bytes_per_s=pipeline.plan.costs.link.bytes_per_s,
         )
 
 
