@@ -40,7 +40,14 @@ class Contestant:
 
 CONTESTANTS: Final = (
     Contestant(BASE, ("freeze.policy=none",)),
-    Contestant(UNFROZEN, ("freeze.policy=none", "pipeline.layout=1x2")),
+    Contestant(
+        UNFROZEN,  # the microbatches of the whole batch are as large
+        (
+            "freeze.policy=none",
+            "pipeline.layout=1x2",
+            "pipeline.num_microbatches=2",
+        ),
+    ),
     Contestant("+ re-cut", (*_FREEZE, _KEEPS)),
     Contestant("+ replicas", _FREEZE, is_limited=True),
     Contestant("+ cache", (*_FREEZE, _KEEPS, *_CACHE), is_cached=True),
