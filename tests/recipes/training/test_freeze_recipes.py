@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from hocket.cli.train import ENTRY
 from hocket.freeze import Alpha
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.freezing import freezing_options
+from hocket.recipes.models.freezing import freezing_options
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task

@@ -23,9 +23,9 @@ from hocket.recipes.config.model_settings import GptSettings
 from hocket.recipes.config.pipeline_settings import discounted_updates
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.models.freezing import freezing_options
 from hocket.recipes.models.gpt import Gpt, generate
 from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME
-from hocket.recipes.training.freezing import freezing_options
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
