@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from hocket.core.timelines.memory import MemoryCurve
+from hocket.sharing.board import Board
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.policy import Mode
+from hocket.sharing.policy import Mode, Point
 from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 NUM_PAIRS: Final = 1000
@@ -235,6 +236,22 @@ def test_unknown_jobs_run_alone_first(mode: Mode) -> None:
     run = simulate_jobs(mode, jobs, 1.5)
     assert all(own[0].ran_alone for own in run.iterations.values())
     assert run.peak_bytes <= 1.5 + ROUNDING
+
+
+@pytest.mark.parametrize("mode", [Mode.LAG, Mode.TICK_TOCK])
+def test_nobody_catches_up_when_the_mode_changes(mode: Mode) -> None:
+    """Past bug: many short turns let the other job go first for many long ones."""
+    board = Board(Mode.TURNS)
+    for name in ("short", "long"):
+        board.join(name, 0.0, forecast=ramp(1.0))
+    for now_s in range(100):
+        board.wait("short", Point.WAITS, float(now_s))
+        board.open_gates(float(now_s))
+        board.finish("short", now_s + 0.5)
+    board.switch(mode)
+    board.wait("short", Point.WAITS, 100.0)
+    board.open_gates(100.0)
+    assert board.records["short"].state.point is Point.FORWARD
 
 
 def test_one_job_never_waits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,19 @@ def test_a_hung_job_is_abandoned(mode: str) -> None:
     assert report["a"].is_hung
     assert len(report["b"].losses) == 12
     assert "abandoned" in str(report)
+
+
+def test_a_slow_start_does_not_end_the_others() -> None:
+    """Past bug: a job that was made waited for the next one past its own timeout."""
+
+    def slow(job: hocket.JobContext) -> tuple[Any, Any]:
+        time.sleep(2.5)
+        return busy(job)
+
+    jobs = [hocket.Job("a", busy, timeout_s=0.5), hocket.Job("b", slow)]
+    report = hocket.share(jobs, mode="turns", device="cpu")
+    assert not report["a"].is_hung
+    assert len(report["a"].losses) == len(report["b"].losses) == 12
 
 
 def never_forward(job: hocket.JobContext) -> tuple[Any, Any]:

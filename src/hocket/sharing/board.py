@@ -108,6 +108,16 @@ class Board:
         self.lost_bytes = 0.0  # held by jobs that hang
         self._last_s = -inf
 
+    def switch(self, mode: Mode) -> None:
+        """Share in another mode, in which no job is behind another one.
+
+        In turns short iterations start more often than long ones. A mode that compares
+        starts would let the others catch up first.
+        """
+        self.mode = mode
+        for record in self.records.values():
+            record.state.num_starts = record.state.num_backwards = 0
+
     def join(
         self,
         name: str,

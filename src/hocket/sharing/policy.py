@@ -10,7 +10,8 @@
                 B  ▁▁▁██████▁▁▁██████               of the memory curves fits
 
 A job waits at a gate: before each iteration, and in `tick-tock` before each forward and
-backward. `decide` opens gates; it is asked at each change, and at `look_s`.
+backward. `decide` says which jobs may pass; the board calls it at each change, and
+again at `look_s`.
 
 Sources: Zico (Lim et al., ATC 2021), section 4.3, for `budget`, with reservations so
 that a large iteration is not overtaken for ever; Wavelet (Wang et al., MLSys 2021) and
@@ -50,7 +51,7 @@ class Point(Enum):
     BACKWARD = auto()
 
 
-_LAST: Final = 0.02  # of an iteration, until it has ended
+_LAST: Final = 0.02  # of an iteration: a late backward is placed so long before its end
 
 RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
 WAITING: Final = frozenset({Point.WAITS, Point.WAITS_BACKWARD})
@@ -66,8 +67,8 @@ class JobState:
         point: where it is.
         point_s: since when.
         start_s: when it last started an iteration; -inf if it never did.
-        num_starts: the iterations (in tick-tock: forwards) it started.
-        num_backwards: the backwards it started.
+        num_starts: the iterations (in tick-tock: forwards) it started in this mode.
+        num_backwards: the backwards it started in this mode.
         device_s: the device's time that it has used.
         static_bytes: what it holds between iterations.
         forecast: its next iteration; None if none has been seen.
@@ -97,8 +98,9 @@ class JobState:
     def placed(self, now_s: float) -> tuple[float, MemoryCurve]:
         """Return its running iteration's curve, and when that would have started.
 
-        The curve is placed by the last mark: a forward that takes longer than forecast
-        stays at its end, and an iteration shortly before its own.
+        The last mark (start of the forward or backward) places the curve. A late
+        forward stays at the forward's end; a late backward, shortly before the
+        iteration's.
         """
         assert self.forecast is not None
         spent_s = now_s - self.point_s

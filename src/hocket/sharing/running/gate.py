@@ -12,7 +12,7 @@ from hocket.sharing.board import Board, Iteration, JobRecord
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import RUNNING, WAITING, Mode, Point
 
-_LOOK_S: Final = 1.0  # how often hung jobs are looked for
+LOOK_S: Final = 1.0  # how often hung jobs are looked for
 
 
 class StoppedError(BaseException):
@@ -86,7 +86,7 @@ class JobGates:
                 self._check(name)
                 if self.board.records[name].state.point in RUNNING:
                     return
-                self.condition.wait(min(max(look_s - perf_counter(), 0.0), _LOOK_S))
+                self.condition.wait(min(max(look_s - perf_counter(), 0.0), LOOK_S))
                 self.abandon_hung()
                 self._check(name)
 
@@ -141,7 +141,7 @@ class JobGates:
             with self.condition:
                 if not self.board.records:
                     return
-                self.condition.wait(_LOOK_S)
+                self.condition.wait(LOOK_S)
                 self.abandon_hung()
                 later, self._later = self._later, None
             if later is not None:
@@ -163,10 +163,16 @@ class JobGates:
         self._open()
         self.condition.notify_all()
 
-    def abandon_hung(self) -> None:
-        """Remove the jobs that have been at one point for too long."""
+    def abandon_hung(self, only: str | None = None) -> None:
+        """Remove the jobs that have been at one point for too long.
+
+        Args:
+            only: the job that is looked at; all when not given.
+        """
         now_s = perf_counter()
         for name, record in list(self.board.records.items()):
+            if only not in (None, name):
+                continue
             state = record.state
             is_late = now_s - state.point_s > self.timeouts_s[name]
             if is_late and state.point not in WAITING:

@@ -7,8 +7,8 @@ torch has one default generator for each device, for all threads. A job's draws 
 
 Draws are operators with `torch.Tag.nondeterministic_seeded`; and what reads or seeds
 the generator itself (`torch.manual_seed`, activation checkpointing) goes through a
-proxy that finds the job by its thread. In turns neither is needed: the state is put
-when a turn begins, and kept when it ends.
+proxy that finds the job by its thread. Mode `turns` needs neither: it sets the
+job's state when a turn begins, and saves it when the turn ends.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class JobRandom:
         """Return whether the job has held the generators, other than for a turn."""
         return self._num_draws > 0
 
-    def put(self) -> None:
+    def set_state(self) -> None:
         """Let the device's generators continue this job's numbers."""
         for generator, state in zip(self._generators, self._states, strict=True):
             generator.set_state(state)
 
-    def keep(self) -> None:
+    def save_state(self) -> None:
         """Keep the generators' states as this job's."""
         self._states = [generator.get_state() for generator in self._generators]
 
@@ -89,11 +89,11 @@ class JobRandom:
         before = [generator.get_state() for generator in self._generators]
         self._is_held = True
         self._num_draws += 1
-        self.put()
+        self.set_state()
         try:
             yield
         finally:
-            self.keep()
+            self.save_state()
             for generator, state in zip(self._generators, before, strict=True):
                 generator.set_state(state)
             self._is_held = False
@@ -123,8 +123,8 @@ class DrawGuard(TorchDispatchMode):
             return func(*args, **kwargs)
 
 
-class ParkedState:
-    """Detects draws that no guard has seen.
+class UnguardedDrawCheck:
+    """Detects random draws made outside `DrawGuard`.
 
     While no job holds the generators, their states never change.
 

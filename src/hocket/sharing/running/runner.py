@@ -28,7 +28,7 @@ from hocket.sharing.policy import Mode, Point
 from hocket.sharing.running.gate import JobGates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step
 from hocket.sharing.running.memory_log import MemoryLog
-from hocket.sharing.running.random_state import DrawGuard, JobRandom, ParkedState
+from hocket.sharing.running.random_state import DrawGuard, JobRandom, UnguardedDrawCheck
 from hocket.sharing.running.settings import Settings, check_settings
 
 NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on
@@ -45,14 +45,14 @@ class Shared:
         gate: their gates.
         mode: the mode that was asked for.
         settings: torch's, when they began.
-        parked: detects draws that no guard has seen.
+        unguarded: detects draws that no guard has seen.
         num_iterations: after which each job ends; None at the end of its batches.
     """
 
     gate: JobGates
     mode: Mode
     settings: Settings
-    parked: ParkedState
+    unguarded: UnguardedDrawCheck
     num_iterations: int | None
 
 
@@ -152,9 +152,9 @@ class JobRunner(JobContext):
     def _make(self) -> tuple[Step, Iterable[Any]]:
         """Make the job; no other one runs meanwhile."""
         self._log = MemoryLog(self.device)
-        self.random.put()
+        self.random.set_state()
         step, batches = self._on_lane(lambda: self._job.make(self), "make")
-        self.random.keep()
+        self.random.save_state()
         check_settings(self.name, self._shared.settings)
         self.made.set()
         return step, batches
@@ -167,7 +167,7 @@ class JobRunner(JobContext):
             self._waves = self._gate.mode is Mode.TICK_TOCK
             if in_turns:
                 self._gate.pass_through(self.name, Point.WAITS)
-                self.random.put()
+                self.random.set_state()
             with guard:
                 self._begin_log()
                 if loader is None:
@@ -180,7 +180,7 @@ class JobRunner(JobContext):
                 self._iterate(step, batch)
                 batch = None
             if in_turns:
-                self.random.keep()
+                self.random.save_state()
             guard = self._after_iteration(guard, in_turns=in_turns)
 
     def _iterate(self, step: Step, batch: Any) -> None:
@@ -209,7 +209,7 @@ class JobRunner(JobContext):
         if self._log is not None and self._num_logged == NUM_WATCHED:
             self._read_log(self._log)
         if not (self._is_guarded or in_turns):
-            self._shared.parked.check(self.name)
+            self._shared.unguarded.check(self.name)
         self._gate.finish(self.name, goes_on=in_turns, is_watched=is_watched)
         is_known = self._job.draws is None and len(self.losses) == NUM_WATCHED
         if is_known and not in_turns and not self.random.has_drawn:

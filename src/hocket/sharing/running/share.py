@@ -22,11 +22,11 @@ from hocket.sharing.board import Board, Iteration, JobRecord
 from hocket.sharing.choose import Choice, choose, slowdowns
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import JobReport, ShareReport
-from hocket.sharing.running.gate import JobGates
+from hocket.sharing.running.gate import LOOK_S, JobGates
 from hocket.sharing.running.job import Job, check_jobs
 from hocket.sharing.running.random_state import (
     JobRandom,
-    ParkedState,
+    UnguardedDrawCheck,
     default_generators,
     generators_by_thread,
 )
@@ -81,10 +81,11 @@ def share(
     generators = default_generators(torch_device)
     with ExitStack() as stack:
         states = [x.get_state() for x in generators]
-        parked = ParkedState(torch_device, generators)
-        shared = Shared(gate, wanted, read_settings(), parked, num_iterations)
+        unguarded = UnguardedDrawCheck(torch_device, generators)
+        shared = Shared(gate, wanted, read_settings(), unguarded, num_iterations)
         randoms = [JobRandom(torch_device, generators, job.seed) for job in jobs]
-        in_turns = wanted is Mode.TURNS  # on one lane, which so uses its memory again
+        in_turns = wanted is Mode.TURNS
+        # In turns all are on one lane: each job reuses memory that the others freed.
         lanes = [
             open_device(torch_device, 1, timeout_s=job.timeout_s)
             for job in (jobs[:1] if in_turns else jobs)
@@ -101,7 +102,7 @@ def share(
         for job in jobs:
             gate.join(job.name, job.weight, job.max_slowdown, job.timeout_s)
         try:
-            _run(runners, gate, parked, is_turns=in_turns)
+            _run(runners, gate, unguarded, is_turns=in_turns)
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
@@ -111,37 +112,48 @@ def share(
 
 
 def _run(
-    runners: Sequence[JobRunner], gate: JobGates, parked: ParkedState, *, is_turns: bool
+    runners: Sequence[JobRunner],
+    gate: JobGates,
+    unguarded: UnguardedDrawCheck,
+    *,
+    is_turns: bool,
 ) -> None:
     """Make all jobs, one after the other; then let them run to their ends."""
-    for runner in runners:
-        gate.begin()
-        runner.thread.start()
-        while not runner.made.wait(1.0):
-            with gate.condition:
-                gate.abandon_hung()
-                if runner.name in gate.hung:
-                    break
-    parked.restore()
-    by_thread = {runner.thread.ident or 0: runner.random for runner in runners}
-    guard = generators_by_thread(runners[0].device, by_thread)
-    with nullcontext() if is_turns else guard:
-        gate.begin()
+    try:
         for runner in runners:
-            runner.go()
-        try:
+            _make(runner, gate)
+        unguarded.restore()
+        by_thread = {runner.thread.ident or 0: runner.random for runner in runners}
+        guard = generators_by_thread(runners[0].device, by_thread)
+        with nullcontext() if is_turns else guard:
+            gate.begin()
+            for runner in runners:
+                runner.go()
             gate.wait_for_end()
-        except BaseException as error:
-            gate.stop(error)
-            raise
+    except BaseException as error:
+        gate.stop(error)
+        for runner in runners:  # those that are made end at their gates
+            runner.go()
+        raise
     for runner in runners:
         if runner.name not in gate.hung:
             runner.thread.join()
 
 
+def _make(runner: JobRunner, gate: JobGates) -> None:
+    """Start a job's thread, and wait until the job is made or hangs."""
+    gate.begin()
+    runner.thread.start()
+    while not runner.made.wait(LOOK_S):
+        with gate.condition:
+            gate.abandon_hung(only=runner.name)
+            if runner.name in gate.hung:
+                return
+
+
 @dataclass(slots=True)
 class _Plan:
-    """Leads from turns over the trial to the mode; called after each iteration.
+    """Switches the mode: turns first, in `auto` then a trial, then the final mode.
 
     Args:
         wanted: the mode that was asked for.
@@ -176,7 +188,7 @@ class _Plan:
             self._check_fits(records)
             self.first_trial = _counts(records)
             is_auto = self.wanted is Mode.AUTO
-            self.board.mode = Mode.BUDGET if is_auto else self.wanted
+            self.board.switch(Mode.BUDGET if is_auto else self.wanted)
             if not is_auto:
                 self.first_shared = self.first_trial
         elif self._have_run(_NUM_TRIAL, self.first_trial):
@@ -188,7 +200,7 @@ class _Plan:
         assert self.gate is not None
         self.choice = choose(measured, self.budget_bytes)
         with self.gate.condition:
-            self.board.mode = self.choice.mode
+            self.board.switch(self.choice.mode)
             self.first_shared = _counts(self.board.records)
             self.gate.condition.notify_all()
 
@@ -298,7 +310,7 @@ def _away_s(iterations: Sequence[Iteration]) -> float:
 def _mode_of(name: str) -> Mode:
     names = [mode.value for mode in Mode]
     if name not in names:
-        raise ConfigError(f"mode {name!r} is none: {nearest(name, names)}")
+        raise ConfigError(f"mode {name!r} is unknown: {nearest(name, names)}")
     return Mode(name)
 
 
