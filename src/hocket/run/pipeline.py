@@ -439,7 +439,7 @@ class Pipeline(WorkerRun):
         self._evaluator = self._make_evaluator()
 
     def _attach_cache(self) -> None:
-        """Keep what is frozen now, in the layout that is played."""
+        """Begin to cache what frozen layers compute in the layout that is played."""
         if self._cache is not None:
             self._cache.attach(self.plan, self._executor, self._layout)
 

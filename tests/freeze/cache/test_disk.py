@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -252,3 +253,44 @@ def test_what_a_record_takes() -> None:
     """The table of a shard is as long as `file_bytes` says."""
     assert RECORD_BYTES == 40
     assert file_bytes(4096, 8) == 4096 + 8 * 4096
+
+
+def test_an_entry_may_be_larger_than_a_first_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past bug: nothing was written, whatever the budget, and nothing was said."""
+    monkeypatch.setattr("hocket.freeze.cache.disk._FIRST_BYTES", SIZE // 2)
+    disk = open_disk(tmp_path, num_entries=4 * NUM_SAMPLES)
+    disk.keep(NEW, OLD)
+    for sample in range(NUM_SAMPLES):
+        assert disk.write(key_of(sample), content_of(key_of(sample)))
+    assert read(disk) == [*range(NUM_SAMPLES)]
+
+
+def test_ranks_change_while_entries_are_written(tmp_path: Path) -> None:
+    """Past bug: two threads changed one order, and the writing one ended."""
+    disk = open_disk(tmp_path, num_entries=3)
+    disk.keep(NEW, OLD)
+    errors: list[BaseException] = []
+    ends = threading.Event()
+
+    def rank() -> None:
+        try:
+            while not ends.is_set():
+                for sample in range(NUM_SAMPLES):
+                    disk.move(key_of(sample))
+        except BaseException as error:
+            errors.append(error)
+
+    ranking = threading.Thread(target=rank)
+    ranking.start()
+    try:
+        for i in range(2000):
+            key = key_of(i % NUM_SAMPLES)
+            disk.write(key, content_of(key))
+            disk.drop(key_of((i + 5) % NUM_SAMPLES))
+    finally:
+        ends.set()
+        ranking.join(20.0)
+    assert not errors
+    assert read(disk)

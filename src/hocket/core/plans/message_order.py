@@ -7,7 +7,7 @@ and sends follow the op that made the value:
     d1      │1RECV_F0│ 1F0 1B0 │1RECV_F1  1SEND_B0│ 1F1    post them as one group
 
 So the events of all devices have one order in time, which contains the order of each
-device: in no device's queue is the first event that is left of all ever blocked.
+device. The earliest event that is left is never blocked, so no queue waits for ever.
 
 A receive is late: it stands just before the op that needs its value. It is earlier only
 where its sender, and so everything else, would wait for ever.

@@ -18,9 +18,10 @@ from typing import Final
 
 from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.next_use import Furthest, NextUse
-from hocket.freeze.cache.shard import SUFFIX, Shard, slots_within
+from hocket.freeze.cache.shard import SUFFIX, Shard, file_bytes, slots_within
 
-_FIRST_BYTES: Final = 64 << 20  # of the first shard; each next one is as all before
+# Of the first shard; each later one is as large as all earlier ones together.
+_FIRST_BYTES: Final = 64 << 20
 _STEPS_PER_OCTAVE: Final = 8  # of the sizes of slots
 
 _Place = tuple[Shard, int]
@@ -37,7 +38,7 @@ class Disk:
         use: when entries are used next.
 
     Attributes:
-        problem: why nothing more can be written than there is; empty if all is well.
+        problem: why the shards can no longer grow; empty if they can.
     """
 
     def __init__(self, folder: Path, budget_bytes: int, use: NextUse) -> None:
@@ -76,7 +77,9 @@ class Disk:
         return content
 
     def write(self, key: Key, content: Content) -> bool:
-        """Write an entry, unless all others that fit into its place are used before.
+        """Write an entry, unless the disk is full of entries that are used sooner.
+
+        Only entries of its size give their place to it.
 
         Returns:
             Whether it is there.
@@ -98,10 +101,11 @@ class Disk:
         return True
 
     def move(self, key: Key) -> None:
-        """Say that the time of an entry's next use has changed."""
-        place = self._index.get(key)
-        if place is not None:
-            self._order[place[0].slot_bytes].move(key, self.use.of(key))
+        """Rank an entry again, whose next use has changed."""
+        with self._lock:
+            place = self._index.get(key)
+            if place is not None:
+                self._order[place[0].slot_bytes].move(key, self.use.of(key))
 
     def rank(self, use: NextUse) -> None:
         """Begin another order of samples, or another place in it."""
@@ -217,7 +221,7 @@ class Disk:
         if self.problem:
             return False
         room = self._budget_bytes - self.num_bytes
-        most = min(room, max(self.num_bytes, _FIRST_BYTES))
+        most = min(room, max(self.num_bytes, _FIRST_BYTES, file_bytes(size, 1)))
         num_slots = slots_within(most, size)
         if num_slots:
             return self._create(size, num_slots)
@@ -235,6 +239,8 @@ class Disk:
         path = self._folder / f"{secrets.token_hex(8)}{SUFFIX}"
         try:
             shard = Shard.create(path, size, num_slots)
+        except BlockingIOError:
+            return True  # and try again, under another name
         except OSError as error:
             self._stop(f"cannot grow: {error.strerror or error}")
             return False

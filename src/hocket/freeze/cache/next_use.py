@@ -66,8 +66,9 @@ class NextUse:
     def _places_in(self, epoch: int) -> NDArray[np.int64]:
         """Return each row's place in an epoch."""
         if epoch not in self._places:
-            for old in [x for x in self._places if x < epoch - _EPOCHS_AHEAD]:
-                del self._places[old]
+            for old in [*self._places]:
+                if old < epoch - _EPOCHS_AHEAD:
+                    self._places.pop(old, None)  # another thread may do so, too
             order = self._order(epoch)
             places = np.empty_like(order)
             places[order] = np.arange(len(order))

@@ -14,6 +14,7 @@ process ends. Other processes read it at the same time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -61,11 +62,13 @@ class Shard:
         """Make a shard, with all of its bytes reserved on the disk.
 
         Raises:
+            BlockingIOError: another process took the file for one that is left over;
+                another name will do.
             OSError: the disk is full, for example; no file is left behind.
         """
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_new(handle)
             os.posix_fallocate(handle, 0, file_bytes(slot_bytes, num_slots))
             os.pwrite(handle, _HEADER.pack(_MAGIC, slot_bytes, num_slots), 0)
             return cls(path, handle, slot_bytes, num_slots, is_own=True)
@@ -196,6 +199,17 @@ def slots_within(num_bytes: int, slot_bytes: int) -> int:
 def _contents_at(num_slots: int) -> int:
     table = _HEADER_BYTES + num_slots * RECORD_BYTES
     return -(-table // _PAGE) * _PAGE
+
+
+def _lock_new(handle: int) -> None:
+    """Lock a file that was just made.
+
+    Raises:
+        BlockingIOError: another process locked it first, or has deleted it.
+    """
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.fstat(handle).st_nlink:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process deleted it")
 
 
 def _lock(handle: int) -> bool:

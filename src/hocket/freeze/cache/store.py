@@ -99,20 +99,20 @@ class Store:
             num_bytes: the bytes of all contents together.
         """
 
-        def keep() -> None:
+        def store_all() -> None:
             for key, content in zip(keys, contents(), strict=True):
                 with self._changed:
                     self._memory.put(key, content)
                 self._disk.write(key, content)
 
-        self._submit(num_bytes, keep)
+        self._submit(num_bytes, store_all)
 
     def refresh(self) -> None:
         """Look for entries that other workers have written."""
         self._disk.refresh()
 
     def used(self, keys: Iterable[Key], over: Iterable[Key]) -> None:
-        """Say that time has gone on.
+        """Rank the entries of a step again, and drop those that are not used again.
 
         Args:
             keys: those that were to be used until now.

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.freeze.cache.disk import slot_size
 from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.folder import claim_folder
 from hocket.freeze.cache.payoff import CacheVerdict, Payoff
@@ -49,6 +50,7 @@ from hocket.run.stage.runner import StageRunner
 
 log = logging.getLogger(__name__)
 _WHAT: Final = "hits of the cache"
+_MOST_UNREAD: Final = 3  # trials without an entry to read, until the cache is off
 
 
 class CacheWarning(UserWarning):
@@ -96,6 +98,7 @@ class CachedPrefix:
         self._before: FrozenPart | None = None  # what outputs are extended from
         self._between: StageRunner | None = None  # the layers that extend them
         self._payoff = Payoff()
+        self._num_unread = 0  # trials of which nothing was read back
         self._num_hits = 0
         self._warnings: dict[str, bool] = {}  # and whether they were given
 
@@ -118,7 +121,7 @@ class CachedPrefix:
         return map(self._advanced, batches)
 
     def attach(self, plan: Plan, executor: Executor, layout: Layout) -> None:
-        """Keep what is frozen now. Every worker must call this.
+        """Begin to cache what the frozen layers compute. Every worker must call this.
 
         Called when the layout has changed, or other weights were loaded.
 
@@ -148,7 +151,7 @@ class CachedPrefix:
             self._now = replace(self._now, runner=prefix)
         else:
             self._now = FrozenPart(prefix, digest, self._settings.dtype)
-            self._payoff = Payoff()
+            self._payoff, self._num_unread = Payoff(), 0
             self._extend_from(before, prefix.module)
             self._store.keep(digest, self._before.digest if self._before else b"")
         self._read_ahead()
@@ -221,7 +224,7 @@ class CachedPrefix:
             self._read_ahead()
 
     def _over_all(self, own: int) -> int:
-        """Add a number up over all workers; every worker must call this."""
+        """Sum a number over all workers (all-reduce); every worker must call this."""
         if self._group is None or not self._boundary:
             return own
         device = self._device if uses_nccl() else torch.device("cpu")
@@ -376,8 +379,12 @@ class CachedPrefix:
         found = self._read(now, form, samples, from_disk=from_disk)
         self._synchronize()
         read_s = perf_counter() - begin_s
-        if found is None:  # what was there was damaged
-            self._keep(now, form, samples, kept)
+        if found is None:  # what was there was damaged, or nothing could be stored
+            self._num_unread += 1
+            if self._num_unread > _MOST_UNREAD:
+                self._switch_off(store.problem or "nothing that is stored is read back")
+            else:
+                self._keep(now, form, samples, kept)
         elif self._payoff.add_trial(compute_s, read_s):
             self._say(len(samples))
         return kept
@@ -387,7 +394,9 @@ class CachedPrefix:
         assert self._layout is not None
         num_samples = self._order.num_samples / self._layout.num_replicas
         is_room = num_samples * rows.num_bytes <= self._settings.ram_bytes
-        return is_room or not self._settings.disk_bytes
+        store, entry = self._store, file_bytes(slot_size(rows.num_bytes), 1)
+        has_disk = self._settings.disk_bytes >= entry and not (store and store.problem)
+        return is_room or not has_disk
 
     def _synchronize(self) -> None:
         copies = copies_of(self._device)
@@ -432,7 +441,11 @@ class CachedPrefix:
             f"{name} {has} is less than the {needs} bytes of one sample's outputs"
             for name, has, needs in (
                 ("ram_bytes", settings.ram_bytes, num_bytes),
-                ("disk_bytes", settings.disk_bytes, file_bytes(num_bytes, 1)),
+                (
+                    "disk_bytes",
+                    settings.disk_bytes,
+                    file_bytes(slot_size(num_bytes), 1),
+                ),
             )
             if 0 < has < needs
         ]

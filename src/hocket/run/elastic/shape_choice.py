@@ -1,4 +1,4 @@
-"""Chooses stages and replicas for so many frozen layers; rank 0 does, for all."""
+"""Rank 0 chooses the stages and replicas for a number of frozen layers."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ class ShapeChoice:
     def with_most_frozen(
         self, num_frozen: int, present: Present
     ) -> tuple[int, Prediction]:
-        """Return how many layers freeze, at most so many, and the shape.
+        """Return the largest number of layers that can freeze, and the shape.
 
-        Fewer freeze where each stage could not keep one.
+        At most `num_frozen`; fewer where a stage would otherwise have no layer.
 
         Raises:
             ConfigError, FitError: see `shape`.
@@ -153,7 +153,10 @@ class ShapeChoice:
             shape = PipelineShape(*saved.shape)
             if shape in shapes_of(self._num_workers, job.num_parts):
                 model = self._model(num_frozen, present)
-                return predict(model, shape, job.num_parts, job.schedule)
+                found = predict(model, shape, job.num_parts, job.schedule)
+                most = self._options.memory_bytes
+                if most is None or found.peak_bytes <= most:
+                    return found
         return self.shape(num_frozen, present)
 
     def moved_bytes(self, num_frozen: int, option: Prediction, present: Present) -> int:
