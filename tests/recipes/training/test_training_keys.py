@@ -105,8 +105,8 @@ def test_nobody_waits_for_the_norm_of_the_newest_step(
     class Seen(StepResult):
         """One that tells when it comes, and when it is asked."""
 
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
             come.append(self.step)
 
         @property

@@ -23,6 +23,7 @@ def make_runner(
     *,
     seed: int,
     recomputes: bool,
+    checks_loss: bool = True,
 ) -> StageRunner:
     """Make the runner of one stage, on this worker's device.
 
@@ -36,6 +37,8 @@ def make_runner(
         wiring: which values go along each flow.
         seed: for random numbers in the forward.
         recomputes: whether it runs its forward again in the backward.
+        checks_loss: whether its first step checks that the loss is a mean over samples,
+            if there are several microbatches.
     """
     layout, device = context.layout, context.world.device
     nets = nets_of_batch(program, net.name)
@@ -60,7 +63,7 @@ def make_runner(
         first_microbatch=layout.replica * each + before,
         precision=settings.compute_precision,
         recomputes=recomputes,
-        checks_loss=num_parts > 1,
+        checks_loss=checks_loss and num_parts > 1,
         trainable=program.stages[stage].trainable,
         training=net.training and not (net.evaluates_first and module.index == 0),
         gradients=gradients,

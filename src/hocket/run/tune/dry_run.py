@@ -180,6 +180,7 @@ def _runners(
             wiring,
             seed=0,
             recomputes=costs.stages[stage].recomputes,
+            checks_loss=False,  # the first step does, and all workers hear of it
         )
         for stage in program.stages_on[context.layout.device]
     }
