@@ -80,6 +80,7 @@ def test_equals_one_process(
     assert found[0]["evaluated"] == pytest.approx(mean, rel=1e-10)
 
 
+@pytest.mark.long  # test_resume.py compares averages in all shapes
 def test_averages_move_on(tmp_path: Path) -> None:
     """Those of frozen layers, too, as in a loop that averages all weights."""
     arguments = ["recut", "averaged", "LayerNorm", "1f1b"]
