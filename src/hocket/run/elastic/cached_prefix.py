@@ -382,7 +382,9 @@ class CachedPrefix:
         if found is None:  # what was there was damaged, or nothing could be stored
             self._num_unread += 1
             if self._num_unread > _MOST_UNREAD:
-                self._switch_off(store.problem or "nothing that is stored is read back")
+                self._payoff.verdict = CacheVerdict.COMPUTES
+                if not store.problem:  # which is warned of
+                    self._warn("the cache is off: nothing that it stores is read back")
             else:
                 self._keep(now, form, samples, kept)
         elif self._payoff.add_trial(compute_s, read_s):
