@@ -7,8 +7,8 @@ For each net, in turn: eager, `torch.compile`, one CUDA graph of the eager step 
 of the compiled step, and hocket's graph on one lane, on two, and on two with weight
 gradients in the next step where that is fastest. Takes under ten
 minutes: results are written after each net, and no net begins after nine. Without a GPU
-it runs on the CPU with small sizes, which tells that the script works and nothing else:
-no contestant that needs a GPU is there.
+it runs on the CPU with small sizes and without the contestants that need a GPU, which
+shows only that the script works.
 """
 
 from __future__ import annotations

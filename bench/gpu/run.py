@@ -3,7 +3,7 @@
     python -m bench.gpu.run [--backend nccl|gloo] [--size full|small] [--output FILE]
 
 One worker per GPU. Without a GPU it runs on the CPU (`--backend gloo --size small`),
-which tells that the script works and nothing else.
+which shows only that the script works.
 """
 
 from __future__ import annotations

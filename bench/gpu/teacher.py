@@ -1,20 +1,17 @@
 """A teacher and its student on an accelerator: first that it is exact, then how fast.
 
-    python -m bench.gpu.teacher [--workers 2] [--size full|small] [--output FILE]
+    python -m bench.gpu.teacher [--size full|small] [--output FILE]
 
 Two workers share one GPU (gloo, and messages staged through pinned memory), or have one
-each (NCCL). Without a GPU it runs on the CPU, which tells that the script works and
-nothing else. Takes under ten minutes.
+each (NCCL). Without a GPU it runs on the CPU, which shows only that the script
+works. Takes under ten minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -22,46 +19,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
+from bench.gpu.check_then_measure import (
+    NUM_ROUNDS,
+    SIZES,
+    STEPS_IN_TURN,
+    TOLERANCE,
+    relative_error,
+    run,
+)
 from bench.gpu.checked import synchronize
-from bench.gpu.machine import gpus
-from bench.measure import alternate, environment, paired_ratio, spread, write_result
+from bench.measure import alternate, paired_ratio, spread
 from bench.models import transformer
 from hocket.run.cluster.world import World, join_world
 from hocket.run.data.batch import split_batch
 
-RESULTS: Final = Path(__file__).parent / "results"
-TOLERANCE: Final = 1e-10
 NUM_CHECKED_STEPS: Final = 10
 NUM_MICROBATCHES: Final = 4
-NUM_ROUNDS: Final = 10
-STEPS_IN_TURN: Final = 5
-SIZES: Final = {"full": (1024, 64, 256), "small": (32, 8, 8)}  # width, samples, tokens
 DELAYS: Final = (None, 0, 1)  # None: frozen
-
-
-def main() -> None:
-    """Check, then measure, and keep it as JSON."""
-    has_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--size", choices=SIZES, default="full" if has_gpu else "small")
-    parser.add_argument("--output", type=Path, default=RESULTS / "teacher.json")
-    arguments = parser.parse_args()
-    backend = "nccl" if torch.cuda.device_count() >= arguments.workers else "gloo"
-    with tempfile.TemporaryDirectory() as folder:
-        results = hocket.launch(
-            "bench.gpu.teacher:worker",
-            [backend, arguments.size],
-            num_workers=arguments.workers,
-            run_dir=Path(folder),
-            timeout_s=120.0,
-        )
-    where = environment() | gpus() | {"backend": backend}
-    write_result(arguments.output, {"environment": where, **results[0]})
-    for row in [*results[0]["exactness"], *results[0]["speed"]]:
-        print(row)
-    if not all(row["holds"] for row in results[0]["exactness"]):
-        raise SystemExit("not exact: see above")
 
 
 def worker(backend: str, size: str) -> dict[str, Any]:
@@ -90,7 +64,7 @@ def check(delay: int | None, world: World) -> dict[str, Any]:
             pass
         found = pipeline.state_dict()
     expected = loop[1].state_dict()
-    worst = max(_error(found[name], value) for name, value in expected.items())
+    worst = max(relative_error(found[name], value) for name, value in expected.items())
     return {"delay": delay, "worst_error": worst, "holds": worst <= TOLERANCE}
 
 
@@ -201,10 +175,5 @@ def measured(
         pipeline.close()
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
-    off = (found.cpu() - expected.cpu()).abs().max() / expected.abs().max().cpu()
-    return float(off)
-
-
 if __name__ == "__main__":
-    main()
+    run("teacher", __doc__)

@@ -255,7 +255,7 @@ def test_nobody_catches_up_when_the_mode_changes(mode: Mode) -> None:
 
 
 def test_one_job_never_waits() -> None:
-    """A job that shares with nobody runs as it is alone, in every mode."""
+    """In every mode, a job without another beside it runs as fast as alone."""
     for mode in EVERY:
         run = simulate_jobs(mode, [SimulatedJob("a", ramp(1.0), 5)], inf)
         assert run.makespan_s == pytest.approx(15.0)
