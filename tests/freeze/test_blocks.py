@@ -10,25 +10,14 @@ import pytest
 from hocket.errors import ConfigError
 from hocket.freeze.blocks import blocks_in, blocks_matching
 from hocket.freeze.decide import Decider
-from hocket.freeze.policy import Interval, LayerObservation, Measures, Policy
+from hocket.freeze.policy import LayerObservation, Planned, Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Interval):
+class Listed(Planned):
     """A policy of a user's own: decides what a list says."""
 
     numbers: tuple[int, ...]
-
-    @property
-    def measures(self) -> Measures:
-        """Nothing."""
-        return Measures.NOTHING
-
-    def begin(self) -> None:
-        """No state."""
-
-    def observe(self, state: None, seen: LayerObservation) -> None:
-        """No state."""
 
     def decide(self, state: None, seen: LayerObservation) -> int:
         """The next of the list."""

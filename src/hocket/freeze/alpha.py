@@ -12,16 +12,15 @@ from fractions import Fraction
 from math import ceil
 
 from hocket.freeze.policy import (
-    Interval,
     LayerObservation,
-    Measures,
+    Planned,
     refuse,
     share_fault,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Alpha(Interval):
+class Alpha(Planned):
     """After e decisions, `ceil(L * (1 - (1 - alpha)**e))` of L layers are frozen.
 
     Args:
@@ -41,17 +40,6 @@ class Alpha(Interval):
 
     def __post_init__(self) -> None:
         refuse([*self.interval_faults(), *share_fault("alpha", self.alpha)])
-
-    @property
-    def measures(self) -> Measures:
-        """It measures nothing: the schedule is known in advance."""
-        return Measures.NOTHING
-
-    def begin(self) -> None:
-        """Return no state."""
-
-    def observe(self, state: None, seen: LayerObservation) -> None:
-        """Return no state."""
 
     def decide(self, state: None, seen: LayerObservation) -> int:
         """Return the bound after as many decisions."""

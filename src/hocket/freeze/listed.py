@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hocket.freeze.policy import Interval, LayerObservation, Measures, refuse
+from hocket.freeze.policy import LayerObservation, Planned, refuse
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Interval):
+class Listed(Planned):
     """From the given decisions on, as many layers are frozen.
 
     Args:
@@ -43,17 +43,6 @@ class Listed(Interval):
             if number < 1 or layers < 0
         ]
         refuse(faults)
-
-    @property
-    def measures(self) -> Measures:
-        """It measures nothing: the schedule is known in advance."""
-        return Measures.NOTHING
-
-    def begin(self) -> None:
-        """Return no state."""
-
-    def observe(self, state: None, seen: LayerObservation) -> None:
-        """Return no state."""
 
     def decide(self, state: None, seen: LayerObservation) -> int:
         """Return what the list says, and no more layers than there are."""

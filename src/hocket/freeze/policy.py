@@ -109,6 +109,22 @@ class Interval:
         return []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Interval):
+    """A policy that knows in advance what freezes: it measures and keeps nothing."""
+
+    @property
+    def measures(self) -> Measures:
+        """Nothing."""
+        return Measures.NOTHING
+
+    def begin(self) -> None:
+        """Return no state."""
+
+    def observe(self, state: None, seen: LayerObservation) -> None:
+        """Return no state."""
+
+
 def refuse(faults: Sequence[str]) -> None:
     """Raise a ConfigError with all faults, if there are any."""
     if faults:

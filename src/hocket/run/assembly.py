@@ -47,9 +47,11 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.stage.teacher_outputs import with_teachers
-from hocket.run.tune.build import CutModel, ProfiledModel, build_plan
+from hocket.run.tune.build import build_plan
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel
+from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.order import make_order
 from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
 from hocket.run.tune.teachers.joint import joint_order

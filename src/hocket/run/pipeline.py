@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sized
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -12,27 +11,18 @@ from typing import Any, Final
 from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.model.stages.outline import Outline
-from hocket.run.assembly import assemble
-from hocket.run.checkpoint.manager import CheckpointManager
-from hocket.run.cluster.layout import make_layout
-from hocket.run.data.batch import digest, on_device
-from hocket.run.data.batch_counts import BatchCounts
-from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
+from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import Metrics, check_metrics
-from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
+from hocket.run.data.step_batch import grouped
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache_refusals import refuse_batch
-from hocket.run.engine.driver import Driver, drains_after
-from hocket.run.engine.evaluate import EvaluationResult, Evaluator
-from hocket.run.engine.executor import PlayedLayout
+from hocket.run.engine.driver import drains_after
+from hocket.run.engine.evaluate import EvaluationResult
 from hocket.run.engine.gather import gather_state, holders_of
-from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
-from hocket.run.engine.worker_loader import worker_loader
-from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.stage.seed import preserve_generators
+from hocket.run.staged_run import StagedRun
 from hocket.run.tune.config import PipelineConfig
 from hocket.signatures import constructor_takes_fields_of, values_of
 
@@ -40,7 +30,7 @@ from hocket.signatures import constructor_takes_fields_of, values_of
 _GRACE_S: Final = 2.0
 
 
-class Pipeline(WorkerRun):
+class Pipeline(StagedRun):
     """Trains a model in stages on several workers.
 
     Every worker makes the same Pipeline from the same model, and iterates over the same
@@ -74,42 +64,7 @@ class Pipeline(WorkerRun):
 
     @constructor_takes_fields_of(PipelineConfig)
     def __init__(self, config: PipelineConfig) -> None:
-        super().__init__("pipeline", config.world, config.timeout_s, config.run_dir)
-        self._accumulate, self._num_parts = config.accumulate, config.num_parts
-        world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
-        with self._reported():
-            layout = self._layout = make_layout(world, config.num_replicas)
-            plan, executor, self._freezing = assemble(
-                config, world, layout, recorder, self._stack, timeout_s
-            )
-            self.plan = plan
-            self._transition_s = 0.0  # of the change of layout before this step
-            self._cache = None if self._freezing is None else self._freezing.cache
-            if self._cache is not None:
-                self._stack.callback(self._cache.close)
-            self._sizes_of = part_sizes(plan.schedule.program)
-            self._outline = Outline.of(config.model).joined(
-                {
-                    name: Outline.of(teacher.net)
-                    for name, teacher in config.teachers.items()
-                    if teacher.moves
-                }
-            )
-            self._executor = executor
-            self._driver = Driver(executor, recorder, self._playing)
-            self._checkpoints = CheckpointManager(
-                self._outline,
-                PlayedLayout(plan, executor, layout),
-                world,
-                recorder,
-                self._freezing,
-                timeout_s=timeout_s,
-            )
-            self._stack.callback(self._checkpoints.release)
-            self._batch_counts = BatchCounts(
-                executor.store, world.rank, world.world_size, timeout_s
-            )
-            self._evaluator = self._make_evaluator()
+        super().__init__(config)
 
     @classmethod
     def from_config(cls, config: PipelineConfig) -> Pipeline:
@@ -387,110 +342,3 @@ class Pipeline(WorkerRun):
             self._why_ended = "it was closed"
         self._stack.close()
         self._checkpoints.finish()
-
-    def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
-        """Return the batches of the next step, and count it."""
-        self._freeze_if_due(batches[0])
-        device, salts = self.world.device, [digest(batch) for batch in batches]
-        here = [on_device(batch, device) for batch in batches]
-        by_net = [
-            make_step_batches(
-                here,
-                self._step,
-                self._layout,
-                {net.name: net.num_microbatches},
-                self.plan.example,
-                device,
-                self._sizes_of[net.name],
-                salts,
-            )
-            for net in self.plan.schedule.program.nets
-        ]
-        self._step += 1
-        return [
-            {net: x for made in parts for net, x in made.items()}
-            for parts in zip(*by_net, strict=True)
-        ]
-
-    def _freeze_if_due(self, batch: Any) -> None:
-        """Freeze layers before the next step, and change the layout with them."""
-        freezing = self._freezing
-        if freezing is None or not freezing.is_due(self._step):
-            return
-        self._driver.finish()
-        with self._reported():
-            now = self._checkpoints.played
-            played = freezing.follow(self._step, now, batch)
-            if played is not now:
-                self._checkpoints.go_on_with(played)
-                self._go_on_with(played)
-                self._attach_cache()
-                self._transition_s = freezing.transition_s
-
-    def _go_on_with(self, played: PlayedLayout) -> None:
-        """Play another layout, or the same, from the next step on."""
-        if played.executor is self._executor:
-            return
-        self.plan, self._executor = played.plan, played.executor
-        self._layout = played.layout
-        self._stack.callback(played.executor.sync.give_up)
-        self._sizes_of = part_sizes(played.plan.schedule.program)
-        self._driver.go_on_with(played.executor)
-        self._evaluator = self._make_evaluator()
-
-    def _attach_cache(self) -> None:
-        """Begin to cache what frozen layers compute in the layout that is played."""
-        if self._cache is not None:
-            self._cache.attach(self.plan, self._executor, self._layout)
-
-    def _described(self, result: StepResult) -> StepResult:
-        """Return a result with the layout that played it, and what is frozen."""
-        layout = self._checkpoints.played.shape
-        if self._freezing is None:
-            return replace(result, layout=layout)
-        skipped = result.skipped
-        self._freezing.after_step(self._executor, result.step, skipped=skipped)
-        transition_s, self._transition_s = self._transition_s, 0.0
-        return replace(
-            result,
-            layout=layout,
-            num_frozen=self._freezing.num_frozen,
-            transition_s=transition_s,
-            cache_hits=0 if self._cache is None else self._cache.take_hits(),
-        )
-
-    def _make_evaluator(self) -> Evaluator:
-        return Evaluator(
-            self._executor,
-            self.world,
-            self._layout,
-            self._recorder,
-            self.plan,
-            timeout_s=self._timeout_s,
-        )
-
-    def _drain(self) -> None:
-        """Finish all steps in flight, before weights are read."""
-        self._driver.finish()
-
-    def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
-        return self._executor.averaged() if ema else contextlib.nullcontext()
-
-    def _check_loader(self, loader: Iterable[Any]) -> bool:
-        with self._reported():
-            return check_same_length(loader, self.world)
-
-    def _counted(
-        self, batches: Iterable[Any], at_most_s: float | None = None
-    ) -> Iterator[Any]:
-        """Yield a loader's batches, of which each worker must have as many."""
-        yield from self._batch_counts.counted(batches)
-        with self._reported():
-            self._batch_counts.agree(at_most_s)
-
-    def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
-        if self._freezing is not None:  # this worker's part changes with the layout
-            return loader
-        return worker_loader(
-            loader, self._executor, self.plan, self._layout, self.world.device
-        )

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import hocket
 from hocket.errors import CaptureError, ConfigError, RunError, WaitError
 from hocket.run.outoforder.capture.captured_step import capture_step
-from hocket.run.outoforder.compile_step import EagerStepWarning
+from hocket.run.outoforder.captured_orders import EagerStepWarning
 from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
     SPECIMENS,

@@ -98,7 +98,7 @@ def captured_once() -> Iterator[Shelf]:
     """Let pipelines and the emulator share captures of models from the shelf."""
     with pytest.MonkeyPatch.context() as patch:
         once = _ONCE.with_more()
-        patch.setattr("hocket.run.tune.build.capture", once)
+        patch.setattr("hocket.run.tune.cut.profiled_model.capture", once)
         patch.setattr("hocket.run.tune.teachers.joint.capture", once)
         patch.setattr("hocket.run.engine.emulator.net.capture", once)
         yield _SHELF.with_more()

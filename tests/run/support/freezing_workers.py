@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.core.program import Program
 from hocket.freeze import Alpha, ArgminGradient, Policy
-from hocket.freeze.policy import Interval, LayerObservation, Measures
+from hocket.freeze.policy import LayerObservation, Planned
 from hocket.run.cluster.world import World
 from tests.run.support.bad_input_workers import join
 from tests.run.support.short_measurements import SHORT
@@ -106,19 +106,8 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OneMore(Interval):
+class OneMore(Planned):
     """Freezes one layer more before each step."""
-
-    @property
-    def measures(self) -> Measures:
-        """Nothing."""
-        return Measures.NOTHING
-
-    def begin(self) -> None:
-        """No state."""
-
-    def observe(self, state: None, seen: LayerObservation) -> None:
-        """No state."""
 
     def decide(self, state: None, seen: LayerObservation) -> int:
         """One more."""

@@ -22,7 +22,7 @@ The way of a save:
     commit.py       written, synced, confirmed by all workers, renamed, pointed to
     retention.py    older ones removed
 
-and of a load:
+and of a load, on all workers together (`load.py`):
 
     folder.py       which one
     opened.py       manifest and parts, checked against their hashes

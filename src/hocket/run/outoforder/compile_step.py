@@ -10,50 +10,32 @@ step.synchronize()    before anything else reads the weights
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from math import nan
 from threading import Lock
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import CaptureError, ConfigError, RunError
+from hocket.errors import ConfigError, RunError
 from hocket.run.data.batch import call_arguments, count_samples, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
 from hocket.run.device.open import open_device
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.outoforder.capture.captured_step import (
-    CapturedStep,
-    OptimizerStates,
-    StepTensors,
-    capture_step,
-    distinct_bytes,
-    preserved,
-)
-from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
 from hocket.run.outoforder.capture.update import Optimizer
-from hocket.run.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
+from hocket.run.outoforder.captured_orders import CapturedOrder, CapturedOrders
+from hocket.run.outoforder.order.choose import OrderCandidate
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import GradientStatus
 
-Form: TypeAlias = tuple[Any, ...]
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
-_MOST_SETTINGS = 3  # values of an optimizer's options that get a graph each
 _TIMEOUT_S = 600.0
-
-
-class EagerStepWarning(UserWarning):
-    """A step could not be captured, and runs as it is."""
 
 
 def compile_step(
@@ -138,14 +120,13 @@ class CompiledStep:
     ) -> None:
         self.optimizer = optimizer
         self._model, self._loss = model, loss
-        self._device, self._memory_bytes = device, memory_bytes
-        self._states = OptimizerStates(optimizer, dict(model.named_parameters()))
-        self._compiled: dict[Form, _Compiled | None] = {}
+        self._device = device
+        self._orders = CapturedOrders(
+            model, loss, optimizer, device, memory_bytes, across_steps=across_steps
+        )
         self._num_steps = 0
         self._lock = Lock()
-        self._across_steps = across_steps
-        self._last: _Compiled | None = None  # what the last step was
-        self._first: _Compiled | None = None
+        self._first: CapturedOrder | None = None
 
     def prepare(self, example: Any) -> None:
         """Capture the step for batches of this form, and choose its order.
@@ -158,7 +139,7 @@ class CompiledStep:
             EagerStepWarning: the step cannot be captured; it runs as it is.
         """
         try:
-            self._first = self._compiled_for(
+            self._first = self._orders.for_batch(
                 on_device(example, self._device.torch_device)
             )
         except BaseException:
@@ -212,7 +193,7 @@ class CompiledStep:
         """
         begin_s, num_samples = perf_counter(), count_samples(batch)
         with self._one_caller():
-            compiled = self._compiled_for(batch)
+            compiled = self._orders.for_batch(batch)
             losses = self._submit(batch, compiled)
             values = {name: float(loss) for name, loss in losses.items()}
             seconds, step = perf_counter() - begin_s, self._num_steps - 1
@@ -240,7 +221,7 @@ class CompiledStep:
             RunError: a lane failed; where the host does not wait, `synchronize` says.
         """
         with self._one_caller():
-            return self._submit(batch, self._compiled_for(batch))
+            return self._submit(batch, self._orders.for_batch(batch))
 
     def synchronize(self) -> None:
         """Wait until all steps are done: from then on, weights may be read.
@@ -249,7 +230,7 @@ class CompiledStep:
             RunError: a lane failed.
         """
         with self._one_caller():
-            self._finish()
+            self._orders.finish()
         self._device.synchronize(_TIMEOUT_S)
 
     def close(self) -> None:
@@ -262,18 +243,11 @@ class CompiledStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Finish all steps if there was no error, and close it."""
-        try:
-            if error is None:
+        with closing(self):
+            if kind is None:
                 self.synchronize()
-        finally:
-            self.close()
 
     @contextmanager
     def _one_caller(self) -> Iterator[None]:
@@ -286,21 +260,16 @@ class CompiledStep:
             self._device.join()
             yield
 
-    def _submit(self, batch: Any, compiled: _Compiled | None) -> Mapping[str, Tensor]:
+    def _submit(
+        self, batch: Any, compiled: CapturedOrder | None
+    ) -> Mapping[str, Tensor]:
         batch = on_device(batch, self._device.torch_device)
         self._num_steps += 1
-        if compiled is not self._last:
-            self._finish()
-        self._last = compiled
+        self._orders.play_next(compiled)
         # The first step is torch's own: it makes the states as the optimizer wants.
-        if compiled is None or not self._states.bind():
+        if compiled is None or not self._orders.states.bind():
             return self._eager(batch)
         return compiled.run(batch)
-
-    def _finish(self) -> None:
-        """Run the updates that the last step has left for the next one."""
-        if self._last is not None:
-            self._last.chosen.replay.finish()
 
     def _eager(self, batch: Any) -> dict[str, Tensor]:
         """Train one step as torch does; it also makes the optimizer's states."""
@@ -312,71 +281,13 @@ class CompiledStep:
         self.optimizer.zero_grad(set_to_none=True)
         return {name: loss.detach() for name, loss in losses.items()}
 
-    def _example(self) -> _Compiled:
+    def _example(self) -> CapturedOrder:
         if self._first is None:
             raise RunError(
                 "the step could not be captured, and runs as it is: there is no order "
                 "of its parts; the warning of compile_step says why"
             )
         return self._first
-
-    def _compiled_for(self, batch: Any) -> _Compiled | None:
-        """Return the captured step for batches of this form; capture it if needed.
-
-        Returns:
-            None where the step runs as it is: it cannot be captured, or the optimizer's
-            options have taken too many values.
-        """
-        form = _form_of_step(batch, self._model, self.optimizer)
-        if form not in self._compiled:
-            alike = [other for other in self._compiled if other[:-1] == form[:-1]]
-            if len(alike) == _MOST_SETTINGS:
-                warnings.warn(
-                    f"the optimizer's settings took {_MOST_SETTINGS} other values "
-                    f"before {form[-1]}: with new ones a step runs as it is, and not "
-                    "out of order. Let schedulers change learning rates alone "
-                    "(cycle_momentum=False)",
-                    EagerStepWarning,
-                    stacklevel=3,
-                )
-                return None
-            self._compiled[form] = self._compile(batch)
-        return self._compiled[form]
-
-    def _compile(self, batch: Any) -> _Compiled | None:
-        batch = on_device(batch, self._device.torch_device)
-        try:
-            step = capture_step(self._model, self._loss, self.optimizer, batch)
-        except WeightChangeError:
-            raise
-        except CaptureError as error:
-            warnings.warn(
-                f"this step runs as it is, and not out of order: {error}",
-                EagerStepWarning,
-                stacklevel=4,
-            )
-            return None
-        self._finish()
-        tensors = StepTensors(
-            step,
-            self._model,
-            self.optimizer,
-            self._states,
-            in_place=self._device.has_graphs,
-        )
-        self._states.bind()
-        given = tensors.given(batch)
-        always = distinct_bytes([*given.values()])
-        with preserved([*tensors.state.values()]):
-            chosen = choose_order(
-                step,
-                given,
-                self._device,
-                always,
-                self._memory_bytes,
-                across_steps=self._across_steps,
-            )
-        return _Compiled(step, tensors, chosen)
 
 
 def _make_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
@@ -393,47 +304,6 @@ def _make_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
             f"{type(made).__name__}"
         )
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """The step for one form of batches."""
-
-    step: CapturedStep
-    tensors: StepTensors
-    chosen: ChosenOrder
-
-    @property
-    def candidates(self) -> tuple[OrderCandidate, ...]:
-        return self.chosen.candidates
-
-    def run(self, batch: Any) -> dict[str, Tensor]:
-        """Run one step; return its losses by name."""
-        found = self.chosen.replay.run(self.tensors.given(batch))
-        return {name: found[value] for name, value in self.step.losses.items()}
-
-
-def _form_of_step(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
-    """Return all that a graph is fixed for: another value of it needs another graph.
-
-    These are the batch's shapes, strides, types and structure, the mode of each module,
-    which parameters are trained, and the optimizer's options but for learning rates.
-    """
-    leaves, spec = pytree.tree_flatten(batch)
-    of_batch = tuple(map(_form_of_leaf, leaves))
-    modes = tuple(module.training for module in model.modules())
-    trained = tuple(x.requires_grad for x in model.parameters())
-    settings = tuple(
-        repr({k: group[k] for k in sorted(optimizer.defaults) if k != "lr"})
-        for group in optimizer.param_groups
-    )
-    return of_batch, spec, modes, trained, settings
-
-
-def _form_of_leaf(leaf: Any) -> Form:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype
-    return (type(leaf), leaf) if isinstance(leaf, PLAIN_VALUES) else (type(leaf),)
 
 
 def status_of_captured_step(step: int) -> PendingGradientStatus:

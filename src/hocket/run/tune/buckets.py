@@ -35,13 +35,9 @@ from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.build import (
-    CutModel,
-    ProfiledModel,
-    cut_and_measure,
-    profile_model,
-)
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.profile_workers import update_s_per_byte
 from hocket.run.tune.trial_runs import measure_ring

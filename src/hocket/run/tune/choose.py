@@ -25,8 +25,8 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import memory_bytes
 from hocket.run.tune.buckets import NUM_LAYERS
-from hocket.run.tune.build import ProfiledModel, profile_model
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
 from hocket.run.weights.correction.cost import correction_cost

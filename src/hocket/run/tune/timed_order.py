@@ -31,13 +31,9 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import bucketed_order
-from hocket.run.tune.build import (
-    CutModel,
-    ProfiledModel,
-    cut_and_measure,
-    profile_model,
-)
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import (
     MessageCosts,
     measure_messages,

@@ -27,9 +27,10 @@ from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.build import CutModel, ProfiledModel
 from hocket.run.tune.choose import search_of
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel
+from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
 from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries

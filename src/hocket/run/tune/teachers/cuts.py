@@ -10,8 +10,9 @@ from hocket.errors import ConfigError
 from hocket.model.stages.cut import boundaries_from_names
 from hocket.planner.teachers.joint_balance import cut_teacher, joint_balance
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.build import CutModel, ProfiledModel, balanced_boundaries
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel, balanced_boundaries
+from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.teachers.stages import (
     CutTeacher,
     KnownTeacher,

@@ -12,8 +12,8 @@ from hocket.model.stages.cut import num_frozen_stages
 from hocket.passes.fill_with import fill_with
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.run.cluster.layout import Layout
-from hocket.run.tune.build import CutModel
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel
 from hocket.run.tune.teachers.program import joint_costs, joint_program
 from hocket.run.tune.teachers.stages import CutTeacher
 from hocket.run.tune.timed_order import order_for_costs, takes_costs

@@ -25,13 +25,9 @@ from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.net_setup import example_output
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.build import (
-    CutModel,
-    cut_and_measure,
-    load_or_measure,
-    profile_model,
-)
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.profiled_model import load_or_measure, profile_model
 from hocket.run.tune.order import make_order
 from hocket.run.tune.profile_workers import measured_together
 from hocket.run.tune.teachers.choose import choose_schedule

@@ -1,0 +1,221 @@
+"""Loads a checkpoint on all workers together: the newest that all of them can read.
+
+rank 0   the candidates, newest first
+all      read in the saved layout ─▶ damage on any worker: the next candidate
+                                  └▶ restored by all
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from hocket.errors import CheckpointError, DamagedError
+from hocket.run.checkpoint.format.newest import find, previous
+from hocket.run.checkpoint.format.opened import (
+    OpenedCheckpoint,
+    check_pointer,
+    check_tensors,
+    open_checkpoint,
+)
+from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.restore import (
+    Key,
+    RestorePlan,
+    check_fits,
+    check_states,
+    make_restore_plan,
+    restore,
+    watched_tensors,
+)
+from hocket.run.checkpoint.saved_run import SavedRun
+from hocket.run.cluster.store.store_exchange import StoreExchange
+from hocket.run.engine.executor import PlayedLayout
+
+log = logging.getLogger(__name__)
+
+_HINT: Final = (
+    "; with allow_previous=True, the one saved before it would be loaded in its place"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The result of a load.
+
+    Args:
+        path: the checkpoint.
+        step: the number of the next step.
+        data: the user's data that was saved with it.
+    """
+
+    path: Path
+    step: int
+    data: Any
+
+
+def load(
+    run: SavedRun,
+    folder: Path,
+    step: int | str,
+    exchange: StoreExchange,
+    *,
+    allow_previous: bool,
+) -> Loaded:
+    """Load a checkpoint's state; every worker must call this.
+
+    Args:
+        run: gets the state; is played in the saved layout afterwards.
+        folder: the folder of checkpoints.
+        step: the checkpoint's step; "latest" is the newest.
+        exchange: exchanges values between the workers.
+        allow_previous: if it is damaged, take the newest whole one before it.
+
+    Raises:
+        CheckpointError: there is none, it is of another model, or damaged; nothing
+            was changed.
+    """
+    find_all = partial(_candidates, folder, step, allow_previous=allow_previous)
+    find_here = find_all if exchange.rank == 0 else list
+    [candidates, *_] = agreed(exchange, "candidates", find_here)
+    faults: list[str] = []
+    for name in candidates:
+        path = folder / str(name)
+        found = _read(run, path, exchange)
+        if not isinstance(found, str):
+            needs, tensors = found
+            executor, layout = run.played.executor, run.played.layout
+            restore(needs, tensors, executor, layout, run.world)
+            saved = needs.opened.manifest.run
+            if run.freezing is not None:
+                watched = watched_tensors(needs, tensors)
+                run.freezing.resume(saved.freezing, run.played, watched)
+            return Loaded(path, saved.step, saved.data)
+        faults.append(found)
+        log.warning("%s", found)
+    hint = "" if allow_previous else _HINT
+    raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
+
+
+def _read(
+    run: SavedRun, path: Path, exchange: StoreExchange
+) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
+    """Read what this worker needs, in the layout in which it was saved.
+
+    Returns:
+        What was read, and `played` is the layout for it; or the damage if any
+        worker finds some.
+
+    Raises:
+        CheckpointError: it does not fit, on some worker.
+    """
+    if run.freezing is None:
+        return _read_into_layout(run, path, exchange)
+    opened: list[OpenedCheckpoint] = []
+
+    def open_here() -> str:
+        try:
+            opened.append(open_checkpoint(path))
+            check_fits(opened[0], run.outline, run.record())
+        except DamagedError as error:
+            return str(error)
+        return ""
+
+    damages = agreed(exchange, f"open {path.name}", open_here)
+    if any(damages):
+        return next(str(x) for x in damages if x)
+    before, saved = run.played, opened[0].manifest.run
+    run.go_on_with(run.freezing.enter(saved.freezing, before, saved.step))
+    try:
+        found = _read_into_layout(run, path, exchange)
+    except CheckpointError:
+        _return_to(run, before)
+        raise
+    if isinstance(found, str):
+        _return_to(run, before)
+    return found
+
+
+def _return_to(run: SavedRun, before: PlayedLayout) -> None:
+    after = run.played
+    run.go_on_with(before)
+    if after is not before and run.freezing is not None:
+        run.freezing.leave(before, after)
+
+
+def _read_into_layout(
+    run: SavedRun, path: Path, exchange: StoreExchange
+) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
+    """Read what this worker needs; return the damage if any worker finds some.
+
+    Raises:
+        CheckpointError: it does not fit, on some worker.
+    """
+    played = run.played
+    found: list[tuple[RestorePlan, dict[Key, Tensor]]] = []
+
+    def read() -> str:
+        try:
+            needs = make_restore_plan(
+                open_checkpoint(path),
+                run.outline,
+                played.executor,
+                played.plan,
+                played.layout,
+                run.record(),
+            )
+            if exchange.rank == 0:
+                check_tensors(needs.spare)
+            tensors = read_tensors(needs.locations)
+            executor, layout = played.executor, played.layout
+            check_states(needs, tensors, executor, layout, run.world)
+            found.append((needs, tensors))
+        except DamagedError as error:
+            return str(error)
+        return ""
+
+    damages = agreed(exchange, f"read {path.name}", read)
+    return next((str(x) for x in damages if x), None) or found[0]
+
+
+def _candidates(
+    folder: Path, step: int | str, *, allow_previous: bool
+) -> Sequence[str]:
+    """Return the checkpoints to try, by name."""
+    first: Path | None = None
+    try:
+        first = find(folder, step)
+        check_pointer(first)
+    except DamagedError:
+        if not allow_previous:
+            raise
+    paths = [] if first is None else [first]
+    if allow_previous:
+        paths += previous(folder, first)
+    return [path.name for path in paths]
+
+
+def agreed(exchange: StoreExchange, name: str, act: Callable[[], Any]) -> list[Any]:
+    """Call a function on every worker, and return all results.
+
+    Raises:
+        CheckpointError: the first worker's that failed; raised on all workers.
+    """
+    kind, value = "", None
+    try:
+        value = act()
+    except DamagedError as error:
+        kind, value = "damaged", str(error)
+    except CheckpointError as error:
+        kind, value = "error", str(error)
+    results = exchange.gather(name, [kind, value])
+    for kind, value in results:
+        if kind:
+            raise (DamagedError if kind == "damaged" else CheckpointError)(str(value))
+    return [value for _, value in results]

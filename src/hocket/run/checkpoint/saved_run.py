@@ -1,0 +1,98 @@
+"""The run that checkpoints hold: its net, and the layout in which it is played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from hocket.model.stages.outline import Outline
+from hocket.run.checkpoint.collect import WorkerShare, collect, describe
+from hocket.run.checkpoint.format.manifest import FreezingRecord, RunRecord
+from hocket.run.cluster.world import World
+from hocket.run.engine.executor import Executor, PlayedLayout
+
+
+class LayerFreezing(Protocol):
+    """What freezes layers and changes the layout, as checkpoints see it."""
+
+    def record(self, played: PlayedLayout) -> FreezingRecord:
+        """Return the frozen layers and the policy's state."""
+
+    def watched(self, executor: Executor) -> Mapping[str, Tensor]:
+        """Return what the policy measured of this worker's weights, by name."""
+
+    def enter(
+        self, saved: FreezingRecord | None, now: PlayedLayout, step: int
+    ) -> PlayedLayout:
+        """Cut the net as it was saved; every worker must call this.
+
+        Raises:
+            CheckpointError: the checkpoint's layers cannot be frozen here; raised on
+                all workers, and nothing is changed.
+        """
+
+    def leave(self, before: PlayedLayout, after: PlayedLayout) -> None:
+        """Undo `enter`."""
+
+    def resume(
+        self,
+        saved: FreezingRecord | None,
+        played: PlayedLayout,
+        watched: Mapping[str, Tensor],
+    ) -> None:
+        """Restore the policy's state, once the weights are restored."""
+
+
+class SavedRun:
+    """What one worker saves and loads.
+
+    Args:
+        outline: the uncut model's outline.
+        played: what the workers play.
+        world: the job.
+        freezing: freezes layers while training runs; None if nothing does.
+
+    Attributes:
+        played: what the workers play; a load may change it.
+    """
+
+    def __init__(
+        self,
+        outline: Outline,
+        played: PlayedLayout,
+        world: World,
+        freezing: LayerFreezing | None,
+    ) -> None:
+        self.outline, self.world, self.freezing = outline, world, freezing
+        self.played = played
+        self._base: RunRecord | None = None
+
+    def go_on_with(self, played: PlayedLayout) -> None:
+        """Save and load the stages of another layout from now on."""
+        self.played, self._base = played, None
+
+    def record(self) -> RunRecord:
+        """Return the run's record, without the step and the user's data."""
+        if self._base is None:
+            executor, layout = self.played.executor, self.played.layout
+            self._base = describe(self.outline, executor, layout)
+        executor, freezing = self.played.executor, None
+        state = None if executor.scaler is None else executor.scaler.state_dict()
+        runner = next(iter(executor.runners.values()))
+        if self.freezing is not None:
+            freezing = self.freezing.record(self.played)
+        return replace(self._base, seed=runner.seed, scaler=state, freezing=freezing)
+
+    def share(self) -> WorkerShare:
+        """Return what this worker writes, with live tensors.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        watched: Mapping[str, Tensor] = {}
+        if self.freezing is not None:
+            watched = self.freezing.watched(self.played.executor)
+        return collect(self.played, self.world, watched)

@@ -1,0 +1,124 @@
+"""Cuts a profiled model into stages, and measures what its profile lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hocket.core.costs import Costs
+from hocket.core.program import Program
+from hocket.errors import ModelError
+from hocket.model.profile.costs import stage_costs
+from hocket.model.stages.cut import boundaries_from_names, cut
+from hocket.model.stages.stage import StageModule
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
+from hocket.run.tune.link_costs import measure_messages, usual_cluster
+from hocket.run.tune.teachers.stages import CutTeacher
+from hocket.run.tune.update_costs import measure_updates
+
+
+@dataclass(frozen=True, slots=True)
+class CutModel:
+    """A model's stages and their costs, before there is an order.
+
+    Args:
+        known: the profiled model.
+        boundaries: the layers at which stages 1, 2, ... begin.
+        modules: all stages.
+        costs: the stages' costs as sums of single layers, and of messages; no stage
+            recomputes.
+        teachers: the teachers, whose stages come before the model's in `modules` and
+            `costs`.
+    """
+
+    known: ProfiledModel
+    boundaries: tuple[int, ...]
+    modules: tuple[StageModule, ...]
+    costs: Costs
+    teachers: tuple[CutTeacher, ...] = ()
+
+
+def cut_and_measure(
+    config: PipelineConfig,
+    program: Program,
+    context: WorkerContext,
+    known: ProfiledModel | None,
+    boundaries: Sequence[int] | None = None,
+) -> CutModel:
+    """Cut the model and measure what its profile lacks. Every worker must call this.
+
+    Args:
+        config: the pipeline's.
+        program: the number of stages, and their devices.
+        context: this worker's context.
+        known: the profiled model, if it was profiled already.
+        boundaries: the layers at which stages 1, 2, ... begin; balanced, or as the
+            configuration says, when not given.
+
+    Raises:
+        ModelError: the model cannot be captured or cut as asked.
+        SchemaError: the workers have different models or settings.
+    """
+    world = context.world
+    if known is None:
+        known = profile_model(config, world, program.num_stages)
+    if world.device.type != "cpu":
+        config.model.cpu()  # each worker moves its own stages to its device
+    if boundaries is None:
+        boundaries = balanced_boundaries(
+            known, program, config.cut, world, context.layout
+        )
+    modules = cut(known.captured, boundaries, program.flows)
+    messages = measure_messages(world, context.transport)
+    costs = stage_costs(
+        known.profile,
+        boundaries,
+        modules,
+        link=messages.link,
+        handling=messages.handling,
+        updates=measure_updates(modules, program, config, context),
+    )
+    costs = replace(costs, accumulates=config.accumulate > 1)
+    return CutModel(known, tuple(boundaries), modules, costs)
+
+
+def balanced_boundaries(
+    known: ProfiledModel,
+    program: Program,
+    cut_names: Sequence[str] | None,
+    world: World,
+    layout: Layout,
+) -> tuple[int, ...]:
+    """Return the layers at which stages 1, 2, ... of a model begin.
+
+    Args:
+        known: the profiled model.
+        program: the number of stages, and their devices.
+        cut_names: the modules with which they begin; balanced when not given.
+        world: all workers.
+        layout: the ranks by device and replica.
+
+    Raises:
+        ModelError: the model cannot be cut so.
+    """
+    num_stages, captured = program.num_stages, known.captured
+    if cut_names is not None:
+        if len(cut_names) != num_stages - 1:
+            raise ModelError(
+                f"{len(cut_names)} cut points make {len(cut_names) + 1} stages, the "
+                f"schedule has {num_stages}: name {num_stages - 1} modules"
+            )
+        return boundaries_from_names(captured, cut_names)
+    if len(captured.layers) < num_stages:
+        raise ModelError(
+            f"the model has {len(captured.layers)} layers that it can be cut between, "
+            f"too few for {num_stages} stages: use fewer devices, or fewer stages per "
+            "device, or pad what is as long as the data say: only tensors whose shape "
+            "depends on the number of samples alone can cross a cut"
+        )
+    ranks = [layout.replicas_of(stage.device) for stage in program.stages]
+    return known.profile.balanced(num_stages, usual_cluster(world).hop, ranks)

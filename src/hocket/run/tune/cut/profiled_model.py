@@ -1,0 +1,185 @@
+"""Captures a model and profiles its layers, or loads a profile that was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hocket.errors import HocketError, ModelError
+from hocket.model.capture.capture import Captured, capture
+from hocket.model.capture.captured import enough_layers
+from hocket.model.profile.profile import Profile, conditions_of, path_of
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import (
+    call_arguments,
+    digest,
+)
+from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.loss import LossFunction
+from hocket.run.engine.plan import short_hash
+from hocket.run.engine.same_everywhere import (
+    losses_of_random_outputs,
+    refuse_differences,
+    refuse_different_losses,
+)
+from hocket.run.nets.freezable import freezable_modules
+from hocket.run.stage.precision import Precision
+from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.profile_workers import profile_layers
+from hocket.run.weights.update_text import update_text
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """A captured model and its profile, before there is an order.
+
+    Args:
+        captured: the captured model.
+        profile: its layers' costs, the mean over the workers.
+    """
+
+    captured: Captured
+    profile: Profile
+
+
+def profile_model(
+    config: PipelineConfig,
+    world: World,
+    num_stages: int = 0,
+    teacher_outputs: Sequence[Any] = (),
+) -> ProfiledModel:
+    """Capture the model and profile it. Every worker must call this.
+
+    Args:
+        config: the pipeline's.
+        world: all workers.
+        num_stages: into how many stages it is to be cut; if 0, one per worker.
+        teacher_outputs: the teachers' outputs of the first microbatch, which the loss
+            reads.
+
+    Raises:
+        ModelError: the model cannot be captured.
+        SchemaError: the workers have different models or settings.
+    """
+    microbatch = config.microbatches()[0]
+    spec = pytree.tree_structure(call_arguments(config.example[0]))
+    args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
+    captured = capture(config.model, args, kwargs, cut=_places_to_cut(config))
+    if config.cut is None:
+        captured = enough_layers(captured, num_stages or world.world_size)
+    digests = {
+        "settings": short_hash(config.text),
+        "model": captured.digest,
+        "weights": f"{digest(dict(captured.state.tensors)):08x}",
+        "seed": str(config.seed),
+        "updates": short_hash(_update_text(config, captured)),
+        "compile": str(config.compile),
+    }
+    refuse_differences(world, digests)
+    if world.world_size > 1:
+        targets = microbatch.targets
+        losses = losses_of_random_outputs(
+            config.loss, captured, targets, teacher_outputs, world.device
+        )
+        refuse_different_losses(world, {"loss function": losses})
+    measure = partial(
+        profile_layers,
+        captured,
+        microbatch,
+        partial(_loss_with, config.loss, tuple(teacher_outputs)),
+        config.compute_precision,
+        world,
+    )
+    return ProfiledModel(captured, load_or_measure(captured, config, world, measure))
+
+
+def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
+    if config.freeze is None:
+        return config.cut or ()
+    return freezable_modules(config.model, config.freeze.layers)[1:]
+
+
+def _loss_with(
+    loss: LossFunction, teacher_outputs: Sequence[Any], output: Any, targets: Any
+) -> Any:
+    """Compute the loss of an output, with what it reads of teachers.
+
+    Raises:
+        ModelError: it fails with the outputs of teachers; gives all shapes.
+    """
+    try:
+        return loss(output, targets, *teacher_outputs)
+    except (HocketError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not teacher_outputs:
+            raise
+        shapes = ", ".join(map(_shapes, teacher_outputs))
+        raise ModelError(
+            f"the loss failed with {type(error).__name__}: {error}. The student's "
+            f"output has shape {_shapes(output)}, and the teachers' outputs have "
+            f"{shapes}: let the nets return outputs that the loss can compare, or "
+            "convert them in the loss"
+        ) from error
+
+
+def _shapes(output: Any) -> str:
+    output = output.own if isinstance(output, BatchOutput) else output
+    shapes = pytree.tree_map_only(Tensor, lambda x: tuple(x.shape), output)
+    return str(shapes)
+
+
+def _update_text(config: PipelineConfig, captured: Captured) -> str:
+    tensors = captured.state.tensors.items()
+    trained = {name: x for name, x in tensors if x.requires_grad}
+    return update_text(config, trained)
+
+
+def load_or_measure(
+    captured: Captured,
+    config: PipelineConfig,
+    world: World,
+    measure: Callable[[], Profile],
+    *,
+    passes: str = "",
+) -> Profile:
+    """Load a profile on rank 0, or measure it on all workers. Every worker must call.
+
+    Args:
+        captured: the captured model.
+        config: the pipeline's, with the folder of kept profiles.
+        world: all workers.
+        measure: measures on all workers, and returns the mean.
+        passes: which passes are measured, where they are not forward and backward.
+    """
+    conditions = conditions_of(captured, world.device)
+    if passes:
+        conditions["passes"] = passes
+    precision = config.compute_precision
+    folder = None if config.profile_dir is None else Path(config.profile_dir)
+    if folder is not None and precision is not Precision.FLOAT32:
+        folder = folder / precision.value
+    path = None if folder is None else path_of(folder, conditions)
+    kinds = world.gather_json(conditions["device_name"], "kind of device")
+    if len({*map(str, kinds)}) > 1:
+        path = None  # kept profiles are of one kind
+    found = None
+    if world.rank == 0 and path is not None and path.exists():
+        kept = Profile.load(path)
+        kept.check_layers([layer.name for layer in captured.layers], path)
+        found = kept.to_json()
+    found = world.broadcast_json(found, name="profile found")
+    if found is not None:
+        return Profile.from_json(found)
+
+    mean = measure()
+    if world.rank == 0 and path is not None:
+        mean.save(path)
+    return mean
