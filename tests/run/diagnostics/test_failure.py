@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -185,14 +186,23 @@ def test_workers_end_with_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_torchrun_shows_each_report_once(tmp_path: Path) -> None:
-    """The traceback with rank, step and last ops; and the root cause in its summary."""
+    """The user's line, step and last ops, in few lines; all of it in a file."""
     options = ["--standalone", "--nproc-per-node=2"]
     torchrun = ["-m", "torch.distributed.run", *options]
     process = start([*torchrun, WORKERS, tmp_path, "raise", "3"], tmp_path)
     assert process.wait(START_S + END_S) == 1
     told = (tmp_path / "err.txt").read_text()
-    assert told.count("ValueError: the spoon is bent\n") == 1
-    assert told.count("rank 1 failed at step 3 in 1B0\n") == 1
-    assert told.count("the last ops of rank 1, newest last:\n") == 1
+    own = [x for x in told.splitlines() if not re.match(r"[WE]\d{4} |Traceback|  ", x)]
+    own = own[: next(i for i, x in enumerate(own) if x.startswith("torch.distributed"))]
+    assert own[0] == "rank 1 raised ValueError at step 3 in 1B0: the spoon is bent"
+    assert own[1] == "the last ops of rank 1, newest last:"
+    assert own[2].startswith("the whole traceback: ")
+    assert own[3].startswith(
+        "rank 0 gave up at step 3 in 0B0, waiting for dx of stage 1"
+    )
+    assert not any(line.startswith("rank") for line in own[4:])
+    assert told.count('    raise ValueError("the spoon is bent")\n') == 1
+    [whole] = tmp_path.rglob("rank-1.txt")
+    assert "ValueError: the spoon is bent\n" in whole.read_text()
     summary = told[told.index("Root Cause (first observed failure):") :]
     assert "rank 1 raised ValueError at step 3 in 1B0: the spoon is bent" in summary

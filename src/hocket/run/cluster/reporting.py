@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final
 
 from hocket import env
@@ -46,11 +46,18 @@ from hocket.run.diagnostics.flight_recorder import (
 from hocket.run.diagnostics.job_folder import (
     WorkerFiles,
     attempt_dir,
+    is_first_failure,
     job_dir,
     write_json,
 )
 from hocket.run.diagnostics.process_wide import signal_handler, signal_wakeup
-from hocket.run.diagnostics.root_cause import failure_headline, last_ops
+from hocket.run.diagnostics.root_cause import (
+    failure_headline,
+    failure_lines,
+    first_line,
+    last_ops,
+)
+from hocket.run.diagnostics.user_lines import lines_of
 
 GRACE_S: Final = 1.0  # for the main thread to answer a signal
 
@@ -119,8 +126,43 @@ def _publish_report(
         _log_report(report)
         return
     title = f"rank {report.rank} failed {stopped_at(report.last)}"
-    error.add_note("\n".join([title, *_peer_wait(report, files), *last_ops(report)]))
+    notes = [title, *_peer_wait(report, files), *last_ops(report)]
+    error.add_note("\n".join(notes))
     _write_torchrun_report(report)
+    if not env.JOB_DIR.is_set:  # else the launcher prints the cause
+        files.text.write_text(
+            "\n".join([report.traceback.rstrip(), *notes, ""]), encoding="utf-8"
+        )
+        _shorten_traceback(report, files, error)
+
+
+def _shorten_traceback(
+    report: FailureReport, files: WorkerFiles, error: BaseException
+) -> None:
+    """Let Python print an uncaught error in a few lines, or in one on later ranks.
+
+    Under torchrun every rank prints its error, innocent ones among them: whole
+    tracebacks of all would hide the line that caused them.
+    """
+    lines = [first_line(report)]
+    if is_first_failure(files.folder):
+        lines = [
+            *failure_lines(report),
+            *_peer_wait(report, files),
+            *last_ops(report),
+            f"the whole traceback: {files.text} (those of other ranks beside it)",
+        ]
+    usual = sys.excepthook
+
+    def print_short(
+        kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
+        if value is error:
+            print("\n".join(lines), file=sys.stderr, flush=True)
+        else:
+            usual(kind, value, trace)
+
+    sys.excepthook = print_short
 
 
 def _write_torchrun_report(report: FailureReport) -> None:
@@ -179,9 +221,13 @@ def _fault_handler(path: Path) -> Iterator[None]:
 def _report_stuck(files: WorkerFiles, recorder: FlightRecorder, number: int) -> None:
     """Report a main thread that does not return from a call."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    stack = "".join(traceback.format_stack(frame)) if frame else ""
-    report = failure_report(files.rank, recorder.entries(), StoppedBySignal(number))
-    write_report(files.report, dataclasses.replace(report, traceback=stack))
+    stack = traceback.extract_stack(frame)
+    report = dataclasses.replace(
+        failure_report(files.rank, recorder.entries(), StoppedBySignal(number)),
+        traceback="".join(stack.format()),
+        user_lines=tuple(lines_of(stack)),
+    )
+    write_report(files.report, report)
     _log_report(report)
 
 

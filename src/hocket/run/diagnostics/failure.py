@@ -22,6 +22,7 @@ from hocket.run.diagnostics.flight_recorder import (
     read_flight_recorder,
 )
 from hocket.run.diagnostics.job_folder import WorkerFiles, write_json
+from hocket.run.diagnostics.user_lines import user_lines
 
 MAX_BYTES: Final = 4 * 2**20  # of a report; a longer one is not ours
 
@@ -56,6 +57,7 @@ class FailureReport:
         kind: the exception's type, empty if there was none.
         message: the exception's message.
         traceback: the exception's traceback; after a crash, the stacks of all threads.
+        user_lines: the user's own lines in the traceback.
         last_ops: the newest ops, oldest first.
     """
 
@@ -69,6 +71,7 @@ class FailureReport:
     kind: str = ""
     message: str = ""
     traceback: str = ""
+    user_lines: tuple[str, ...] = ()
     last_ops: tuple[RecordedOp, ...] = ()
 
     @property
@@ -99,6 +102,7 @@ def failure_report(
         kind=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
+        user_lines=tuple(user_lines(error)),
         last_ops=entries,
     )
 

@@ -8,6 +8,8 @@ What is where:
             store                   the workers of one host rendezvous here
             rank-0.ring             its last ops (flight_recorder.py)
             rank-0.json             how it failed (failure.py)
+            rank-0.txt              the same to read: traceback and last ops
+            first-failure           made by the first rank of this host that failed
             rank-0.faults.txt       its stacks at a crash below Python
             rank-0.result.json      what it returned
 """
@@ -54,6 +56,11 @@ class WorkerFiles:
         return self.folder / f"rank-{self.rank}.json"
 
     @property
+    def text(self) -> Path:
+        """The file with its traceback and its last ops, to read."""
+        return self.folder / f"rank-{self.rank}.txt"
+
+    @property
     def faults(self) -> Path:
         """The file with its stacks after a crash below Python."""
         return self.folder / f"rank-{self.rank}.faults.txt"
@@ -84,6 +91,15 @@ def attempt_dir(job: Path, attempt: int) -> Path:
     folder = job / f"attempt-{attempt}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def is_first_failure(attempt: Path) -> bool:
+    """Return whether no other worker of this host has called this in an attempt."""
+    try:
+        (attempt / "first-failure").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def store_path(attempt: Path) -> Path:

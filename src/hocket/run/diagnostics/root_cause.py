@@ -6,9 +6,12 @@ because the launcher ended the job, is a consequence, whenever it was written:
     rank 1 was killed by signal 9 (SIGKILL) at step 12 in 1B3
     after that:
       rank 0 gave up at step 12 in 0B3, waiting for dx from rank 1: ...
-    the last ops of rank 0, newest last:
-      step    12  0F3          took 1.204 ms
-      step    12  0B3          waiting 5.001 s for dx from rank 1
+    the last ops of rank 1, newest last:
+      step    12  1F3          took 1.204 ms
+      step    12  1B3          began 0.021 s before
+    all reports: run/workers/job-1/attempt-0
+
+A message has 25 lines at most, but for those of an error's own text.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, assert_never
 
-import hocket.errors
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
 from hocket.run.diagnostics.failure import (
@@ -29,8 +31,8 @@ from hocket.run.diagnostics.failure import (
 )
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OpState
 
-NUM_OPS: Final = 6  # of each worker, in the message; the reports hold all
-NUM_WORKERS: Final = 4  # whose last ops are in the message
+NUM_OPS: Final = 6  # of the first failure, in the message; the reports hold all
+NUM_OTHERS: Final = 8  # workers that failed after it, one line each
 
 
 def first_failures(reports: Sequence[FailureReport]) -> list[FailureReport]:
@@ -82,17 +84,31 @@ def worker_error(reports: Sequence[FailureReport], folder: Path) -> WorkerError:
         folder: the folder that holds the reports.
     """
     ordered = first_failures(reports)
-    lines = [
-        failure_headline(ordered[0]),
-        *_hint(ordered[0]),
-        *_own_traceback(ordered[0]),
-    ]
-    if len(ordered) > 1:
-        lines += ["after that:", *(f"  {failure_headline(r)}" for r in ordered[1:])]
-    for report in ordered[:NUM_WORKERS]:
-        lines += last_ops(report)
+    lines = [*failure_lines(ordered[0])]
+    if others := ordered[1:]:
+        shown = [f"  {first_line(report)}" for report in others[:NUM_OTHERS]]
+        lines += ["after that:", *shown]
+        if (num_more := len(others) - NUM_OTHERS) > 0:
+            lines += [f"  and {num_more} more"]
+    lines += last_ops(ordered[0])
     lines.append(f"all reports: {folder}")
     return WorkerError("\n".join(lines), ordered[0].rank, _exit_code(ordered))
+
+
+def failure_lines(report: FailureReport) -> list[str]:
+    """Describe a worker's end: one sentence, the usual reason, the user's own lines."""
+    lines = [failure_headline(report), *_hint(report)]
+    if report.user_lines:
+        return [*lines, *report.user_lines]
+    if report.kind:
+        return lines
+    stacks = report.traceback.splitlines()  # of a crash: faulthandler's
+    return [*lines, *(f"  {line}" for line in stacks[:NUM_OPS])]
+
+
+def first_line(report: FailureReport) -> str:
+    """Describe a worker's end in one line."""
+    return failure_headline(report).splitlines()[0]
 
 
 def failure_headline(report: FailureReport) -> str:
@@ -155,13 +171,6 @@ def _hint(report: FailureReport) -> list[str]:
     if report.code == -signal.SIGKILL and report.cause is FailureCause.KILLED:
         return ["if no user sent that signal, the machine ran out of memory: see dmesg"]
     return []
-
-
-def _own_traceback(report: FailureReport) -> list[str]:
-    """Return the origin of an error that hocket did not raise on purpose."""
-    if hasattr(hocket.errors, report.kind):
-        return []
-    return [f"  {line}" for line in report.traceback.splitlines()]
 
 
 def _exit_code(ordered: Sequence[FailureReport]) -> int:

@@ -74,8 +74,11 @@ class WorkerRun(ABC):
             self._stack.__exit__(kind, error, trace)
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _reported(self, call: str = "") -> Iterator[None]:
         """Report any error of the block, and close the connections.
+
+        Args:
+            call: the user's call, where all workers must make it.
 
         Raises:
             RunError: the run has ended.
@@ -84,6 +87,8 @@ class WorkerRun(ABC):
             raise RunError(
                 f"this {self._what} has ended ({self._why_ended}): make another one"
             )
+        exchange = self.world.exchange
+        outer, exchange.call = exchange.call, call or exchange.call
         try:
             yield
         except CheckpointError:  # the same on all workers, and nothing was changed
@@ -91,6 +96,8 @@ class WorkerRun(ABC):
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
+        finally:
+            exchange.call = outer
 
     @contextlib.contextmanager
     def _playing(self) -> Iterator[None]:

@@ -1,7 +1,9 @@
 """Exchanges small JSON values between workers through the store.
 
 For what is rare (agreeing on a plan, a barrier at the end): a round takes milliseconds.
-Every worker must make the same exchanges in the same order; each has its own keys.
+Every worker must make the same exchanges in the same order; each has its own keys. A
+value comes with the call that it belongs to, so that workers which call different
+functions find out at once, and say which.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from hocket.run.diagnostics.job_folder import Json
 MAX_BYTES: Final = 16 * 2**20  # of one worker's JSON
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreExchange:
     """One worker's end of the exchanges.
 
@@ -32,6 +34,9 @@ class StoreExchange:
         timeout_s: how long to wait for the others.
         rank_0_holds_store: whether rank 0's own process hosts the store; after a
             barrier it then ends last.
+
+    Attributes:
+        call: the user's call that makes the exchanges now, such as "evaluate()".
     """
 
     store: dist.Store
@@ -39,6 +44,7 @@ class StoreExchange:
     world_size: int
     timeout_s: float
     rank_0_holds_store: bool = False
+    call: str = ""
     _turns: Iterator[int] = field(default_factory=count)
 
     def gather(self, name: str, value: Json) -> list[Any]:
@@ -46,12 +52,13 @@ class StoreExchange:
 
         Raises:
             WaitError: ranks that the message names did not come.
-            SchemaError: a value is longer than 16 MiB.
+            SchemaError: a value is longer than 16 MiB; or another worker made another
+                call.
         """
-        keys = self._keys(name, range(self.world_size))
-        self._set(keys[self.rank], value)
-        self._wait(keys, name, self.timeout_s)
-        return [self._get(key) for key in keys]
+        turn = next(self._turns)
+        self._set(turn, name, value)
+        values = self._wait(turn, name, self.timeout_s, range(self.world_size))
+        return [values[rank] for rank in range(self.world_size)]
 
     def broadcast(
         self,
@@ -70,77 +77,88 @@ class StoreExchange:
 
         Raises:
             WaitError: the sending worker did not come.
-            SchemaError: the value is longer than 16 MiB.
+            SchemaError: the value is longer than 16 MiB; or the sending worker made
+                another call.
         """
-        [key] = self._keys(name, [from_rank])
+        turn = next(self._turns)
         if self.rank == from_rank:
-            self._set(key, value)
+            self._set(turn, name, value)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        self._wait([key], name, timeout_s, [from_rank])
-        return self._get(key)
+        return self._wait(turn, name, timeout_s, [from_rank])[from_rank]
 
     def barrier(self, name: str, timeout_s: float | None = None) -> None:
         """Return when every worker has called this.
 
         Raises:
             WaitError: ranks that the message names did not come.
+            SchemaError: another worker made another call.
         """
-        keys = self._keys(name, range(self.world_size))
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        self.store.set(keys[self.rank], "")
-        self._wait(keys, name, timeout_s)
-        if self.rank_0_holds_store:
-            self._leave_in_order([f"{key}/seen" for key in keys], name, timeout_s)
-
-    def _leave_in_order(self, keys: Sequence[str], name: str, timeout_s: float) -> None:
-        """Let rank 0 return last, since the store ends with it."""
-        if self.rank:
-            self.store.set(keys[self.rank], "")
-        else:
-            self._wait(keys[1:], name, timeout_s, range(1, self.world_size))
-
-    def _keys(self, name: str, ranks: Sequence[int]) -> list[str]:
         turn = next(self._turns)
-        return [f"exchange/{turn}/{name}/{rank}" for rank in ranks]
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self._set(turn, name, None)
+        self._wait(turn, name, timeout_s, range(self.world_size))
+        if self.rank_0_holds_store:
+            self._leave_in_order(turn, name, timeout_s)
 
-    def _set(self, key: str, value: Json) -> None:
-        text = json.dumps(value)
+    def _leave_in_order(self, turn: int, name: str, timeout_s: float) -> None:
+        """Let rank 0 return last, since the store ends with it."""
+        seen = f"{turn}/seen"
+        if self.rank:
+            self._set(seen, name, None)
+        else:
+            self._wait(seen, name, timeout_s, range(1, self.world_size))
+
+    def _set(self, turn: int | str, name: str, value: Json) -> None:
+        text = json.dumps([self.call, name, value])
         if len(text) > MAX_BYTES:
             raise SchemaError(
                 f"rank {self.rank} wants to send the others {len(text):,} bytes "
-                f"({key}); exchanges are for at most {MAX_BYTES:,}"
+                f"({name}); exchanges are for at most {MAX_BYTES:,}"
             )
-        self.store.set(key, text)
-
-    def _get(self, key: str) -> Any:
-        return json.loads(self.store.get(key))
+        self.store.set(f"exchange/{turn}/{self.rank}", text)
 
     def _wait(
-        self,
-        keys: Sequence[str],
-        name: str,
-        timeout_s: float,
-        ranks: Sequence[int] | None = None,
-    ) -> None:
-        """Poll the store; name the ranks that do not come."""
-        ranks = range(self.world_size) if ranks is None else ranks
-        missing = dict(zip(ranks, keys, strict=True))
+        self, turn: int | str, name: str, timeout_s: float, ranks: Sequence[int]
+    ) -> dict[int, Any]:
+        """Poll the store for the values of some ranks; name those that do not come."""
+        missing, values = set(ranks), dict[int, Any]()
 
         def have_come() -> bool:
-            for rank in [r for r, key in missing.items() if self.store.check([key])]:
-                del missing[rank]
+            for rank in sorted(missing):
+                key = f"exchange/{turn}/{rank}"
+                if self.store.check([key]):
+                    missing.remove(rank)
+                    call, what, values[rank] = json.loads(self.store.get(key))
+                    self._compare(rank, call, what, name)
             return not missing
 
         try:
             if poll(have_come, timeout_s):
-                return
+                return values
         except dist.DistError as error:
             raise WaitError(
                 f"rank {self.rank} lost the store at {name!r}; its holder (the "
                 f"launcher of the first host) is gone: {error}"
             ) from error
-        names = ", ".join(map(str, missing))
+        names = ", ".join(map(str, sorted(missing)))
+        late = f"rank{'s' if len(missing) > 1 else ''} {names}"
+        why = f", which never called {self.call}" if self.call else ""
         raise WaitError(
-            f"rank {self.rank} waited {timeout_s:g} s at {name!r} for "
-            f"rank{'s' if len(missing) > 1 else ''} {names}"
+            f"rank {self.rank} waited {timeout_s:g} s at {name!r} for {late}{why}"
+        )
+
+    def _compare(self, rank: int, call: str, what: str, name: str) -> None:
+        """Refuse another worker's value that belongs to another call than this one's.
+
+        Raises:
+            SchemaError: it does; names both ranks and both calls.
+        """
+        if (call, what) == (self.call, name):
+            return
+        calls = {rank: call or repr(what), self.rank: self.call or repr(name)}
+        first, second = sorted(calls)
+        raise SchemaError(
+            f"rank {second} never called {calls[first]}: it called {calls[second]} "
+            f"where rank {first} called {calls[first]}. Every worker must make the "
+            "same calls in the same order"
         )
