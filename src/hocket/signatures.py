@@ -112,3 +112,17 @@ def _refuse(
 
 def _set_signature(function: Callable[..., object], shown: Signature) -> None:
     function.__signature__ = shown  # type: ignore[attr-defined]
+
+
+def function_fault(argument: str, value: object, example: str) -> str | None:
+    """Return what is wrong with an argument that must be a function; or None.
+
+    Args:
+        argument: the argument's name, and what the function does.
+        value: what was given.
+        example: a function that would do.
+    """
+    if callable(value):
+        return None
+    kind = type(value).__name__
+    return f"{argument}, such as `{example}`; got {kind} {value!r:.60}"

@@ -19,7 +19,7 @@ from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.layout import make_layout
 from hocket.run.data.batch import digest, on_device
 from hocket.run.data.batch_counts import BatchCounts
-from hocket.run.data.loader import check_same_length
+from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.step_batch import NetBatches, make_step_batches
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
@@ -46,6 +46,7 @@ class StagedRun(WorkerRun, ABC):
         self._accumulate, self._num_parts = config.accumulate, config.num_parts
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
+            config.refuse_meta()
             layout = self._layout = make_layout(world, config.num_replicas)
             plan, executor, self._freezing = assemble(
                 config, world, layout, recorder, self._stack, timeout_s
@@ -167,8 +168,9 @@ class StagedRun(WorkerRun, ABC):
     def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
         return self._executor.averaged() if ema else contextlib.nullcontext()
 
-    def _check_loader(self, loader: Iterable[Any]) -> bool:
-        with self._reported():
+    def _check_loader(self, loader: Iterable[Any], call: str) -> bool:
+        check_iterable(loader)
+        with self._reported(call):
             return check_same_length(loader, self.world)
 
     def _counted(

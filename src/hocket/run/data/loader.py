@@ -12,6 +12,19 @@ from hocket.run.data.sample_loader import PartLoader
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 
+def check_iterable(loader: object) -> None:
+    """Refuse what yields no batches, before any worker waits for another.
+
+    Raises:
+        DataError: it cannot be iterated over.
+    """
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise DataError(
+            "the loader must yield batches (inputs, targets), as a DataLoader or a "
+            f"list of them does; got {type(loader).__name__}"
+        )
+
+
 def check_same_length(loader: Iterable[Any], world: World) -> bool:
     """Refuse loaders that yield more batches on one worker than on another.
 

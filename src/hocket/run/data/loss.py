@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.signatures import function_fault
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 
@@ -55,6 +56,20 @@ class PerMicrobatch:
 
 
 TOTAL = "loss"  # the name of what is trained
+
+
+def loss_fault(loss: object) -> str | None:
+    """Return what is wrong with a loss; None if it can be called as one."""
+    if isinstance(loss, type):
+        return (
+            f"loss is the class {loss.__name__}: give an object of it, such as "
+            f"`{loss.__name__}()`, or a function of output and targets"
+        )
+    return function_fault(
+        "loss must be a function of output and targets",
+        loss,
+        "torch.nn.functional.mse_loss",
+    )
 
 
 def losses_of(

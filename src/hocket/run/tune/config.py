@@ -23,7 +23,7 @@ from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
-from hocket.run.data.loss import LossFunction, WholeBatch
+from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
 from hocket.signatures import values_of
@@ -89,7 +89,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        faults = [*teacher_faults(self.teachers, self.model, self.loss)]
+        faults = [x for x in (model_fault(self.model), loss_fault(self.loss)) if x]
+        if not faults:
+            faults += teacher_faults(self.teachers, self.model, self.loss)
         if self.teachers and self.max_delay:
             faults.append(
                 f"max_delay {self.max_delay} has no effect with teachers: their "
@@ -118,6 +120,19 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         """How parameters are updated; holds no reference to the model."""
         return TrainingConfig(**values_of(TrainingConfig, self))
 
+    def refuse_meta(self) -> None:
+        """Refuse a model without weights; to plan for one is all right.
+
+        Raises:
+            ConfigError: parameters are on the meta device.
+        """
+        if name := next((n for n, p in self.model.named_parameters() if p.is_meta), ""):
+            raise ConfigError(
+                f"the model's {name} is on the meta device, so it has no weights to "
+                'train: make the model on the CPU, or `model.to_empty(device="cpu")` '
+                "and initialise it; `hocket.plan` takes it as it is"
+            )
+
     def microbatches(self) -> tuple[Microbatch, ...]:
         """Return the microbatches of the example.
 
@@ -125,3 +140,12 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             DataError: the example is no batch, or has too few samples.
         """
         return split_batch(self.example, self.num_parts)
+
+
+def model_fault(model: object) -> str | None:
+    """Return what is wrong with a model; None if it is a module."""
+    if isinstance(model, nn.Module):
+        return None
+    if isinstance(model, type):
+        return f"model is the class {model.__name__}: give a module, an object of it"
+    return f"model must be a torch.nn.Module; got {type(model).__name__} {model!r:.60}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hocket import cuda
 from hocket.core.hardware import Hardware, load_catalogue
-from hocket.errors import PlanError
+from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, enough_layers
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
@@ -24,8 +24,9 @@ from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
+from hocket.run.tune.config import model_fault
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.correction.cost import correction_cost
@@ -82,10 +83,13 @@ def plan(config: _Arguments) -> Ranking:
             and no `hardware`.
         CaptureError: the model cannot be captured.
         DataError: the batch is no pair, or its tensors disagree.
-        ConfigError: there is no such correction or argument.
+        ConfigError: there is no such correction or argument; or the model is no module,
+            the loss or the optimizer no function.
     """
     search, precision = config.search or Search(), config.precision or "float32"
     _check_correction(config.correction, search)
+    _check_functions(config)
+    settings = TrainingConfig(optimizer=config.optimizer, correction=config.correction)
     file = config.hardware_file
     catalogue = load_catalogue(None if file is None else Path(file))
     device = None if config.hardware is None else catalogue.device(config.hardware)
@@ -106,9 +110,10 @@ def plan(config: _Arguments) -> Ranking:
     num_samples = count_samples(config.batch)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
     trained = _trained(captured)
-    states = optimizer_bytes(trained, lambda named: config.optimizer(Parameters(named)))
+    states = optimizer_bytes(
+        trained, lambda named: settings.make_optimizer(Parameters(named))
+    )
     size = num_samples if config.batch_size is None else config.batch_size
-    settings = TrainingConfig(optimizer=config.optimizer, correction=config.correction)
     corrected = correction_cost(settings, trained)
     loss, targets = config.loss, config.batch[1]
     if device is not None:
@@ -171,6 +176,12 @@ def _measurable(precision: str) -> PrecisionName:
             "or measure with float32, bfloat16 or float16"
         )
     return cast(PrecisionName, precision)  # TrainingConfig refuses others
+
+
+def _check_functions(config: _Arguments) -> None:
+    loss = None if config.loss is None else loss_fault(config.loss)
+    if faults := [x for x in (model_fault(config.model), loss) if x]:
+        raise ConfigError("; ".join(faults))
 
 
 def _check_correction(correction: str, search: Search) -> None:

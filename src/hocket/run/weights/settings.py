@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ from torch import nn
 from hocket.errors import ConfigError
 from hocket.options import StaleOptions, UpdateOptions, faults_of
 from hocket.run.stage.precision import Precision
+from hocket.signatures import function_fault
 
 
 class Parameters(list[nn.Parameter]):
@@ -56,9 +57,34 @@ class TrainingConfig(UpdateOptions, StaleOptions):
     scheduler: SchedulerFactory | None = None
 
     def __post_init__(self) -> None:
-        faults = "; ".join(faults_of(self))
+        faults = [*faults_of(self), *self._factory_faults()]
         if faults:
-            raise ConfigError(faults)
+            raise ConfigError("; ".join(faults))
+
+    def _factory_faults(self) -> Iterator[str]:
+        """Yield what is wrong with the functions that make optimizers and schedules."""
+        optimizer: object = self.optimizer
+        if isinstance(optimizer, torch.optim.Optimizer):
+            yield (
+                f"optimizer is {type(optimizer).__name__}, made already: each stage "
+                "makes its own, so give a function of the parameters, such as "
+                f"`lambda p: torch.optim.{type(optimizer).__name__}(p, ...)`"
+            )
+        elif fault := function_fault(
+            "optimizer must be a function that makes an optimizer, given parameters",
+            optimizer,
+            "lambda p: torch.optim.AdamW(p, 3e-4)",
+        ):
+            yield fault
+        if self.scheduler is not None and (
+            fault := function_fault(
+                "scheduler must be a function that makes a learning-rate schedule, "
+                "given an optimizer",
+                self.scheduler,
+                "lambda o: torch.optim.lr_scheduler.StepLR(o, 1000)",
+            )
+        ):
+            yield fault
 
     @property
     def compute_precision(self) -> Precision:
@@ -80,7 +106,12 @@ class TrainingConfig(UpdateOptions, StaleOptions):
         Raises:
             ConfigError: it cannot be stepped here.
         """
-        optimizer = self.optimizer(parameters)
+        optimizer: object = self.optimizer(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                "optimizer must return a torch.optim.Optimizer; it returned "
+                f"{type(optimizer).__name__}"
+            )
         needed = _needed_to_step(optimizer)
         if needed:
             raise ConfigError(
