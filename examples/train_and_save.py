@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.weights.settings import Parameters
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hocket.core.schedule import Schedule as Schedule
     from hocket.core.simulate import simulate as simulate
     from hocket.core.timelines.timeline import Timeline as Timeline
+    from hocket.errors import CallbackError as CallbackError
     from hocket.errors import CaptureError as CaptureError
     from hocket.errors import CheckpointError as CheckpointError
     from hocket.errors import ConfigError as ConfigError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hocket.errors import DeadlockError as DeadlockError
     from hocket.errors import FitError as FitError
     from hocket.errors import HocketError as HocketError
+    from hocket.errors import MetricsError as MetricsError
     from hocket.errors import MissingPackageError as MissingPackageError
     from hocket.errors import ModelError as ModelError
     from hocket.errors import NoMemoryError as NoMemoryError
@@ -62,13 +64,13 @@ if TYPE_CHECKING:
     from hocket.run.cluster.world import World as World
     from hocket.run.data.loss import PerMicrobatch as PerMicrobatch
     from hocket.run.data.loss import WholeBatch as WholeBatch
+    from hocket.run.data.metrics import EvaluationResult as EvaluationResult
     from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
     from hocket.run.data.token_mean import TokenMean as TokenMean
     from hocket.run.early_stop import EarlyStop as EarlyStop
     from hocket.run.engine.emulator.emulate import emulate as emulate
-    from hocket.run.engine.evaluate import EvaluationResult as EvaluationResult
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fit import fit as fit
@@ -107,6 +109,7 @@ _HOMES = {
     "Byol": "hocket.teacher.losses.two_views",
     "Cache": "hocket.freeze.cache.settings",
     "Candidate": "hocket.planner.candidate",
+    "CallbackError": "hocket.errors",
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",
     "CompiledStep": "hocket.run.outoforder.compile_step",
@@ -122,7 +125,7 @@ _HOMES = {
     "Distillation": "hocket.teacher.losses.distillation",
     "EarlyStop": "hocket.run.early_stop",
     "EvaluationLoader": "hocket.run.data.sample_loader",
-    "EvaluationResult": "hocket.run.engine.evaluate",
+    "EvaluationResult": "hocket.run.data.metrics",
     "FitError": "hocket.errors",
     "HocketError": "hocket.errors",
     "Job": "hocket.sharing.running.job",
@@ -133,6 +136,7 @@ _HOMES = {
     "Lars": "hocket.teacher.lars",
     "LinearProbe": "hocket.teacher.evaluation",
     "Link": "hocket.core.costs",
+    "MetricsError": "hocket.errors",
     "MissingPackageError": "hocket.errors",
     "MocoV3": "hocket.teacher.losses.two_views",
     "ModelError": "hocket.errors",

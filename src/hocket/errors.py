@@ -9,11 +9,13 @@
     │   ├── CostsError           costs that do not fit the program
     │   └── FitError             a device has less memory than its part needs
     ├── ModelError               a model that cannot be used as asked
-    │   └── CaptureError         ... because its graph cannot be captured
+    │   ├── CaptureError         ... because its graph cannot be captured
+    │   └── MetricsError         a metrics function failed; training goes on
     ├── ConfigError              an argument or setting that is not valid
     │   └── RecipeError          ... in a recipe's TOML file
     ├── DataError                data that is missing, malformed or too small
     ├── MissingPackageError      a package that this needs, and is not installed
+    ├── CallbackError            a function that watches training failed; it goes on
     └── RunError                 training failed
         ├── NonFiniteError       a loss or a gradient that is not a number
         ├── NoMemoryError        an op for which its device had no memory left
@@ -99,6 +101,14 @@ class ModelError(HocketError):
 
 class CaptureError(ModelError):
     """A model's graph cannot be captured."""
+
+
+class MetricsError(ModelError):
+    """A metrics function failed on some worker; the pipeline can be used as before."""
+
+
+class CallbackError(HocketError):
+    """A function that watches training failed; the pipeline can be used as before."""
 
 
 class ConfigError(HocketError):

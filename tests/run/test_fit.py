@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import DataError
-from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
 

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 from hocket.errors import DataError
 from hocket.run.data.loss import TOTAL
-from hocket.run.engine.evaluate import EvaluationResult
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 
 

@@ -9,18 +9,26 @@ evaluation, or a save in a callback, belongs to the step that it follows:
 
     step, step, ... step ─▶ drained ─▶ evaluation, callbacks ─▶ step, ...
 
+A callback that fails is logged and not called again, and training goes on: on several
+workers, one that left at once would let the others wait. Behind the next evaluation, or
+at the end, every worker raises CallbackError; a worker alone raises it at once.
+
 Any other loop is easily written: `for result in pipeline.train(loader)`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hocket.errors import DataError
-from hocket.run.engine.evaluate import EvaluationResult
+from hocket.errors import CallbackError, DataError, HocketError
+from hocket.run.cluster.world import World
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
 
 Callback = Callable[[StepResult, EvaluationResult | None], object]
 
@@ -60,6 +68,8 @@ def fit(
     Raises:
         DataError: `evaluate` is given without a number of steps, or the other way
             round.
+        CallbackError: a callback failed with an error that is not hocket's; the
+            pipeline can be used as before.
         RunError: see `Pipeline.train`.
     """
     if evaluate is None and evaluate_every_steps is not None:
@@ -82,10 +92,72 @@ def fit(
     def drains(step: int) -> bool:
         return is_due(step) or bool(drain_after and drain_after(step))
 
+    called = _Callbacks(callbacks, pipeline.world)
     result = None
     for result in pipeline.train(loader, drain_every=drains):
         evaluation = evaluate() if evaluate and is_due(result.step) else None
-        answers = [callback(result, evaluation) for callback in callbacks]
-        if result.step + 1 == num_steps or any(answer is True for answer in answers):
+        stops = called.call(result, evaluation)
+        if evaluation is not None:
+            called.raise_failures()
+        if stops or result.step + 1 == num_steps:
             break
+    called.raise_failures()
     return result
+
+
+class _Callbacks:
+    """Calls callbacks, and keeps their errors until all workers raise them.
+
+    Args:
+        callbacks: called in their order.
+        world: the job.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], world: World) -> None:
+        self._callbacks = list(callbacks)
+        self._world = world
+        self._is_watched = bool(callbacks)
+        self._failures: list[str] = []
+        self._error: Exception | None = None  # the first one
+
+    def call(self, result: StepResult, evaluation: EvaluationResult | None) -> bool:
+        """Call all; return whether one asks to stop.
+
+        Raises:
+            CallbackError: one failed, and there is no other worker.
+            HocketError: one called the pipeline, and that failed.
+        """
+        stops = False
+        for callback in tuple(self._callbacks):
+            try:
+                stops |= callback(result, evaluation) is True
+            except HocketError:  # of the pipeline: alike on all workers
+                raise
+            except Exception as error:
+                name = getattr(callback, "__qualname__", type(callback).__name__)
+                self._failures.append(
+                    f"{name} failed after step {result.step}: "
+                    f"{type(error).__name__}: {error}"
+                )
+                self._error = self._error or error
+                self._callbacks.remove(callback)
+                if self._world.world_size == 1:
+                    self.raise_failures()
+                log.exception("%s; training goes on without it", self._failures[-1])
+        return stops
+
+    def raise_failures(self) -> None:
+        """Raise the failures of all workers; every worker must call this.
+
+        Raises:
+            CallbackError: a callback failed on some worker.
+        """
+        if not self._is_watched:
+            return
+        by_rank = self._world.gather_json(self._failures, "failures of callbacks")
+        failures = [f"rank {r}: {x}" for r, own in enumerate(by_rank) for x in own]
+        self._failures = []
+        if failures:
+            raise CallbackError(
+                f"{'; '.join(failures)}. The pipeline can be used as before"
+            ) from self._error

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.run.data.loader import check_last_batch, recorded_batches
-from hocket.run.data.metrics import Metrics, check_metrics
+from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache_refusals import refuse_batch
 from hocket.run.engine.driver import drains_after
-from hocket.run.engine.evaluate import EvaluationResult
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
@@ -122,7 +121,7 @@ class Pipeline(StagedRun):
                 cannot be used any more.
         """
         drains = drains_after(drain_every)
-        is_sized = self._check_loader(loader)
+        is_sized = self._check_loader(loader, "train()")
         check_last_batch(loader, self._num_parts)
         size = self._accumulate
         if self._freezing is not None:
@@ -146,7 +145,7 @@ class Pipeline(StagedRun):
         if self._freezing is not None:
             self._freezing.epoch_ended = True
         if overlaps and not is_sized:
-            with self._reported():
+            with self._reported("train()"):
                 self._batch_counts.agree()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
@@ -184,13 +183,16 @@ class Pipeline(StagedRun):
             Means over all samples, the same on every worker.
 
         Raises:
-            DataError: the loader is empty.
-            ModelError: `metrics` is no function, or does not return named means; or a
-                batch differs from the example in more than the samples.
+            DataError: the loader is empty, or no loader; nothing was changed.
+            MetricsError: `metrics` failed on a worker, or does not return named means;
+                every worker raises it, and nothing was changed.
+            ModelError: `metrics` is no function; or a batch differs from the example in
+                more than the samples.
         """
         check_metrics(metrics)
-        with self._evaluated(loader, use_ema=use_ema) as batches:
-            return self._evaluator.evaluate(batches, metrics)
+        with self._evaluated(loader, "evaluate()", use_ema=use_ema) as batches:
+            sums = self._evaluator.evaluate(batches, metrics)
+        return sums.result()
 
     def outputs(self, loader: Iterable[Any], *, use_ema: bool = False) -> Any:
         """Return the model's outputs in evaluation mode, such as features for probes.
@@ -212,19 +214,19 @@ class Pipeline(StagedRun):
                 tensors, numbers, text and None; or a batch differs from the example in
                 more than the samples.
         """
-        with self._evaluated(loader, use_ema=use_ema) as batches:
+        with self._evaluated(loader, "outputs()", use_ema=use_ema) as batches:
             return self._evaluator.outputs(batches)
 
     @contextlib.contextmanager
     def _evaluated(
-        self, loader: Iterable[Any], *, use_ema: bool
+        self, loader: Iterable[Any], call: str, *, use_ema: bool
     ) -> Iterator[Iterable[Any]]:
         """Finish all steps, and yield the batches to evaluate."""
-        is_sized = self._check_loader(loader)
+        is_sized = self._check_loader(loader, call)
         self._drain()
         with (
             self._using(use_ema),
-            self._reported(),
+            self._reported(call),
             preserve_generators(self.world.device),
         ):
             batches = self._worker_loader(loader)
@@ -239,7 +241,7 @@ class Pipeline(StagedRun):
             DataError: no step has been trained yet; or too many have overlapped.
         """
         schedule, record = self._driver.last()
-        with self._reported():
+        with self._reported("measured()"):
             return gather_timeline(
                 schedule, self.plan.costs, record, self.world, self._layout
             )
@@ -257,7 +259,7 @@ class Pipeline(StagedRun):
             The whole model's state, the same on every worker.
         """
         self._drain()
-        with self._using(ema), self._reported():
+        with self._using(ema), self._reported("state_dict()"):
             return gather_state(
                 self._outline,
                 self._executor.runners.values(),
@@ -291,7 +293,7 @@ class Pipeline(StagedRun):
                 checkpoints are unchanged, and training may go on.
         """
         self._drain()
-        with self._reported():
+        with self._reported("save()"):
             self._checkpoints.save(
                 Path(folder), self._step, data=data, background=background, keep=keep
             )
@@ -318,7 +320,7 @@ class Pipeline(StagedRun):
                 Nothing was changed.
         """
         self._drain()
-        with self._reported():
+        with self._reported("load()"):
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous
             )
@@ -336,7 +338,7 @@ class Pipeline(StagedRun):
         """
         if not self._why_ended:
             self._drain()
-            with self._reported():
+            with self._reported("close()"):
                 self._checkpoints.join()
                 self.world.barrier("the end of the pipeline")
             self._why_ended = "it was closed"

@@ -113,9 +113,10 @@ class CheckpointSettings(Settings):
     """How often to save, and where to go on from (`hocket.recipes.training.saving`).
 
     Args:
-        every_steps: how often a checkpoint is written. None is where neither this nor
-            the next is said; otherwise training ends with one.
+        every_steps: how often a checkpoint is written; with neither this nor the next,
+            only at the end.
         every_epochs: the same, also in parts of epochs.
+        final: whether one is written when training ends, so that its weights are kept.
         keep: the newest so many stay.
         background: whether training goes on while a checkpoint is being written.
         resume: "auto" goes on from the newest checkpoint in the run's folder, and
@@ -126,6 +127,7 @@ class CheckpointSettings(Settings):
 
     every_steps: Count | None = None
     every_epochs: Positive | None = None
+    final: bool = True
     keep: Count = 3
     background: bool = True
     resume: str | None = None
@@ -142,7 +144,7 @@ class CheckpointSettings(Settings):
         if self.is_off and (self.keep, self.background) != (3, True):
             raise ValueError(
                 "keep and background have no effect without every_steps or "
-                "every_epochs: no checkpoint is written"
+                "every_epochs: only the last weights are written"
             )
         if self.allow_previous and self.is_off and self.resume is None:
             raise ValueError("allow_previous has no effect: no checkpoint is read")
@@ -150,7 +152,7 @@ class CheckpointSettings(Settings):
 
     @property
     def is_off(self) -> bool:
-        """Whether no checkpoint is written."""
+        """Whether no checkpoint is written while training runs."""
         return self.every_steps is None and self.every_epochs is None
 
 

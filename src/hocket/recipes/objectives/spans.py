@@ -17,9 +17,9 @@ from torch import Tensor
 from hocket.recipes.data.squad import Squad, window_begin
 from hocket.recipes.data.squad_scores import exact_match, f1
 from hocket.run.data.loss import TOTAL, LossFunction, named_losses
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import FirstSamples, Samples
-from hocket.run.engine.evaluate import EvaluationResult
 from hocket.run.pipeline import Pipeline
 
 MOST_PIECES: Final = 30  # of an answer, as in BERT's own script

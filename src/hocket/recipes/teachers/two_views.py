@@ -16,9 +16,9 @@ from hocket.recipes.data.images.cifar import Cifar
 from hocket.recipes.data.images.image_folder import ImageFolder
 from hocket.recipes.data.images.stl10 import Stl10
 from hocket.recipes.data.load import load_samples
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import FirstSamples, Samples
-from hocket.run.engine.evaluate import EvaluationResult
 from hocket.run.pipeline import Pipeline
 from hocket.teacher.evaluation import knn_accuracy
 from hocket.teacher.view_loader import TwoViewLoader, TwoViewSamples

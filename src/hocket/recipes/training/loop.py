@@ -13,17 +13,16 @@ from hocket.core.timelines.timeline import Timeline
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.epochs import EpochSums
 from hocket.recipes.training.records import (
-    EpochWatcher,
     EvaluationRecord,
     StepRecord,
     SummaryRecord,
-    Watcher,
+    Watchers,
 )
 from hocket.recipes.training.saving import Totals
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
+from hocket.run.data.metrics import EvaluationResult
 from hocket.run.early_stop import EarlyStop
-from hocket.run.engine.evaluate import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline
@@ -41,6 +40,7 @@ class Loop:
         run_dir: the run's folder, for its checkpoints.
 
     Attributes:
+        checkpoints: the folder of the run's checkpoints.
         timelines: the measured timelines of the last few steps and of those before an
             evaluation; of overlapping steps, only where a few follow a drain.
         watchers: called with every record; empty on all ranks but 0.
@@ -55,11 +55,11 @@ class Loop:
     ) -> None:
         training = layout.recipe.training
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
-        self.watchers: list[Watcher] = []
+        self.watchers = Watchers()
         self._task = task
         self._layout = layout
         self._pipeline = pipeline
-        self._checkpoints = run_dir / CHECKPOINTS_NAME
+        self.checkpoints = run_dir / CHECKPOINTS_NAME
         self._loader = layout.loader()
         self._evaluation_loader = layout.evaluation_loader(task.evaluation)
         self._early_stop: EarlyStop | None = None
@@ -150,8 +150,9 @@ class Loop:
             self._report_epoch()
         if evaluation is not None:
             self._report_evaluation(result.step, evaluation)
-        if saves or (stops and self._saves):
-            self._save()
+        is_last = stops or result.step + 1 == self._layout.num_steps
+        if saves or (stops and self._layout.recipe.checkpoint.final):
+            self._save(background=not is_last)
         self._went_on_s = monotonic()
         return stops
 
@@ -176,10 +177,6 @@ class Loop:
     def num_done(self) -> int:
         """The steps trained so far, including those before a resume."""
         return self._totals.num_steps
-
-    @property
-    def _saves(self) -> bool:
-        return self._layout.save_every_steps is not None
 
     def _report_steps(self, *, is_due: bool) -> None:
         """Report steps; overlapping ones a step late, as waiting for a norm stalls."""
@@ -206,8 +203,7 @@ class Loop:
             peak_bytes=result.peak_bytes,
         )
         self._totals.num_skipped += result.skipped
-        for watcher in self.watchers:
-            watcher.step(record)
+        self.watchers.step(record)
 
     def _ends_epoch(self, step: int) -> bool:
         is_last = step + 1 == self._layout.num_steps
@@ -220,9 +216,7 @@ class Loop:
         step = sums.last.step
         measured = self.timelines[-1] if self._measured_step == step else None
         record = sums.record(self._layout.epoch(step), self._pipeline, measured)
-        for watcher in self.watchers:
-            if isinstance(watcher, EpochWatcher):
-                watcher.epoch(record)
+        self.watchers.epoch(record)
 
     def _report_evaluation(self, step: int, result: EvaluationResult) -> None:
         self._last = EvaluationRecord(
@@ -232,20 +226,19 @@ class Loop:
             metrics=result.metrics,
             num_samples=result.num_samples,
         )
-        for watcher in self.watchers:
-            watcher.evaluation(self._last)
+        self.watchers.evaluation(self._last)
 
-    def _save(self) -> None:
+    def _save(self, *, background: bool) -> None:
         settings, stop = self._layout.recipe.checkpoint, self._early_stop
         self._totals.seconds = monotonic() - self._begin_s
         self._pipeline.save(
-            self._checkpoints,
+            self.checkpoints,
             data={
                 "loader": self._loader.state_dict(),
                 "stop": None if stop is None else stop.state_dict(),
                 "totals": asdict(self._totals),
             },
-            background=settings.background,
+            background=background and settings.background,
             keep=settings.keep,
         )
 
@@ -265,8 +258,7 @@ class Loop:
             if measured is None
             else _bubble_fraction(measured),
         )
-        for watcher in self.watchers:
-            watcher.summary(record)
+        self.watchers.summary(record)
         return record
 
     @property

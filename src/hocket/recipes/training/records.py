@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from hocket.errors import RecipeError
 from hocket.recipes.user_functions import load_function
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,11 @@ class SummaryRecord:
 
 
 class Watcher(Protocol):
-    """Receives the records of a run, on rank 0."""
+    """Receives the records of a run, on rank 0.
+
+    One that also has a method `epoch(record)` receives an `EpochRecord` when an epoch
+    has ended, before its evaluation's record.
+    """
 
     def step(self, record: StepRecord) -> None:
         """Called when a step has ended."""
@@ -170,12 +178,64 @@ class Watcher(Protocol):
         """Called last, whether the run succeeded or failed."""
 
 
-@runtime_checkable
-class EpochWatcher(Protocol):
-    """A watcher that receives the records of epochs, too."""
+class Watchers:
+    """Calls all watchers of a run; one that fails is logged, and not called again.
+
+    Attributes:
+        failures: what failed, one sentence each.
+    """
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self._watchers: list[Watcher] = []
+        self._failed: set[int] = set()  # by their places
+
+    def append(self, watcher: Watcher) -> None:
+        """Add a watcher; it is called after those before it."""
+        self._watchers.append(watcher)
+
+    def step(self, record: StepRecord) -> None:
+        """Called when a step has ended."""
+        self._call("step", record, f"step {record.step}")
 
     def epoch(self, record: EpochRecord) -> None:
-        """Called when an epoch has ended, before its evaluation's."""
+        """Called when an epoch has ended."""
+        self._call("epoch", record, f"epoch {record.epoch}")
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Called when an evaluation has ended."""
+        self._call("evaluation", record, f"the evaluation of step {record.num_steps}")
+
+    def summary(self, record: SummaryRecord) -> None:
+        """Called when the run has ended."""
+        self._call("summary", record, "the end of the run")
+
+    def close(self) -> None:
+        """Close all, those that failed among them."""
+        for watcher in self._watchers:
+            with self.guard(f"{type(watcher).__name__}.close"):
+                watcher.close()
+
+    @contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Note an error of the block as a failure, and go on behind it."""
+        try:
+            yield
+        except Exception as error:
+            failure = f"{what} failed: {type(error).__name__}: {error}"
+            self.failures.append(failure)
+            log.exception("%s; training goes on without it", failure)
+
+    def _call(self, method: str, record: object, when: str) -> None:
+        for place, watcher in enumerate(self._watchers):
+            call = getattr(watcher, method, None)  # not all have epochs
+            if call is None or place in self._failed:
+                continue
+            num_before = len(self.failures)
+            with self.guard(f"{type(watcher).__name__}.{method} at {when}"):
+                call(record)
+            if len(self.failures) > num_before:
+                self._failed.add(place)
 
 
 def load_watcher(name: str, run_dir: Path) -> Watcher:

@@ -26,8 +26,7 @@ class StepLayout:
         num_steps: the steps of the whole training.
         steps_per_epoch: the steps of an epoch, rounded.
         evaluate_every_steps: the steps between evaluations; the last step has one, too.
-        save_every_steps: the steps between checkpoints; the last step has one, too.
-            None to save none.
+        save_every_steps: the steps between checkpoints; None for none but the last.
         learning_rate_share: the share of the highest learning rate, by step.
     """
 
@@ -89,10 +88,11 @@ class StepLayout:
 
     def saves_after(self, step: int) -> bool:
         """Return whether a checkpoint follows this step."""
-        if self.save_every_steps is None:
-            return False
         num_done = step + 1
-        return num_done % self.save_every_steps == 0 or num_done == self.num_steps
+        if num_done == self.num_steps and self.recipe.checkpoint.final:
+            return True
+        every = self.save_every_steps
+        return every is not None and num_done % every == 0
 
     def epoch(self, step: int) -> int:
         """Return the epoch of a step's first batch, from 0."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
+from hocket.errors import CallbackError
 from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.recipes.config.model_settings import GptSettings
 from hocket.recipes.config.pipeline_settings import discounted_updates
@@ -36,12 +37,14 @@ from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import NEWEST, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
+from hocket.run.checkpoint.format.folder import pointer
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
 PROMPT: Final = b"\n"
+REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def main(run_dir: str) -> dict[str, float]:
@@ -111,6 +114,7 @@ def train_recipe(
         MissingPackageError: a package that the recipe needs is not installed.
         CheckpointError: a checkpoint is missing, damaged, or cannot be written.
         RunError: something went wrong while training.
+        CallbackError: a watcher or the report failed; training has ended well.
     """
     task = make_task(recipe)
     layout = StepLayout.of(recipe, task.training)
@@ -137,17 +141,38 @@ def train_recipe(
                 first_step=loop.num_done,
                 goes_on=_goes_on(recipe, pipeline.world),
             )
+            stack.callback(loop.watchers.close)
             for watcher in chain(usual, [history], watchers):
-                stack.callback(watcher.close)
                 loop.watchers.append(watcher)
             if _goes_on(recipe, pipeline.world):
                 history.read(run_dir / JSON_NAME)
         summary = loop.run()
+        if recipe.checkpoint.final and (last := pointer(loop.checkpoints)):
+            print_plain(console, f"weights: {loop.checkpoints / last.name}")
         if pipeline.is_main:
-            path = write_report(run_dir, pipeline.plan, loop.typical, history, summary)
-            print_plain(console, f"report: {path}")
+            with loop.watchers.guard("the report"):
+                path = write_report(
+                    run_dir, pipeline.plan, loop.typical, history, summary
+                )
+                print_plain(console, f"report: {path}")
         _write_sample(recipe, task, pipeline, run_dir, console)
+        _raise_failures(loop.watchers.failures, pipeline.world)
     return summary.evaluation
+
+
+def _raise_failures(own: Sequence[str], world: World) -> None:
+    """Raise what failed while it watched the run, now that all is kept.
+
+    Raises:
+        CallbackError: something failed on a worker; every worker raises it.
+    """
+    by_rank = world.gather_json(own, "failures of callbacks")
+    failures = [f"rank {r}: {x}" for r, found in enumerate(by_rank) for x in found]
+    if failures:
+        raise CallbackError(
+            "training has ended well, and its weights are kept, but: "
+            + "; ".join(failures)
+        )
 
 
 def _go_on(
@@ -260,4 +285,11 @@ def sample_text(model: Gpt, num_bytes: int, seed: int) -> str:
     """Return text that the model generates."""
     generator = torch.Generator().manual_seed(seed)
     drawn = generate(model, PROMPT, num_bytes, generator)
-    return drawn.decode("utf-8", errors="replace")
+    return printable(drawn.decode("utf-8", errors="replace"))
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would obey or cannot show, line ends aside."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else REPLACEMENT for char in text
+    )

@@ -8,18 +8,16 @@ evaluates them all, and the others nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
-from hocket.errors import DataError, SchemaError
+from hocket.errors import SchemaError
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
@@ -33,8 +31,7 @@ from hocket.run.data.batch import (
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.join import joined
 from hocket.run.data.loader import recorded_batches
-from hocket.run.data.loss import TOTAL
-from hocket.run.data.metrics import Metrics, named_means
+from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
 from hocket.run.data.token_mean import count_of, zero_losses
@@ -49,44 +46,6 @@ from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.plan import Plan
 from hocket.run.stage.runner import StageRunner
 from hocket.schedules import make_schedule
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """Means over all samples of a loader; of a `TokenMean`, over all that count.
-
-    Args:
-        loss: what is trained.
-        losses: every scalar that the loss function names.
-        metrics: every scalar that the metrics function names.
-        num_samples: how many samples they are means over.
-    """
-
-    loss: float
-    losses: dict[str, float]
-    metrics: dict[str, float]
-    num_samples: int
-
-
-@dataclass
-class _Sums:
-    """Sums over samples, on the last stage.
-
-    They stay where the model computes: to read one there is to wait until all that was
-    handed to an accelerator is done, and to leave it without work meanwhile.
-    """
-
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    num_samples: int = 0
-    weight: float = 0.0  # the sum of the losses' weights
-
-    def add(
-        self, named: Mapping[str, Tensor], to: dict[str, Tensor], count: float
-    ) -> None:
-        for name, value in named.items():
-            more = torch.as_tensor(value, dtype=torch.float64) * count
-            to[name] = to[name] + more if name in to else more
 
 
 class Evaluator:
@@ -138,8 +97,7 @@ class Evaluator:
         watch = MemoryWatch(schedule, plan.costs, world, layout.device)
         self._on_error = watch.on_error
         self._players: dict[int, Player] = {}
-        self._sums = _Sums()
-        self._metrics: Metrics | None = None
+        self._sums = DeviceSums()
         self._outputs: CollectedOutputs | None = None  # where they are asked for
         # A whole batch: microbatches, the model's outputs, and those of other nets.
         self._whole: list[tuple[Microbatch, Any, Sequence[Any]]] = []
@@ -148,17 +106,16 @@ class Evaluator:
 
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics | None
-    ) -> EvaluationResult:
-        """Means of losses and metrics over all samples, the same on every worker.
+    ) -> EvaluationSums:
+        """Sum losses and metrics over all samples, for every worker.
 
         Raises:
-            DataError: the loader is empty.
             ModelError: a batch differs from the example in more than the samples.
             SchemaError: the replicas did not evaluate on the same batches.
         """
-        self._sums, self._metrics = _Sums(), metrics
+        self._sums = DeviceSums(metrics)
         self._run(loader)
-        return self._total()
+        return EvaluationSums(self._gathered(self._sums.read()), self._sums.error)
 
     def outputs(self, loader: Iterable[Any]) -> Any:
         """The model's outputs for all samples, in order, on every worker's CPU.
@@ -261,15 +218,11 @@ class Evaluator:
         if self._outputs is not None:
             self._outputs.add(output)
             return
-        count, sums = microbatch.num_samples, self._sums
-        sums.num_samples += count
         if self._reads_whole:
             self._whole.append((microbatch, output, others))
         else:
             self._add_losses(microbatch, output, others)
-        if self._metrics is not None:
-            means = named_means(self._metrics(output, microbatch.targets))
-            sums.add(means, sums.metrics, count)
+        self._sums.add_samples(output, microbatch.targets, microbatch.num_samples)
 
     def _add_losses_of_batch(self) -> None:
         """Add the losses of a batch, once all outputs of it are there."""
@@ -306,37 +259,7 @@ class Evaluator:
         weight = count_of(last.loss, part)
         if not weight:
             named = zero_losses(named, (output, *others))
-        self._sums.weight += weight
-        self._sums.add(named, self._sums.losses, weight)
-
-    def _total(self) -> EvaluationResult:
-        """Add up over the workers; only last stages have anything to add."""
-        losses: dict[str, float] = {}
-        metrics: dict[str, float] = {}
-        num_samples, weight = 0, 0.0
-        own = self._sums
-        parts = self._gathered(
-            {
-                "losses": {name: x.item() for name, x in own.losses.items()},
-                "metrics": {name: x.item() for name, x in own.metrics.items()},
-                "count": own.num_samples,
-                "weight": own.weight,
-            }
-        )
-        for part in parts:
-            num_samples += int(part["count"])
-            weight += part["weight"]
-            for mine, theirs in (
-                (losses, part["losses"]),
-                (metrics, part["metrics"]),
-            ):
-                for name, value in theirs.items():
-                    mine[name] = mine.get(name, 0.0) + value
-        if num_samples == 0:
-            raise DataError("the loader to evaluate on is empty")
-        losses = {name: value / (weight or 1.0) for name, value in losses.items()}
-        metrics = {name: value / num_samples for name, value in metrics.items()}
-        return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)
+        self._sums.add_losses(named, weight)
 
     def _gathered(self, own: dict[str, Json]) -> list[Any]:
         """Return every worker's part, by rank, if all have seen the same batches."""

@@ -1,0 +1,81 @@
+"""Workers whose metrics and callbacks fail, and that call different functions."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+
+BATCH = torch.ones(4, 3), torch.zeros(4, 3)
+
+
+def watch(_folder: str) -> dict[str, Any]:
+    """Let what watches fail; return what was raised, and what still works."""
+    logging.disable()
+    pipeline = made()
+    with pipeline:
+        calls: list[int] = []
+
+        def full_disk(result: hocket.StepResult, evaluation: object) -> None:
+            del evaluation
+            calls.append(result.step)
+            if pipeline.is_main and result.step == 1:
+                raise OSError("no space left on device")
+
+        raised = [
+            error_of(lambda: hocket.fit(pipeline, [BATCH] * 4, callbacks=[full_disk])),
+            error_of(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics)),
+            error_of(lambda: pipeline.evaluate([])),
+            error_of(lambda: next(pipeline.train(None))),  # type: ignore[arg-type]
+        ]
+        return {
+            "raised": raised,
+            "calls": calls,
+            "step": pipeline.step(BATCH).step,
+            "loss": pipeline.evaluate([BATCH]).loss,
+            "names": sorted(pipeline.state_dict()),
+        }
+
+
+def call_differently(_folder: str, first: str, second: str) -> list[str]:
+    """Rank 0 makes one call, rank 1 another; return what it raised."""
+    pipeline = made()
+    calls = {
+        "evaluate": lambda: pipeline.evaluate([BATCH]),
+        "train": lambda: [*pipeline.train([BATCH])],
+        "close": pipeline.close,
+        "nothing": lambda: None,
+    }
+    return error_of(calls[first if pipeline.is_main else second])
+
+
+def made() -> hocket.Pipeline:
+    """Of two stages."""
+    torch.manual_seed(0)
+    return hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
+        nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        example=BATCH,
+        schedule="1f1b",
+        num_microbatches=2,
+        cut=["1"],
+    )
+
+
+def broken_metrics(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Fail."""
+    raise KeyError("accuracy")
+
+
+def error_of(call: Any) -> list[str]:
+    """Return the kind and the message of the error that a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []

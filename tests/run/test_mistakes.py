@@ -1,0 +1,137 @@
+"""An error in what only watches ends nothing, and a missed call is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.errors import ConfigError
+from tests.run.support.forked import run_forked
+
+WORKERS: Final = "tests.run.support.mistaken_workers"
+MODEL: Final = nn.Sequential(nn.Linear(3, 3))
+BATCH: Final = (torch.ones(4, 3), torch.zeros(4, 3))
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_what_watches_ends_nothing(tmp_path: Path) -> None:
+    """A callback on rank 0 and metrics on rank 1 fail: both raise, and both go on."""
+    outcome = run_forked(
+        f"{WORKERS}:watch",
+        str(tmp_path),
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=20.0,
+    )
+    assert not outcome.reports
+    first, second = (outcome.results[rank] for rank in (0, 1))
+    assert first.pop("calls") == [0, 1]  # the one that failed is not called again
+    assert second.pop("calls") == [0, 1, 2, 3]
+    assert first == second
+    callback, metrics, empty, none = first["raised"]
+    assert callback[0] == "CallbackError"
+    assert "full_disk failed after step 1: OSError: no space left" in callback[1]
+    assert metrics[0] == "MetricsError"
+    assert "failed on rank 1: KeyError: 'accuracy'" in metrics[1]
+    assert empty[0] == none[0] == "DataError"
+    assert "got NoneType" in none[1]
+    assert (first["step"], len(first["names"])) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        (
+            ("evaluate", "train"),
+            "rank 1 never called evaluate(): it called train() where rank 0",
+        ),
+        (
+            ("close", "evaluate"),
+            "rank 1 never called close(): it called evaluate() where rank 0",
+        ),
+    ],
+)
+def test_a_missed_call_is_named_at_once(
+    tmp_path: Path, calls: tuple[str, str], told: str
+) -> None:
+    """On both ranks, long before the timeout."""
+    outcome = run_forked(
+        f"{WORKERS}:call_differently",
+        str(tmp_path),
+        *calls,
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=50.0,
+    )
+    for rank in (0, 1):
+        kind, message = outcome.results[rank]
+        assert kind == "SchemaError"
+        assert message.startswith(told)
+
+
+def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
+    """After the timeout."""
+    outcome = run_forked(
+        f"{WORKERS}:call_differently",
+        str(tmp_path),
+        "evaluate",
+        "nothing",
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=1.0,
+    )
+    kind, message = outcome.results[0]
+    assert kind == "WaitError"
+    assert message.endswith("for rank 1, which never called evaluate()")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"optimizer": torch.optim.SGD(MODEL.parameters(), 0.1)},
+            r"optimizer is SGD, made already: .* `lambda p: torch.optim.SGD\(p, ...\)`",
+        ),
+        ({"optimizer": "adam"}, "optimizer must be a function .* got str 'adam'"),
+        ({"optimizer": lambda _: None}, "it returned NoneType"),
+        ({"scheduler": 3}, "scheduler must be a function .* got int 3"),
+        ({"loss": nn.MSELoss}, r"loss is the class MSELoss: .* `MSELoss\(\)`"),
+        ({"loss": "mse"}, "loss must be a function of output and targets"),
+        ({"model": nn.Linear}, "model is the class Linear: give a module"),
+        ({"model": nn.Linear(3, 3, device="meta")}, "weight is on the meta device"),
+    ],
+)
+def test_what_is_no_argument_is_refused_in_words(
+    arguments: dict[str, Any], told: str
+) -> None:
+    """Not by a TypeError from within."""
+    usual: dict[str, Any] = {
+        "model": MODEL,
+        "loss": nn.functional.mse_loss,
+        "optimizer": torch.optim.SGD,
+        "example": BATCH,
+        "num_microbatches": 2,
+    }
+    with pytest.raises(ConfigError, match=told):
+        hocket.Pipeline(**(usual | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"loss": nn.MSELoss}, "loss is the class MSELoss"),
+        ({"model": 3}, "model must be a torch.nn.Module; got int 3"),
+        ({"optimizer": "adam"}, "optimizer must be a function"),
+    ],
+)
+def test_plans_refuse_the_same(arguments: dict[str, Any], told: str) -> None:
+    """Before anything is measured; a model on the meta device is all right there."""
+    usual: dict[str, Any] = {"model": MODEL, "batch": BATCH, "num_devices": 2}
+    with pytest.raises(ConfigError, match=told):
+        hocket.plan(**(usual | arguments))
