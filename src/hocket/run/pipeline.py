@@ -22,7 +22,7 @@ from hocket.run.data.loader import check_last_batch, check_same_length, recorded
 from hocket.run.data.metrics import Metrics, check_metrics
 from hocket.run.data.step_batch import NetBatches, grouped, make_step_batches
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.cache_refusals import refuse_batch
+from hocket.run.elastic.cache.cache_refusals import refuse_batch
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.evaluate import EvaluationResult, Evaluator
 from hocket.run.engine.executor import PlayedLayout

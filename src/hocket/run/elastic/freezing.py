@@ -20,7 +20,7 @@ from hocket.run.checkpoint.format.manifest import FreezingRecord
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.cached_prefix import CachedPrefix
+from hocket.run.elastic.cache.cached_prefix import CachedPrefix
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.reshape import Reshaper
 from hocket.run.elastic.shape_choice import (

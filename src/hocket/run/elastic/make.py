@@ -11,12 +11,12 @@ from hocket.model.capture.captured import Captured
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.elastic.activations import ActivationMeasure
-from hocket.run.elastic.cached_prefix import CachedPrefix
+from hocket.run.elastic.cache.cached_prefix import CachedPrefix
+from hocket.run.elastic.cache.training_order import TrainingOrder
 from hocket.run.elastic.freezing import Freezing
 from hocket.run.elastic.measures import GradientMeasure, LayerMeasure, NoMeasure
 from hocket.run.elastic.reshape import Reshaper, SameSettings
 from hocket.run.elastic.shape_choice import FreezingOptions
-from hocket.run.elastic.training_order import TrainingOrder
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.worker_context import WorkerContext
