@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 from torch import Tensor
@@ -418,6 +419,7 @@ class Pipeline(WorkerRun):
         if freezing is None or not freezing.is_due(self._step):
             return
         self._driver.finish()
+        begin_s = perf_counter()
         with self._reported():
             now = self._checkpoints.played
             played = freezing.follow(self._step, now, batch)
@@ -425,7 +427,7 @@ class Pipeline(WorkerRun):
                 self._checkpoints.go_on_with(played)
                 self._go_on_with(played)
                 self._attach_cache()
-                self._transition_s = freezing.transition_s
+                self._transition_s = perf_counter() - begin_s
 
     def _go_on_with(self, played: PlayedLayout) -> None:
         """Play another layout, or the same, from the next step on."""

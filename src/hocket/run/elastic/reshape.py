@@ -331,5 +331,5 @@ class Reshaper:
             wiring=wire(plan.schedule.program, modules, {}),
             seed=job.seed,
             on_error=watch.on_error,
-            starts_equal=True,  # each part has moved from one holder
+            is_cut_again=True,  # each part has moved from one holder
         )
