@@ -459,6 +459,7 @@ class Pipeline(WorkerRun):
             num_frozen=self._freezing.num_frozen,
             transition_s=transition_s,
             cache_hits=0 if self._cache is None else self._cache.take_hits(),
+            cache_s=0.0 if self._cache is None else self._cache.take_seconds(),
         )
 
     def _make_evaluator(self) -> Evaluator:

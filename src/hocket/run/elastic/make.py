@@ -64,6 +64,7 @@ def make_freezing(
         config.training,
         config.seed,
         tuple(name for name, _ in config.model.named_parameters()),
+        config.balance,
     )
     options = FreezingOptions(
         config.freeze, config.shapes, config.memory_bytes, config.num_run_steps

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hocket.core.costs import Costs
+from hocket.core.costs import Costs, Link
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import HocketError, ModelError
+from hocket.freeze.greedy import greedy_boundaries
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.costs import stage_costs
@@ -63,6 +64,7 @@ from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages, usual_cluster
 from hocket.run.tune.profile_workers import profile_layers
 from hocket.run.tune.teachers.stages import CutTeacher
+from hocket.run.tune.trial_runs import measure_ring
 from hocket.run.tune.update_costs import measure_updates
 from hocket.run.weights.update_text import update_text
 
@@ -220,7 +222,10 @@ def cut_and_measure(
         known = profile_model(config, world, program.num_stages)
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
-    if boundaries is None:
+    if boundaries is None and config.balance == "greedy" and config.cut is None:
+        sizes = known.captured.parameters_in_millions
+        boundaries = greedy_boundaries(sizes, program.num_stages)
+    elif boundaries is None:
         boundaries = balanced_boundaries(
             known, program, config.cut, world, context.layout
         )
@@ -235,6 +240,8 @@ def cut_and_measure(
         updates=measure_updates(modules, program, config, context),
     )
     costs = replace(costs, accumulates=config.accumulate > 1)
+    if config.freeze is not None:  # other layouts are compared while training runs
+        costs = replace(costs, reduce_link=measure_ring(world) or Link())
     return CutModel(known, tuple(boundaries), modules, costs)
 
 

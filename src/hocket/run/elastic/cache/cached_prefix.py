@@ -178,6 +178,10 @@ class CachedPrefix:
         own, self._num_hits = self._num_hits, 0
         return self._over_all(own)
 
+    def take_seconds(self) -> float:
+        """Return the seconds of reading and storing here since the last call."""
+        return self._kept.take_seconds()
+
     def close(self) -> None:
         """Write what is left, and close all files."""
         self._kept.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -37,6 +38,12 @@ class KeptRows:
         self._order = order
         self._device = device
         self._store: Store | None = None
+        self._spent_s = 0.0
+
+    def take_seconds(self) -> float:
+        """Return the seconds spent here since the last call, the disk's included."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
 
     @property
     def problem(self) -> str:
@@ -74,12 +81,14 @@ class KeptRows:
     def flush(self) -> None:
         """Wait until all is written."""
         if self._store is not None:
-            self._store.flush()
+            with self._timed():
+                self._store.flush()
 
     def refresh(self) -> None:
         """Find what other workers have written."""
         if self._store is not None:
-            self._store.refresh()
+            with self._timed():
+                self._store.refresh()
 
     def used(
         self, samples: Sequence[int], now: FrozenPart | None, before: FrozenPart | None
@@ -117,12 +126,13 @@ class KeptRows:
         rows, store = part.rows[form], self._store
         assert store is not None
         contents: list[Content] = []
-        for key in part.keys(self._order.use.data, form, samples):
-            content = store.get(key, from_disk=from_disk)
-            if content is None or len(content) != rows.num_bytes:
-                return None
-            contents.append(content)
-        return rows.unpack(contents, self._device)
+        with self._timed():
+            for key in part.keys(self._order.use.data, form, samples):
+                content = store.get(key, from_disk=from_disk)
+                if content is None or len(content) != rows.num_bytes:
+                    return None
+                contents.append(content)
+            return rows.unpack(contents, self._device)
 
     def write(
         self,
@@ -132,23 +142,8 @@ class KeptRows:
         kept: Sequence[Tensor],
     ) -> None:
         """Store the outputs of a microbatch, without waiting for disk or device."""
-        rows, store = part.rows[form], self._store
-        assert store is not None
-        copies = copies_of(self._device)
-        if copies is None:  # at once: later stages may change the outputs in place
-            contents = rows.pack(kept, len(samples))
-        else:
-            host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in kept]
-            event = copies.to_host(host, kept)
-
-        def packed() -> Sequence[Content]:
-            if copies is None:
-                return contents
-            event.synchronize()
-            return rows.pack(host, len(samples))
-
-        keys = part.keys(self._order.use.data, form, samples)
-        store.put(keys, packed, rows.num_bytes * len(samples))
+        with self._timed():
+            self._write(part, form, samples, kept)
 
     def tried(
         self,
@@ -177,6 +172,39 @@ class KeptRows:
         copies = copies_of(self._device)
         if copies is not None:
             copies.record_event().synchronize()
+
+    def _write(
+        self,
+        part: FrozenPart,
+        form: int,
+        samples: Sequence[int],
+        kept: Sequence[Tensor],
+    ) -> None:
+        rows, store = part.rows[form], self._store
+        assert store is not None
+        copies = copies_of(self._device)
+        if copies is None:  # at once: later stages may change the outputs in place
+            contents = rows.pack(kept, len(samples))
+        else:
+            host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in kept]
+            event = copies.to_host(host, kept)
+
+        def packed() -> Sequence[Content]:
+            if copies is None:
+                return contents
+            event.synchronize()
+            return rows.pack(host, len(samples))
+
+        keys = part.keys(self._order.use.data, form, samples)
+        store.put(keys, packed, rows.num_bytes * len(samples))
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begin_s = perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_s += perf_counter() - begin_s
 
     def _all_keys(self, part: FrozenPart | None, samples: Sequence[int]) -> list[Key]:
         if part is None:
