@@ -133,9 +133,10 @@ class CachedPrefix:
         if self._now is not None and self._now.digest == part.digest:
             self._now = replace(self._now, runner=prefix)
         else:
-            self._now = part
+            kept, self._now = self._now, part
             self._payoff, self._num_unread = Payoff(), 0
-            self._extension = self._maker.extension(before, boundary, prefix.module)
+            module = prefix.module
+            self._extension = self._maker.extension(before, boundary, module, kept)
             self._kept.open(part, self._before)
         self._kept.read_ahead(self._now, layout)
 

@@ -55,7 +55,11 @@ class PartMaker:
         return FrozenPart(runner, digest, self.kept_as)
 
     def extension(
-        self, before: int, boundary: int, present: StageModule
+        self,
+        before: int,
+        boundary: int,
+        present: StageModule,
+        kept: FrozenPart | None,
     ) -> Extension | None:
         """Return what extends outputs at one boundary to another.
 
@@ -63,6 +67,7 @@ class PartMaker:
             before: the boundary of what is kept.
             boundary: the present one.
             present: all frozen layers.
+            kept: the part in front of the former boundary; None if it was not here.
 
         Returns:
             None where other values cross the boundaries than the layers between give.
@@ -70,11 +75,25 @@ class PartMaker:
         if not 0 < before < boundary:
             return None
         outline = on_tensors(self.net.outline, self.net.tensors)
-        first, second, *_ = cut(outline, (before, boundary))
-        sent = [x.name for x in first.outputs], [x.name for x in present.outputs]
-        if ([x.name for x in second.inputs], [x.name for x in second.outputs]) != sent:
+        cut_at = (before, boundary)
+        [between] = cut(outline, cut_at, only=[1])
+        if [x.name for x in between.outputs] != [x.name for x in present.outputs]:
             return None
-        return Extension(self.part(self._runner(first)), self._runner(second))
+        if kept is None or not self._is_present(kept):
+            [first] = cut(outline, cut_at, only=[0])
+            kept = self.part(self._runner(first))
+        outputs = kept.runner.module.outputs
+        if [x.name for x in between.inputs] != [x.name for x in outputs]:
+            return None
+        return Extension(kept, self._runner(between))
+
+    def _is_present(self, kept: FrozenPart) -> bool:
+        """Whether a part has the net's present weights: others may have been loaded."""
+        module, tensors = kept.runner.module, self.net.tensors
+        first_name = self.net.outline.state.first_name
+        own = (*module.named_parameters(), *module.named_buffers())
+        is_same = all(tensors.get(first_name[name]) is x for name, x in own)
+        return is_same and self.part(kept.runner).digest == kept.digest
 
     def _runner(self, module: StageModule) -> StageRunner:
         runner = StageRunner(
