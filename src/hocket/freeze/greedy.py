@@ -5,14 +5,19 @@
 
 Source: the released code of PipeTransformer (ICML 2021); Algorithm 1 of its paper. It
 counts parameters alone; `hocket.planner.balance` cuts by measured seconds, exactly.
+With `balance="greedy"`, a run cuts and shortens its pipeline by these rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import pvariance
-from typing import Final
+from typing import Final, Literal
 
+from hocket.errors import ShapeError
+
+Balance = Literal["exact", "greedy"]
 FROZEN_SHARE: Final = 1 / 6  # the memory of a frozen layer relative to an active one
 
 
@@ -43,6 +48,32 @@ def greedy(
         counts.append(end - begin)
         begin = end
     return [*counts, len(sizes) - begin]
+
+
+def greedy_boundaries(
+    sizes: Sequence[float], num_stages: int, num_frozen: int = 0
+) -> tuple[int, ...]:
+    """Return the units at which stages 1, 2, ... begin, behind frozen units.
+
+    Args:
+        sizes: the units' sizes, in millions of parameters.
+        num_stages: the stages that train.
+        num_frozen: the units at the front that are frozen.
+
+    Raises:
+        ShapeError: a stage gets no unit.
+
+    >>> greedy_boundaries([1.0, 1.0, 2.0, 1.0, 2.0, 1.0], 2, num_frozen=1)
+    (3,)
+    """
+    counts = greedy(sizes[num_frozen:], num_stages, sum(sizes[:num_frozen]))
+    if 0 in counts:
+        raise ShapeError(
+            f"balance='greedy' leaves stage {counts.index(0)} of {num_stages} without "
+            f"a layer: of {len(sizes) - num_frozen} layers, the stages get "
+            f"{', '.join(map(str, counts))}; take balance='exact', or fewer stages"
+        )
+    return tuple(num_frozen + place for place in accumulate(counts[:-1]))
 
 
 def largest_part(sizes: Sequence[float], num_devices: int) -> float:

@@ -22,6 +22,7 @@ from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import FitError, ShapeError
+from hocket.freeze.greedy import greedy_boundaries, halved, largest_part
 from hocket.passes.add_frozen_prefix import add_frozen_prefix
 from hocket.planner.balance import Balancer
 from hocket.planner.stages import stage_costs
@@ -53,15 +54,20 @@ class Frozen:
         num_frozen: those of them that are frozen, from the first on.
         update_s_per_byte: seconds of the optimizer's step per byte.
         link: between devices.
+        reduce_link: between replicas.
         read_s: seconds of reading what the frozen layers compute, where it is kept;
             None where they run.
+        sizes: millions of parameters of each layer, by which `greedy` cuts; None where
+            the slowest device is to be the fastest possible.
     """
 
     layers: Sequence[LayerCost]
     num_frozen: int
     update_s_per_byte: float = 0.0
     link: Link = field(default_factory=Link)
+    reduce_link: Link = field(default_factory=Link)
     read_s: float | None = None
+    sizes: Sequence[float] | None = None
 
     @property
     def prefix(self) -> Sequence[LayerCost]:
@@ -90,6 +96,9 @@ class Frozen:
         Raises:
             ShapeError: there are fewer layers left than stages.
         """
+        if self.sizes is not None:
+            begins = greedy_boundaries(self.sizes, num_stages, self.num_frozen)
+            return (self.num_frozen, *begins) if self.num_frozen else begins
         active = self.layers[self.num_frozen :]
         seconds = [layer.forward_s + layer.backward_s for layer in active]
         if seconds:
@@ -125,7 +134,7 @@ class Frozen:
         if self.num_frozen:
             frozen = replace(_frozen(stages[0]), forward_s=self.prefix_s)
             stages = (frozen, *stages[1:])
-        return Costs(stages, link=self.link, reduce_link=self.link)
+        return Costs(stages, link=self.link, reduce_link=self.reduce_link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +253,26 @@ def next_shape(
 
     # Of shapes that are equally fast, the present one.
     return min(fits, key=lambda x: (rest_s(x), x.shape != now))
+
+
+def halved_shape(
+    model: Frozen, now: PipelineShape, first: PipelineShape, num_parts: int
+) -> PipelineShape:
+    """Return the shape that PipeTransformer takes: halves, while parts are no larger.
+
+    Args:
+        model: the layers with their sizes, and how many of them are frozen.
+        now: the present shape.
+        first: the shape with nothing frozen; its largest part is the measure.
+        num_parts: microbatches of the whole batch, which the replicas share evenly.
+    """
+    assert model.sizes is not None
+    most = largest_part(model.sizes, first.num_stages)
+    num_stages = halved(model.sizes[model.num_frozen :], now.num_stages, most)
+    num_workers = now.num_stages * now.num_replicas
+    while num_parts % (num_workers // num_stages):
+        num_stages *= 2  # up to the present one, which divides them
+    return PipelineShape(num_stages, num_workers // num_stages)
 
 
 def possible(

@@ -11,6 +11,7 @@ import contextlib
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from hocket.model.stages.outline import Outline
@@ -110,6 +111,7 @@ class StagedRun(WorkerRun, ABC):
         if freezing is None or not freezing.is_due(self._step):
             return
         self._driver.finish()
+        begin_s = perf_counter()
         with self._reported():
             now = self._checkpoints.played
             played = freezing.follow(self._step, now, batch)
@@ -117,7 +119,7 @@ class StagedRun(WorkerRun, ABC):
                 self._checkpoints.go_on_with(played)
                 self._go_on_with(played)
                 self._attach_cache()
-                self._transition_s = freezing.transition_s
+                self._transition_s = perf_counter() - begin_s
 
     def _go_on_with(self, played: PlayedLayout) -> None:
         """Play another layout, or the same, from the next step on."""
@@ -149,6 +151,7 @@ class StagedRun(WorkerRun, ABC):
             num_frozen=self._freezing.num_frozen,
             transition_s=transition_s,
             cache_hits=0 if self._cache is None else self._cache.take_hits(),
+            cache_s=0.0 if self._cache is None else self._cache.take_seconds(),
         )
 
     def _make_evaluator(self) -> Evaluator:

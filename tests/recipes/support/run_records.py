@@ -60,11 +60,13 @@ def epoch_record(num_steps: int = 2) -> EpochRecord:
         forward_s=0.5,
         backward_s=0.75,
         reduce_s=0.0,
+        cache_s=0.125,
         cache_hits=5,
         num_reductions=4,
         reduced_bytes=8_000_000,
         message_bytes=2_000_000,
         link_bytes_per_s=1e9,
+        ring_bytes_per_s=5e8,
     )
 
 

@@ -36,7 +36,8 @@ def test_epochs_have_their_rates() -> None:
     assert (row["active parameters"], row["frozen parameters"]) == ("600", "400")
     assert (row["samples/s"], row["reductions/s"]) == ("8.0", "2.0")
     assert (row["MB reduced/s"], row["MB sent/s"]) == ("4.0", "1.0")
-    assert row["link MB/s"] == "1,000"
+    assert (row["link MB/s"], row["ring MB/s"]) == ("1,000", "500")
+    assert (row["cache s"], row["transition s"]) == ("0.12", "0.50")
 
 
 def test_a_delayed_stage_is_told_to_be_so() -> None:

@@ -270,6 +270,35 @@ def train_freezing(
     return found
 
 
+def train_batch_norms() -> Any:
+    """Train 4x1, 2x2 and 1x4 with batch norms, without dropout.
+
+    Returns:
+        What results say of each step; the replica's number, and the running statistics
+        that it holds; and the weights.
+    """
+    measure_briefly()
+    world = join()
+    torch.set_num_threads(1)
+    with hocket.Pipeline(
+        make_model(nn.BatchNorm1d, dropout=0.0),
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=make_batches()[0],
+        num_microbatches=NUM_PARTS,
+        freeze=POLICIES["alpha"],
+        shapes=SHAPES["recut"],
+        world=world,
+    ) as pipeline:
+        results = [
+            [x.num_frozen, x.layout, x.loss] for x in pipeline.train(make_batches())
+        ]
+        runners = pipeline._executor.runners.values()
+        buffers = {n: x.tolist() for r in runners for n, x in r.module.named_buffers()}
+        state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
+        return results, pipeline._layout.replica, buffers, state
+
+
 def rest_of(pipeline: hocket.Pipeline, first: int) -> dict[str, Any]:
     """Train from a step to the end; results, weights and averages."""
     results = [

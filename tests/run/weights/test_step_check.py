@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.run.weights.settings import Parameters, TrainingConfig
@@ -55,11 +55,12 @@ def decayed_by_name(parameters: Parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, 0.1)
 
 
-def stages() -> dict[int, nn.Module]:
+def stages() -> dict[str, dict[str, Tensor]]:
     """Three layers; the last stage trains nothing."""
     layers = {str(i): nn.Linear(9, 9) for i in range(3)}
     parts = [{"0": layers["0"], "1": layers["1"]}, {"2": layers["2"]}, {}]
-    return {i: nn.ModuleDict(part) for i, part in enumerate(parts)}
+    named = (nn.ModuleDict(part).named_parameters() for part in parts)
+    return {f"stage {i}": dict(part) for i, part in enumerate(named)}
 
 
 @pytest.mark.parametrize(
@@ -92,4 +93,4 @@ def test_steps_of_all_parameters_together_are_refused(make: Callable[..., Any]) 
     settings = TrainingConfig(optimizer=make)
     with pytest.raises(ConfigError, match=said):
         refuse_joint_steps(settings, stages())
-    refuse_joint_steps(settings, {i: stages()[i] for i in (0, 2)})
+    refuse_joint_steps(settings, {x: stages()[x] for x in ("stage 0", "stage 2")})

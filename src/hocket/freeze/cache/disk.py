@@ -148,7 +148,7 @@ class Disk:
                 if not shard.path.exists():
                     self._delete(shard)
                     continue
-                for slot, key in shard.records():
+                for slot, key in shard.records().items():
                     if key.prefix in self._prefixes:
                         self._index.setdefault(key, (shard, slot))
 
@@ -170,7 +170,7 @@ class Disk:
         if not shard.is_own:
             return
         self._held[shard] = {}
-        known = dict(shard.records())
+        known = shard.records()
         for slot in range(shard.num_slots):
             key = known.get(slot)
             if key is None or key.prefix not in self._prefixes or key in self._index:
@@ -187,7 +187,7 @@ class Disk:
     def _kept(self, shard: Shard) -> bool:
         if shard in self._held:
             return bool(self._held[shard])
-        return any(key.prefix in self._prefixes for _, key in shard.records())
+        return any(key.prefix in self._prefixes for key in shard.records().values())
 
     def _enter(self, shard: Shard, slot: int, key: Key) -> None:
         self._index[key] = shard, slot

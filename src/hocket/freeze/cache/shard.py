@@ -19,7 +19,6 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +55,8 @@ class Shard:
         self._handle = handle
         mapped = mmap.mmap(handle, self.num_bytes, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(mapped, np.uint8)  # unmapped with its last reader
+        self._keys: dict[int, Key] = {}  # by slot, as the table said when last read
+        self._table = np.zeros((num_slots, RECORD_BYTES), np.uint8)
 
     @classmethod
     def create(cls, path: Path, slot_bytes: int, num_slots: int) -> Shard:
@@ -107,14 +108,22 @@ class Shard:
             return None
         return cls(path, handle, slot_bytes, num_slots, is_own=is_own)
 
-    def records(self) -> Iterator[tuple[int, Key]]:
-        """Yield the slots that are said to have an entry, with its key."""
+    def records(self) -> dict[int, Key]:
+        """Return the slots that are said to have an entry, with its key.
+
+        Only what has changed since the last call is parsed.
+        """
         if not self._is_whole:
-            return
-        for slot in range(self.num_slots):
-            record = self._record(slot)
+            return {}
+        end = _HEADER_BYTES + self._table.size
+        table = self._bytes[_HEADER_BYTES:end].reshape(self._table.shape).copy()
+        for slot in np.flatnonzero((table != self._table).any(axis=1)).tolist():
+            record = Record.parse(table[slot].tobytes())
+            self._keys.pop(slot, None)
             if record is not None:
-                yield slot, record.key
+                self._keys[slot] = record.key
+        self._table = table
+        return self._keys
 
     def read(self, slot: int, key: Key) -> Content | None:
         """Return a slot's content; None unless it is this key's, whole and unchanged.

@@ -81,6 +81,17 @@ class Captured:
         return self.trained == _trained(self.state)
 
     @property
+    def parameters_in_millions(self) -> tuple[float, ...]:
+        """Each layer's number of parameters; a shared one counts where it is first."""
+        seen = set[str]()
+        found = []
+        for layer in self.layers:
+            new = [name for name in layer.parameters if name not in seen]
+            found.append(sum(self.state.tensors[name].numel() for name in new) / 1e6)
+            seen.update(new)
+        return tuple(found)
+
+    @property
     def digest(self) -> str:
         """A digest, equal for equal work on equal shapes; identifies profiles."""
         tensors = self.state.tensors.items()

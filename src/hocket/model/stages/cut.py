@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +24,10 @@ from hocket.nearest import nearest
 
 
 def cut(
-    captured: Captured, boundaries: Sequence[int], flows: Flows | None = None
+    captured: Captured,
+    boundaries: Sequence[int],
+    flows: Flows | None = None,
+    only: Collection[int] | None = None,
 ) -> tuple[StageModule, ...]:
     """Cut a model before the given layers.
 
@@ -36,6 +39,7 @@ def cut(
         flows: `(from_stage, to_stage)`: the pairs of stages between which values go;
             from each stage to the next when not given. A value goes directly where
             there is such a flow, and is relayed where there is none.
+        only: the numbers of the stages to make; all when not given.
 
     Raises:
         ModelError: the boundaries do not increase strictly, or are no layers; no path
@@ -62,6 +66,7 @@ def cut(
     return tuple(
         _stage(captured, found, index, begin, end)
         for index, (begin, end) in enumerate(pairs)
+        if only is None or index in only
     )
 
 

@@ -122,7 +122,7 @@ def emit(
         copy.add(node, simple_mask(part.flow, node))
     copy.graph.output(copy.mapped(_result(part, sent)))
     return Code(
-        compile_graph(copy.graph, title),
+        _when_called(copy.graph, title),
         tuple(str(node.target) for node in part.state),
         _constants(part, objects, f"{title}, constants"),
         SimpleNamespace(**objects),
@@ -146,6 +146,21 @@ def compile_graph(graph: fx.Graph, title: str) -> Callable[..., Any]:
     exec(compile(source, filename, "exec"), code.globals)
     function: Callable[..., Any] = code.globals["stage"]
     return function
+
+
+def _when_called(graph: fx.Graph, title: str) -> Callable[..., Any]:
+    """Return a function that is compiled by its first call.
+
+    Of a stage, most workers run one mode or none, and a layout changes while they wait.
+    """
+    compiled: list[Callable[..., Any]] = []
+
+    def stage(*arguments: Any) -> Any:
+        if not compiled:
+            compiled.append(compile_graph(graph, title))
+        return compiled[0](*arguments)
+
+    return stage
 
 
 def _result(part: Part, sent: Sequence[fx.Node]) -> Any:
@@ -174,7 +189,7 @@ def _constants(part: Part, objects: dict[str, Any], title: str) -> Constants | N
         wanted += [copy.graph.call_function(operator.getitem, (pair, i)) for i in _PAIR]
     copy.graph.output(tuple(wanted))
     names = tuple(str(node.target) for node in buffers)
-    return Constants(compile_graph(copy.graph, title), names)
+    return Constants(_when_called(copy.graph, title), names)
 
 
 class _Copy:

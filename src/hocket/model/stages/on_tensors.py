@@ -18,7 +18,7 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
     """Return the same model with these parameters and buffers; others are on `meta`.
 
     Modules that run as they are become copies, which keep these tensors. Nothing of
-    the result holds on to the tensors or the modules of `captured`.
+    the result holds on to the tensors of `captured`.
 
     Args:
         captured: the model.
@@ -31,14 +31,19 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
     }
     # Copying replaces the old tensors by the new ones in all references.
     copies: dict[int, Any] = {id(old): new[name] for name, old in state.tensors.items()}
-    model: nn.Module = copy.deepcopy(captured.model, copies)
-    frozen = tuple(copies[id(module)] for module in captured.frozen)
+    is_outline = all(x.is_meta for x in state.tensors.values())  # holds no values
+    model = captured.model if is_outline else copy.deepcopy(captured.model, copies)
+    frozen = tuple(copy.deepcopy(module, copies) for module in captured.frozen)
     changed = replace(state, tensors=new)
 
+    def placed(found: Any) -> Any:
+        is_module = isinstance(found, nn.Module)
+        return (
+            copy.deepcopy(found, copies) if is_module else copies.get(id(found), found)
+        )
+
     def moved(flow: TraceFlow) -> TraceFlow:
-        objects = {
-            target: copies.get(id(x), x) for target, x in flow.trace.objects.items()
-        }
+        objects = {target: placed(x) for target, x in flow.trace.objects.items()}
         trace = replace(flow.trace, state=changed, objects=objects)
         return replace(flow, trace=trace)
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hocket.core.layout import WorkerLayout
 from hocket.errors import PlanError
+from hocket.freeze.greedy import Balance
 from hocket.recipes.config.settings import (
     Count,
     NaturalNumber,
@@ -54,11 +55,14 @@ class FreezeSettings(Settings):
         shapes: stages x replicas from so many frozen layers on, as {4 = "2x2"}; {}
             keeps the first layout. The predicted fastest that fits
             `pipeline.memory_bytes` when not given.
+        balance: "exact" cuts stages by measured seconds; "greedy" is PipeTransformer's
+            rule, by parameters, which also halves the pipeline without `shapes`.
     """
 
     every_steps: Count | None = None
     layers: str | None = None
     shapes: Shapes | None = None
+    balance: Balance = "exact"
 
 
 class NoFreezing(Settings):

@@ -41,6 +41,7 @@ def freezing_options(
     return {
         "freeze": _policy(freezing, steps_per_epoch),
         "shapes": _shapes(freezing),
+        "balance": freezing.balance,
         "cache": None if cache is None else _cache(cache, run_dir),
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isfinite, nan
 
 from hocket.core.op import Kind
 from hocket.core.timelines.timeline import Timeline
@@ -33,6 +33,7 @@ class EpochSums:
     data_s: float = 0.0
     transition_s: float = 0.0
     cache_hits: int = 0
+    cache_s: float = 0.0
     last: StepResult | None = field(default=None, repr=False)
 
     def add(self, result: StepResult, since_last_s: float) -> None:
@@ -49,6 +50,7 @@ class EpochSums:
         waited_s = since_last_s - result.seconds - result.transition_s
         self.data_s += max(0.0, waited_s)
         self.cache_hits += result.cache_hits
+        self.cache_s += result.cache_s
         self.last = result
 
     def record(
@@ -78,11 +80,13 @@ class EpochSums:
             forward_s=step.forward_s * self.num_steps,
             backward_s=step.backward_s * self.num_steps,
             reduce_s=step.reduce_s * self.num_steps,
+            cache_s=self.cache_s,
             cache_hits=self.cache_hits,
             num_reductions=step.num_reductions * self.num_steps,
             reduced_bytes=step.reduced_bytes * self.num_steps,
             message_bytes=step.message_bytes * self.num_steps,
             link_bytes_per_s=pipeline.plan.costs.link.bytes_per_s,
+            ring_bytes_per_s=pipeline.plan.costs.reduce_link.bytes_per_s,
         )
 
 
@@ -126,8 +130,8 @@ class _Step:
 HEAD = (
     *("epoch", "stages x replicas", "frozen layers", "active parameters"),
     *("frozen parameters", "samples/s", "s", "data s", "forward s", "backward s"),
-    *("all-reduce s", "transition s", "reductions/s", "MB reduced/s"),
-    *("MB sent/s", "link MB/s", "cache hits"),
+    *("all-reduce s", "cache s", "transition s", "reductions/s", "MB reduced/s"),
+    *("MB sent/s", "link MB/s", "ring MB/s", "cache hits"),
 )
 
 
@@ -142,16 +146,20 @@ def epoch_table(epochs: Sequence[EpochRecord]) -> Table:
             f"{x.num_frozen_parameters:,}",
             f"{x.samples_per_s:,.1f}",
             *map(_seconds, (x.seconds, x.data_s, x.forward_s, x.backward_s)),
-            *map(_seconds, (x.reduce_s, x.transition_s)),
+            *map(_seconds, (x.reduce_s, x.cache_s, x.transition_s)),
             f"{x.num_reductions / x.seconds:.1f}",
             f"{x.reduced_bytes / x.seconds / 1e6:.1f}",
             f"{x.message_bytes_per_s / 1e6:.1f}",
-            f"{x.link_bytes_per_s / 1e6:,.0f}",
+            *map(_bandwidth, (x.link_bytes_per_s, x.ring_bytes_per_s)),
             f"{x.cache_hits:,}",
         )
         for x in epochs
     )
     return Table("epochs", HEAD, rows)
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:,.0f}" if isfinite(bytes_per_s) else "–"
 
 
 def _seconds(value: float) -> str:

@@ -87,11 +87,15 @@ class EpochRecord:
         backward_s: the part that backwards took, the mean over devices.
         reduce_s: from the beginning of reductions over replicas to their ends, the mean
             over devices; others may compute meanwhile.
+        cache_s: the part in which rank 0 read frozen layers' outputs and stored them;
+            forwards contain most of it.
         cache_hits: the samples whose frozen layers' outputs were in the cache.
         num_reductions: reductions over replicas.
         reduced_bytes: the bytes that they reduced.
         message_bytes: the bytes sent between devices of the first replica.
-        link_bytes_per_s: the bandwidth between devices, as the plan has measured it.
+        link_bytes_per_s: the bandwidth between two devices, measured before training.
+        ring_bytes_per_s: the bandwidth of each worker in an all-reduce of all, between
+            hosts where there are several; infinite where it was not measured.
     """
 
     epoch: int
@@ -107,11 +111,13 @@ class EpochRecord:
     forward_s: float
     backward_s: float
     reduce_s: float
+    cache_s: float
     cache_hits: int
     num_reductions: int
     reduced_bytes: int
     message_bytes: int
     link_bytes_per_s: float
+    ring_bytes_per_s: float
 
     @property
     def samples_per_s(self) -> float:

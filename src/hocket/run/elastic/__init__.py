@@ -2,6 +2,6 @@
 
 Imports every room of `run` before it. Begin with `freezing.py`, which asks the policy;
 `shape_choice.py` chooses stages and replicas, `reshape.py` cuts the net again and moves
-its state, `measures.py` and `activations.py` measure layers, `cached_prefix.py` keeps
-what frozen layers compute, and `refusals.py` says what does not go together with it.
+its state, `measures.py` and `activations.py` measure layers, `cache/` keeps what frozen
+layers compute, and `refusals.py` says what does not go together with it.
 """

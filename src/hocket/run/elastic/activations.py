@@ -25,7 +25,7 @@ from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.nets.net import NetOnWorker
-from hocket.run.nets.transfer import Bundle, finish, receive_bundle, send_bundle
+from hocket.run.nets.transfer import Bundle, finish, receive_bundles, send_bundles
 
 
 class ActivationMeasure(LayerMeasure):
@@ -96,8 +96,8 @@ class ActivationMeasure(LayerMeasure):
             return {}
         if layout.device:
             source = layout.ranks[layout.device - 1]
-            came = receive_bundle(source, 0, self._world.device).tensors
-            now, then = (_numbered(came, kind) for kind in ("now", "then"))
+            [came] = receive_bundles(source, self._world.device)
+            now, then = (_numbered(came.tensors, kind) for kind in ("now", "then"))
         found: dict[str, Json] = {}
         for begin, last, piece in self._pieces(plan.boundaries):
             if not own[0] <= begin < min(end, self._edges[-1]):
@@ -109,7 +109,7 @@ class ActivationMeasure(LayerMeasure):
             tensors = {f"now {i}": x for i, x in enumerate(now)}
             tensors |= {f"then {i}": x for i, x in enumerate(then)}
             target, device = layout.ranks[layout.device + 1], self._world.device
-            finish(send_bundle(Bundle(tensors), target, 0, device))
+            finish(send_bundles([Bundle(tensors)], target, device))
         return found
 
     def _pieces(self, boundaries: Sequence[int]) -> list[tuple[int, int, StageModule]]:

@@ -20,7 +20,7 @@ from hocket.run.checkpoint.format.manifest import FreezingRecord
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.cached_prefix import CachedPrefix
+from hocket.run.elastic.cache.cached_prefix import CachedPrefix
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.reshape import Reshaper
 from hocket.run.elastic.shape_choice import (
@@ -50,7 +50,6 @@ class Freezing:
         num_frozen: the layers that are frozen now.
         epoch_ended: whether a loader has ended since the policy was last asked.
         epoch_end: the step after which the present loader ends; 0: unknown.
-        transition_s: the seconds of the last change of layout.
 
     Raises:
         ConfigError: a shape is not possible.
@@ -81,7 +80,6 @@ class Freezing:
         self.num_frozen = 0
         self.epoch_ended = False
         self.epoch_end = 0
-        self.transition_s = 0.0
         self.cache: CachedPrefix | None = None  # keeps the frozen layers' outputs
         measure.start(first)
 
@@ -236,7 +234,6 @@ class Freezing:
         policy = self._options.policy
         self._decider = Decider(policy, len(self._modules), self.num_frozen)
         self._last_step, self.epoch_ended = 0, False
-        self.transition_s = 0.0
         if saved is not None:
             self._decider.number = saved.number
             self._last_step = saved.last_step
@@ -277,8 +274,7 @@ class Freezing:
         begin_s = perf_counter()
         self.num_frozen = num_frozen
         played = self._reshaper.reshape(now, chosen, self._edges[num_frozen], step)
-        self.transition_s = perf_counter() - begin_s
-        self._choice.add_transition(moved, self.transition_s)
+        self._choice.add_transition(moved, perf_counter() - begin_s)
         return played
 
     def _steps_left(self, step: int) -> tuple[int, str]:

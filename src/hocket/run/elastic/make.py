@@ -11,12 +11,12 @@ from hocket.model.capture.captured import Captured
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.elastic.activations import ActivationMeasure
-from hocket.run.elastic.cached_prefix import CachedPrefix
+from hocket.run.elastic.cache.cached_prefix import CachedPrefix
+from hocket.run.elastic.cache.training_order import TrainingOrder
 from hocket.run.elastic.freezing import Freezing
 from hocket.run.elastic.measures import GradientMeasure, LayerMeasure, NoMeasure
 from hocket.run.elastic.reshape import Reshaper, SameSettings
 from hocket.run.elastic.shape_choice import FreezingOptions
-from hocket.run.elastic.training_order import TrainingOrder
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.worker_context import WorkerContext
@@ -24,6 +24,7 @@ from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
+from hocket.run.weights.step_check import refuse_joint_steps
 
 
 def make_freezing(
@@ -44,11 +45,14 @@ def make_freezing(
 
     Raises:
         ModelError: the model cannot be cut behind its layers.
-        ConfigError: a weight is shared across an edge; a shape is not possible; or the
-            cache's folder is of another model.
+        ConfigError: a weight is shared across an edge; a shape is not possible; the
+            optimizer looks at the parameters of several layers at once; or the cache's
+            folder is of another model.
     """
     assert config.freeze is not None
     played = PlayedLayout(plan, executor, context.layout)
+    if context.world.world_size > 1:
+        _refuse_joint_steps(config, captured)
     modules = freezable_modules(config.model, config.freeze.layers)
     edges = frozen_edges(captured, modules)
     net = NetOnWorker(executor.plan.program.nets[0].name, captured)
@@ -60,6 +64,7 @@ def make_freezing(
         config.training,
         config.seed,
         tuple(name for name, _ in config.model.named_parameters()),
+        config.balance,
     )
     options = FreezingOptions(
         config.freeze, config.shapes, config.memory_bytes, config.num_run_steps
@@ -84,6 +89,19 @@ def make_freezing(
         )
         freezing.cache = CachedPrefix(config.cache, order, net, precision, context)
     return freezing
+
+
+def _refuse_joint_steps(config: PipelineConfig, captured: Captured) -> None:
+    """Refuse an optimizer that does not go together with every cut.
+
+    It is asked here for all layouts, since a change of layout must be short.
+    """
+    tensors = captured.state.tensors
+    parts = {
+        layer.name: {name: tensors[name] for name in layer.parameters}
+        for layer in captured.layers
+    }
+    refuse_joint_steps(config.training, parts)
 
 
 def other_layouts(

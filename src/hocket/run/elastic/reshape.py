@@ -18,6 +18,7 @@ from torch import nn
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.freeze.greedy import Balance
 from hocket.freeze.shapes import Frozen, Prediction
 from hocket.model.stages.cut import StageModule
 from hocket.model.trace.layers import Layer
@@ -54,6 +55,7 @@ class SameSettings:
         training: how parameters are updated.
         seed: the seed of random numbers in the forward.
         parameter_names: the uncut model's names, in its order.
+        balance: how stages are cut: see `hocket.PipelineConfig`.
     """
 
     schedule: str
@@ -62,6 +64,7 @@ class SameSettings:
     training: TrainingConfig
     seed: int
     parameter_names: tuple[str, ...]
+    balance: Balance = "exact"
 
 
 class Reshaper:
@@ -110,6 +113,12 @@ class Reshaper:
             num_frozen_layers,
             sum(cost.update_s for cost in stages) / touched,
             plan.costs.link,
+            plan.costs.reduce_link,
+            sizes=(
+                self.net.outline.parameters_in_millions
+                if self.job.balance == "greedy"
+                else None
+            ),
         )
 
     def reshape(
@@ -331,5 +340,5 @@ class Reshaper:
             wiring=wire(plan.schedule.program, modules, {}),
             seed=job.seed,
             on_error=watch.on_error,
-            starts_equal=True,  # each part has moved from one holder
+            is_cut_again=True,  # each part has moved from one holder
         )

@@ -1,4 +1,9 @@
-"""Rank 0 chooses the stages and replicas for a number of frozen layers."""
+"""Rank 0 chooses the stages and replicas for a number of frozen layers.
+
+shapes given                      those
+balance="greedy"                  halves of the pipeline, as PipeTransformer does it
+otherwise                         the fastest, as predicted
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from hocket.freeze.shapes import (
     Frozen,
     PipelineShape,
     Prediction,
+    halved_shape,
     next_shape,
     possible,
     predict,
@@ -175,9 +181,12 @@ class ShapeChoice:
 
     def _candidates(self, num_frozen: int, present: Present) -> list[Prediction]:
         model, job = self._model(num_frozen, present), self._reshaper.job
-        if self._options.shapes is None:
+        if self._options.shapes is None and job.balance == "exact":
             return possible(model, self._num_workers, job.num_parts, job.schedule)
         shape = self._first_shape
+        if self._options.shapes is None:
+            shape = halved_shape(model, present.shape, shape, job.num_parts)
+            return [predict(model, shape, job.num_parts, job.schedule)]
         for least in sorted(self._options.shapes):
             if least <= num_frozen:
                 shape = PipelineShape(*self._options.shapes[least])

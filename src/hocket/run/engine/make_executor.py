@@ -59,7 +59,7 @@ def make_executor(
     seed: int,
     recomputes: Collection[int] = (),
     on_error: OnError | None = None,
-    starts_equal: bool = False,
+    is_cut_again: bool = False,
 ) -> Executor:
     """Make this worker's executor. Every worker must do so at the same time.
 
@@ -73,7 +73,8 @@ def make_executor(
         seed: for random numbers in the forward.
         recomputes: the stages that run their forward again in the backward.
         on_error: called when an op has failed.
-        starts_equal: whether all workers hold the same weights already.
+        is_cut_again: whether the nets were trained in another layout: all workers hold
+            the same weights, and the optimizer goes together with any cut.
 
     Raises:
         ConfigError: an optimizer looks at the parameters of several stages at once.
@@ -86,10 +87,13 @@ def make_executor(
     _check_types(modules, settings.compute_precision)
     by_net = {net.name: net for net in nets}
     for net in nets:
-        if net.settings is not None:
+        if net.settings is not None and not is_cut_again:
             numbers = stages_of(program, net.name)
-            stages = dict(zip(numbers, net.modules, strict=True))
-            refuse_joint_steps(net.settings, stages)
+            parts = {
+                f"stage {number}": dict(module.named_parameters())
+                for number, module in zip(numbers, net.modules, strict=True)
+            }
+            refuse_joint_steps(net.settings, parts)
     runners = {
         stage: make_runner(
             stage,
@@ -124,7 +128,7 @@ def make_executor(
         for stage, runner in runners.items()
         if by_net[program.stages[stage].net].settings is not None
     }
-    if not starts_equal:
+    if not is_cut_again:
         equal_start(runners, trained, layout, replicas, ties, groups)
     owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
     updaters: dict[int, Updater] = {}

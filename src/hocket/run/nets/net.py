@@ -37,6 +37,7 @@ class NetOnWorker:
         self.outline = on_tensors(captured, {})
         self.stages: dict[int, StageModule] = {}
         self._tensors = dict(captured.state.tensors)
+        self._names: dict[tuple[int, ...], tuple[frozenset[str], ...]] = {}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -46,7 +47,10 @@ class NetOnWorker:
 
     def names(self, boundaries: Sequence[int]) -> tuple[frozenset[str], ...]:
         """Return the first names of what each stage of a cut uses."""
-        return names_in_stages(self.outline, boundaries)
+        cut_at = tuple(boundaries)
+        if cut_at not in self._names:
+            self._names[cut_at] = names_in_stages(self.outline, cut_at)
+        return self._names[cut_at]
 
     def num_bytes(self) -> dict[tuple[str, str], int]:
         """Return the bytes of each parameter and buffer of the net, by (net, name)."""

@@ -1,12 +1,13 @@
 """Sends parts of a net's state between workers, over torch.distributed.
 
 A part is named tensors and a few numbers: a parameter, and what its optimizer keeps of
-it. A description precedes each part, so that the receiver need not know its form:
+it. All parts from one worker to another go together, behind a description of them, so
+that the receiver need not know their form, and short tensors share a message:
 
-    move 3, from 0 to 2     the description's length ▶ the description ▶ each tensor
+    from 0 to 2     the description's length ▶ the description ▶ a.weight.value │ ...
 
-All workers make the moves in one order. Sends do not wait for their receivers, so no
-two workers wait for each other.
+All workers go through the pairs of workers in one order. Sends do not wait for their
+receivers, so no two workers wait for each other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from hocket.errors import WaitError
 from hocket.run.nets.moves import Move
+
+_PACK_BYTES: Final = 4 << 20  # of a message of several tensors, which are copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,19 @@ def transfer(
     """
     received: dict[tuple[str, str], Bundle] = {}
     sends: list[tuple[Any, Tensor]] = []  # with what is under way
-    for number, move in enumerate(moves):
-        if rank == move.source:
-            bundle = bundle_of(move.net, move.name)
-            for target in move.targets:
-                sends += send_bundle(bundle, target, number, device)
-        elif rank in move.targets:
-            received[move.net, move.name] = receive_bundle(move.source, number, device)
+    between: dict[tuple[int, int], list[Move]] = {}
+    for move in moves:
+        for target in move.targets:
+            between.setdefault((move.source, target), []).append(move)
+    for (source, target), group in sorted(between.items()):
+        if rank == source:
+            bundles = [bundle_of(move.net, move.name) for move in group]
+            sends += send_bundles(bundles, target, device)
+        elif rank == target:
+            for move, bundle in zip(
+                group, receive_bundles(source, device), strict=True
+            ):
+                received[move.net, move.name] = bundle
     finish(sends)
     return received
 
@@ -79,44 +88,53 @@ def finish(sends: Sequence[tuple[Any, Tensor]]) -> None:
             work.wait()
 
 
-def send_bundle(
-    bundle: Bundle, target: int, tag: int, device: torch.device
+def send_bundles(
+    bundles: Sequence[Bundle], target: int, device: torch.device
 ) -> list[tuple[Any, Tensor]]:
-    """Start to send a bundle; return what must be kept until it is sent.
+    """Start to send bundles; return what must be kept until they are sent.
 
     Args:
-        bundle: the bundle.
+        bundles: the bundles.
         target: the rank of the receiver.
-        tag: a number that the receiver gives, too.
         device: the device of this worker's tensors.
     """
-    forms = {
-        name: (str(x.dtype).removeprefix("torch."), list(x.shape), x.device.type)
-        for name, x in bundle.tensors.items()
-    }
-    text = json.dumps({"tensors": forms, "facts": bundle.facts}).encode()
+    about = [
+        {
+            "tensors": {
+                name: (str(x.dtype).removeprefix("torch."), [*x.shape], x.device.type)
+                for name, x in bundle.tensors.items()
+            },
+            "facts": bundle.facts,
+        }
+        for bundle in bundles
+    ]
+    text = json.dumps(about).encode()
     message = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    tensors = [torch.tensor([len(text)], device=device), message]
-    tensors += [x.detach().to(device).contiguous() for x in bundle.tensors.values()]
+    messages = [_bytes(torch.tensor([len(text)], device=device)), message]
+    tensors = [
+        _bytes(x.detach().to(device).contiguous())
+        for bundle in bundles
+        for x in bundle.tensors.values()
+    ]
+    for pack in _packs([x.numel() for x in tensors]):
+        together = tensors[pack.start : pack.stop]
+        messages.append(together[0] if len(together) == 1 else torch.cat(together))
     with _peer_failure(f"rank {target}"):
-        return [
-            (dist.isend(_bytes(x), target, tag=tag), x) for x in tensors if x.numel()
-        ]
+        return [(dist.isend(x, target), x) for x in messages if x.numel()]
 
 
-def receive_bundle(source: int, tag: int, device: torch.device) -> Bundle:
-    """Receive a bundle.
+def receive_bundles(source: int, device: torch.device) -> list[Bundle]:
+    """Receive bundles that were sent together.
 
     Args:
         source: the rank of the sender.
-        tag: the number that the sender gave.
         device: the device of this worker's tensors.
 
     Raises:
         WaitError: the sender is gone, or did not come.
     """
     with _peer_failure(f"rank {source}"):
-        return _received(source, tag, device)
+        return _received(source, device)
 
 
 @contextmanager
@@ -130,20 +148,60 @@ def _peer_failure(who: str) -> Iterator[None]:
         ) from error
 
 
-def _received(source: int, tag: int, device: torch.device) -> Bundle:
+def _received(source: int, device: torch.device) -> list[Bundle]:
     length = torch.empty(1, dtype=torch.int64, device=device)
-    dist.recv(_bytes(length), source, tag=tag)
+    dist.recv(_bytes(length), source)
     message = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    dist.recv(message, source, tag=tag)
-    described = json.loads(message.cpu().numpy().tobytes())
-    tensors = {}
-    for name, (dtype, shape, home) in described["tensors"].items():
-        found = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        if found.numel():
-            dist.recv(_bytes(found), source, tag=tag)
-        # Optimizers keep some numbers on the host, whatever the parameter's device.
-        tensors[name] = found.cpu() if home == "cpu" else found
-    return Bundle(tensors, described["facts"])
+    dist.recv(message, source)
+    about = json.loads(message.cpu().numpy().tobytes())
+    forms = [form for one in about for form in one["tensors"].values()]
+    found = [
+        torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        for dtype, shape, _ in forms
+    ]
+    for pack in _packs([x.nbytes for x in found]):
+        together = [_bytes(x) for x in found[pack.start : pack.stop]]
+        if len(together) == 1:
+            _receive(together[0], source)
+            continue
+        sizes = [x.numel() for x in together]
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        _receive(buffer, source)
+        for x, part in zip(together, buffer.split(sizes), strict=True):
+            x.copy_(part)
+    # Optimizers keep some numbers on the host, whatever the parameter's device.
+    homes = (home for *_, home in forms)
+    placed = (
+        x.cpu() if home == "cpu" else x for x, home in zip(found, homes, strict=True)
+    )
+    return [
+        Bundle({name: next(placed) for name in one["tensors"]}, one["facts"])
+        for one in about
+    ]
+
+
+def _receive(message: Tensor, source: int) -> None:
+    if message.numel():
+        dist.recv(message, source)
+
+
+def _packs(sizes: Sequence[int]) -> Iterator[range]:
+    """Yield consecutive tensors that go in one message.
+
+    Args:
+        sizes: their bytes.
+
+    >>> [[*pack] for pack in _packs([3, 3 << 20, 2 << 20, 9 << 20, 5])]
+    [[0, 1], [2], [3], [4]]
+    """
+    begin, total = 0, 0
+    for end, size in enumerate(sizes):
+        if end > begin and total + size > _PACK_BYTES:
+            yield range(begin, end)
+            begin, total = end, 0
+        total += size
+    if begin < len(sizes):
+        yield range(begin, len(sizes))
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
 from hocket.errors import ConfigError
 from hocket.freeze.cache.settings import Cache
+from hocket.freeze.greedy import Balance
 from hocket.freeze.policy import Policy
 from hocket.options import ScheduleOptions
 from hocket.run.cluster.world import World
@@ -61,6 +62,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         shapes: with `freeze`: the stages and replicas from so many frozen layers on,
             such as `{4: (2, 2), 6: (1, 4)}`; `{}` keeps the first shape. The fastest
             that fits `memory_bytes`, as predicted, when not given.
+        balance: with `freeze`: how stages are cut: "exact" makes the slowest device
+            the fastest possible, by measured seconds; "greedy" is PipeTransformer's
+            rule, by parameters, which also halves the pipeline where `shapes` is not
+            given.
         num_run_steps: with `freeze`: the steps of the whole run, over which another
             layout must save more than the change takes. Without it they are counted to
             the end of the loader, or to the next decision where that is later.
@@ -83,6 +88,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
     freeze: Policy[Any] | None = None
     shapes: Mapping[int, tuple[int, int]] | None = None
+    balance: Balance = "exact"
     num_run_steps: int | None = None
     cache: Cache | None = None
     world: World | None = None
@@ -102,6 +108,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             for name in ("shapes", "num_run_steps", "cache")
             if getattr(self, name) is not None and self.freeze is None
         ]
+        if self.balance not in get_args(Balance):
+            faults.append(f"balance {self.balance!r} should be 'exact' or 'greedy'")
+        elif self.balance == "greedy" and self.freeze is None:
+            faults.append("balance 'greedy' has no effect without freeze")
         if text := "; ".join(faults):
             raise ConfigError(text)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.errors import ConfigError
 from hocket.model.profile.optimizer_bytes import small_copies
@@ -30,7 +30,7 @@ _CPU: Final = torch.device("cpu")
 
 
 def refuse_joint_steps(
-    settings: TrainingConfig, stages: Mapping[int, nn.Module]
+    settings: TrainingConfig, parts: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
     """Refuse an optimizer that updates all parameters otherwise than stage by stage.
 
@@ -38,19 +38,23 @@ def refuse_joint_steps(
 
     Args:
         settings: the settings that construct the optimizer.
-        stages: the stages of a net.
+        parts: the parameters of each part of a net that may be a stage by itself, by
+            what to call the part.
 
     Raises:
         ConfigError: names the parameter that differs most, and by how much.
     """
-    parts = [_trained(module) for module in stages.values()]
-    named = {name: x for part in parts for name, x in part.items()}
-    if sum(map(bool, parts)) < 2:
+    trained = {
+        place: {name: x for name, x in part.items() if x.requires_grad}
+        for place, part in parts.items()
+    }
+    named = {name: x for part in trained.values() for name, x in part.items()}
+    if sum(map(bool, trained.values())) < 2:
         return
     shares: dict[str, float] = {}
     with preserve_generators(_CPU), contextlib.suppress(Exception):
         together = _moves(settings, named, seed=0)
-        by_part = [_moves(settings, part, seed=0) for part in parts if part]
+        by_part = [_moves(settings, part, seed=0) for part in trained.values() if part]
         by_stage = {name: x for moves in by_part for name, x in moves.items()}
         found = _relative_differences(together, by_stage)
         if max(found.values()) > _NEAR:
@@ -58,10 +62,10 @@ def refuse_joint_steps(
             shares = {} if max(again.values()) > _NEAR else found
     name = max(shares, key=shares.__getitem__, default="")
     if name and shares[name] > _NEAR:
-        stage = next(n for n, part in zip(stages, parts, strict=True) if name in part)
+        place = next(where for where, part in trained.items() if name in part)
         raise ConfigError(
             f"the optimizer trains to other weights by stage: in {len(_SCALES)} steps "
-            f"on small copies of the parameters, {name} (stage {stage}) moves by "
+            f"on small copies of the parameters, {name} ({place}) moves by "
             f"{together[name].norm():.6g} where one optimizer has all of them, and by "
             f"{by_stage[name].norm():.6g} where each stage has its own (they differ by "
             f"{shares[name]:.3g} of the first). A step looks at several parameters at "
@@ -96,10 +100,6 @@ def _moves(
             x.grad = (scale * (slopes[name] + 0.1 * noise)).to(x.dtype)
         optimizer.step()
     return {name: x.detach() - start[name] for name, x in small.items()}
-
-
-def _trained(module: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _generator(name: str) -> torch.Generator:

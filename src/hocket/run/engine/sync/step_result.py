@@ -29,6 +29,8 @@ class StepResult:
         transition_s: the seconds for which the layout was changed before the step.
         cache_hits: the samples whose outputs of the frozen layers came from the cache,
             over all replicas; 0 without a cache.
+        cache_s: the seconds in which this worker read from the cache and stored in it,
+            since the step before.
     """
 
     step: int
@@ -44,6 +46,7 @@ class StepResult:
     layout: str = ""
     transition_s: float = 0.0
     cache_hits: int = 0
+    cache_s: float = 0.0
 
     @property
     def grad_norm(self) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hocket.core.costs import Costs
+from hocket.core.costs import Costs, Link
 from hocket.core.program import Program
 from hocket.errors import ModelError
+from hocket.freeze.greedy import greedy_boundaries
 from hocket.model.profile.costs import stage_costs
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.stage import StageModule
@@ -18,6 +19,7 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import measure_messages, usual_cluster
 from hocket.run.tune.teachers.stages import CutTeacher
+from hocket.run.tune.trial_runs import measure_ring
 from hocket.run.tune.update_costs import measure_updates
 
 
@@ -68,7 +70,10 @@ def cut_and_measure(
         known = profile_model(config, world, program.num_stages)
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
-    if boundaries is None:
+    if boundaries is None and config.balance == "greedy" and config.cut is None:
+        sizes = known.captured.parameters_in_millions
+        boundaries = greedy_boundaries(sizes, program.num_stages)
+    elif boundaries is None:
         boundaries = balanced_boundaries(
             known, program, config.cut, world, context.layout
         )
@@ -83,6 +88,8 @@ def cut_and_measure(
         updates=measure_updates(modules, program, config, context),
     )
     costs = replace(costs, accumulates=config.accumulate > 1)
+    if config.freeze is not None:  # other layouts are compared while training runs
+        costs = replace(costs, reduce_link=measure_ring(world) or Link())
     return CutModel(known, tuple(boundaries), modules, costs)
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import ModelError
 from hocket.freeze.cache.entry import Key
 from hocket.run.data.batch import Microbatch
-from hocket.run.elastic.output_rows import OutputRows
+from hocket.run.elastic.cache.output_rows import OutputRows
 from hocket.run.stage.runner import StageRunner
 
 _SAME: Final = 1e-3  # relative; of what differs by rounding alone

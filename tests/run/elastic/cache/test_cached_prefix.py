@@ -2,78 +2,44 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import hocket
-from hocket.errors import ConfigError, DataError
-from hocket.freeze.cache.folder import claim_folder
 from hocket.freeze.cache.shard import SUFFIX, file_bytes
 from hocket.freeze.policy import LayerObservation
-from hocket.run.elastic import cached_prefix, frozen_part
-from hocket.run.elastic.cached_prefix import CacheWarning
+from hocket.run.elastic.cache import cached_prefix, frozen_part
+from tests.run.support.cache_runs import (
+    NUM_TRIALS,
+    SAMPLE_BYTES,
+    assert_equal,
+    in_epochs,
+    in_folder,
+    let_reading_pay,
+    without,
+)
 from tests.run.support.cached_workers import (
     BATCH_SIZE,
-    NUM_EPOCHS,
     ROOM,
     STEPS_PER_EPOCH,
-    WIDTH,
     Rows,
     make_chain,
     train,
 )
 from tests.run.support.forked_launch import launch_forked
 from tests.run.support.freezing_workers import ADAMW, OneMore, make_model
-from tests.run.support.short_measurements import measure_shortly
-
-SAMPLE_BYTES: Final = 8 * WIDTH
-NUM_TRIALS: Final = 3 * 4  # samples of the microbatches that are measured
-Found = tuple[list[Any], dict[str, Tensor]]
 
 
 @pytest.fixture(autouse=True)
-def _measures_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure_shortly(monkeypatch)
-    monkeypatch.setattr("hocket.freeze.cache.payoff._MOST", float("inf"))
-
-
-def in_folder(folder: Path, **options: Any) -> hocket.Cache:
-    """A cache with room for all."""
-    budgets = {"ram_bytes": ROOM, "disk_bytes": ROOM}
-    return hocket.Cache(folder / "cache", **{**budgets, **options})
-
-
-def in_epochs(found: list[Any]) -> list[int]:
-    """The hits of each epoch."""
-    hits, each = [x[3] for x in found], STEPS_PER_EPOCH
-    return [sum(hits[i : i + each]) for i in range(0, len(hits), each)]
-
-
-def assert_equal(found: Found, expected: Found, *, exact: bool = False) -> None:
-    """In frozen layers, losses and weights."""
-    assert [x[0] for x in found[0]] == [x[0] for x in expected[0]]
-    rtol, atol = (0.0, 0.0) if exact else (1e-10, 1e-12)
-    losses, others = (
-        torch.tensor([x[2] for x in steps], dtype=torch.float64)
-        for steps in (found[0], expected[0])
-    )
-    torch.testing.assert_close(losses, others, rtol=rtol, atol=atol)
-    for name, value in expected[1].items():
-        torch.testing.assert_close(found[1][name], value, rtol=rtol, atol=atol)
-
-
-@functools.cache
-def without() -> Found:
-    """Six epochs without a cache."""
-    return train(None)
+def _reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_reading_pay(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +78,7 @@ def test_extends_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ran.append(len(list(runner.module.named_parameters())))
         return frozen_part.run_stage(runner, *rest)
 
-    monkeypatch.setattr("hocket.run.elastic.cached_prefix.run_stage", run_stage)
+    monkeypatch.setattr("hocket.run.elastic.cache.cached_prefix.run_stage", run_stage)
     room = file_bytes(SAMPLE_BYTES, 48)  # of 32 samples twice, it has not
     cache = in_folder(tmp_path, ram_bytes=0, disk_bytes=room)
     found = train(cache, num_epochs=8)
@@ -157,25 +123,6 @@ def test_the_next_run_finds_what_is_kept(tmp_path: Path) -> None:
     assert in_epochs(found) == [0, 0, 32 - NUM_TRIALS]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-def test_a_damaged_folder_changes_no_weight(tmp_path: Path, damage: str) -> None:
-    """Entries that are not whole are computed; the others are read."""
-    cache = in_folder(tmp_path, ram_bytes=0)
-    train(cache, num_epochs=3)
-    for path in (tmp_path / "cache").glob(f"*{SUFFIX}"):
-        text = bytearray(path.read_bytes())
-        if damage == "flipped":
-            for place in range(4096, len(text), 2000):
-                text[place] ^= 4
-        path.write_bytes(text if damage == "flipped" else text[: len(text) // 2])
-        if damage == "gone":
-            path.unlink()
-    found = train(cache)
-    assert_equal(found, without(), exact=True)
-    assert in_epochs(found[0])[2] < 32 - NUM_TRIALS
-    assert in_epochs(found[0])[3] == 32
-
-
 def test_rounded_entries_give_the_same_from_the_first_epoch_on(tmp_path: Path) -> None:
     """In bfloat16, what is computed is rounded too; it takes a quarter of the bytes."""
     found = train(in_folder(tmp_path, dtype="bfloat16"), num_epochs=4)
@@ -191,112 +138,12 @@ def test_rounded_entries_give_the_same_from_the_first_epoch_on(tmp_path: Path) -
     assert losses == pytest.approx(expected, rel=1e-2)
 
 
-def test_random_transforms_are_refused_or_drawn_once(tmp_path: Path) -> None:
-    """With the numbers; drawn once, all epochs have the samples of the first one."""
-    loader = hocket.SampleLoader(Rows(noise=0.5), BATCH_SIZE, seed=2)
-    with pytest.raises(DataError, match="32 of 32 samples differ between epochs 0 a"):
-        train(in_folder(tmp_path), loader)
-    found = train(in_folder(tmp_path, draws_once=True), loader, num_epochs=4)
-    fixed = Rows()
-    rows = torch.arange(32)
-    fixed._inputs = Rows(noise=0.5).inputs(rows, loader.draw(0, None))
-    expected = train(None, hocket.SampleLoader(fixed, BATCH_SIZE, seed=2), num_epochs=4)
-    assert_equal(found, expected, exact=True)
-    assert in_epochs(found[0])[3] == 32
-
-
-class NeverTheSame(Rows):
-    """Draws numbers of its own."""
-
-    def inputs(self, rows: Tensor, draw: object) -> Tensor:
-        """Their inputs: (B, width)."""
-        return super().inputs(rows, None) + torch.rand(len(rows), 1)
-
-
-def test_loaders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Before the first step."""
-    cache = in_folder(tmp_path, draws_once=True)
-    with pytest.raises(DataError, match="differ when they are read twice"):
-        train(cache, hocket.SampleLoader(NeverTheSame(), BATCH_SIZE))
-    batches = [*hocket.SampleLoader(Rows(), BATCH_SIZE)]
-    with hocket.Pipeline(
-        make_chain(),
-        F.cross_entropy,
-        optimizer=torch.optim.SGD,
-        example=batches[0],
-        num_microbatches=4,
-        freeze=hocket.freeze.Alpha(1 / 2),
-        cache=cache,
-    ) as pipeline:
-        with pytest.raises(DataError, match=r"a list does not say .*SampleLoader"):
-            [*pipeline.train(batches)]
-        with pytest.raises(DataError, match=r"given to step\(\) .*SampleLoader"):
-            pipeline.step(batches[0])
-
-
-def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
-    """When the pipeline is made."""
-    cache = in_folder(tmp_path)
-    claim_folder(Path(cache.folder), "abc")
-    with pytest.raises(ConfigError, match="is the cache of another model"):
-        train(cache)
-
-
-@pytest.mark.filterwarnings("ignore::hocket.run.elastic.cached_prefix.CacheWarning")
-def test_a_full_disk_changes_no_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is said once, and training goes on."""
-
-    def is_full(handle: int, begin: int, size: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", is_full)
-    with pytest.warns(CacheWarning, match="cannot grow: No space left") as warned:
-        found = train(in_folder(tmp_path, ram_bytes=0))
-    assert len([x for x in warned if x.category is CacheWarning]) == 1
-    assert_equal(found, without(), exact=True)
-    assert in_epochs(found[0]) == [0] * NUM_EPOCHS
-
-
-def test_budgets_below_one_entry(tmp_path: Path) -> None:
-    """Where no budget is large enough, the cache is off."""
-    cache = in_folder(tmp_path, ram_bytes=10, disk_bytes=100)
-    with pytest.warns(CacheWarning) as warned:
-        found = train(cache, num_epochs=4)
-    assert in_epochs(found[0]) == [0] * 4
-    assert str(warned[0].message) == (
-        "the cache is off: ram_bytes 10 is less than the 256 bytes of one sample's "
-        "outputs and disk_bytes 100 is less than the 4352 bytes of one sample's outputs"
-    )
-    with pytest.warns(CacheWarning, match="ram_bytes 10 is less .* is kept there"):
-        found = train(in_folder(tmp_path, ram_bytes=10), num_epochs=4)
-    assert in_epochs(found[0])[3] == 32
-
-
-class Centre(nn.Module):
-    """Looks at all samples of a microbatch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Without the mean of the samples."""
-        return x - x.mean(dim=0)
-
-
-def test_layers_that_mix_samples_are_not_kept(tmp_path: Path) -> None:
-    """By how much is said; training goes on without the cache."""
-    model = make_chain()
-    model[0] = nn.Sequential(Centre(), model[0])
-    with pytest.warns(CacheWarning, match=r"of 2 samples differ by .* so they cannot"):
-        found = train(in_folder(tmp_path), model=model, num_epochs=4)
-    assert in_epochs(found[0]) == [0] * 4
-
-
 def test_off_where_computing_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both numbers are logged."""
     monkeypatch.setattr("hocket.freeze.cache.payoff._MOST", 0.0)
-    caplog.set_level("INFO", logger="hocket.run.elastic.cached_prefix")
+    caplog.set_level("INFO", logger="hocket.run.elastic.cache.cached_prefix")
     found = train(in_folder(tmp_path), num_epochs=4)
     assert in_epochs(found[0]) == [0] * 4
     [text] = caplog.messages

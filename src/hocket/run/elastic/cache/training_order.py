@@ -15,7 +15,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sample_loader import SampleLoader
 from hocket.run.data.sampler import BatchRows
-from hocket.run.elastic.cache_refusals import checked_loader
+from hocket.run.elastic.cache.cache_refusals import checked_loader
 
 
 class TrainingOrder:

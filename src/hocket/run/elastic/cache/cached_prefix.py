@@ -1,0 +1,316 @@
+"""Takes the outputs of frozen layers from the cache, in place of computing them.
+
+    boundary 2   [a b] c d e    outputs of b are kept, by sample
+    boundary 4   [a b c d] e    c d run on what is kept of b, once for each sample; what
+                                they give is kept, and the outputs of b are dropped
+
+It stands where the frozen stage's forward is: the order of work stays as it is. Where
+all samples of a microbatch are kept, nothing is computed; else the whole microbatch is,
+since kernels may round otherwise for another number of samples.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hocket.errors import ModelError
+from hocket.freeze.cache.folder import claim_folder
+from hocket.freeze.cache.payoff import CacheVerdict, Payoff
+from hocket.freeze.cache.settings import Cache
+from hocket.run.cluster.group import WorkerGroup, uses_nccl
+from hocket.run.cluster.layout import Layout
+from hocket.run.data.batch import Microbatch
+from hocket.run.data.reads import PartBatch
+from hocket.run.elastic.cache.cache_warnings import CacheWarnings, small_budgets
+from hocket.run.elastic.cache.extension import Extension, PartMaker
+from hocket.run.elastic.cache.frozen_part import FrozenPart, run_stage
+from hocket.run.elastic.cache.kept_rows import KeptRows
+from hocket.run.elastic.cache.output_rows import OutputRows, input_form
+from hocket.run.elastic.cache.prefix_digest import model_digest
+from hocket.run.elastic.cache.training_order import TrainingOrder
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.nets.net import NetOnWorker
+from hocket.run.stage.precision import Precision
+
+log = logging.getLogger(__name__)
+_WHAT: Final = "hits of the cache"
+_MOST_UNREAD: Final = 3  # trials without an entry to read, until the cache is off
+
+
+class CachedPrefix:
+    """Keeps the outputs of the layers that are frozen, on one worker.
+
+    Every worker must make one.
+
+    Args:
+        settings: the user's.
+        order: the order in which training uses samples.
+        net: the net, with this worker's stages.
+        precision: the type that it computes in.
+        context: this worker's connections.
+
+    Raises:
+        ConfigError: the folder is of another model, or cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Cache,
+        order: TrainingOrder,
+        net: NetOnWorker,
+        precision: Precision,
+        context: WorkerContext,
+    ) -> None:
+        claim_folder(Path(settings.folder), model_digest(net.outline))
+        self._settings = settings
+        self._order = order
+        self._device = context.world.device
+        self._maker = PartMaker(net, precision, self._device, settings.dtype)
+        self._kept = KeptRows(settings, order, self._device)
+        self._layout: Layout | None = None
+        ranks = tuple(range(context.world.world_size))
+        self._group: WorkerGroup | None = None
+        if len(ranks) > 1:
+            [self._group] = context.groups.join([ranks])
+        self._boundary = 0
+        self._now: FrozenPart | None = None
+        self._extension: Extension | None = None
+        self._payoff = Payoff()
+        self._num_unread = 0  # trials of which nothing was read back
+        self._num_hits = 0
+        self._warnings = CacheWarnings()
+
+    @property
+    def read_s(self) -> float | None:
+        """The seconds of reading a microbatch here; None where it is computed."""
+        reads = self._payoff.verdict is CacheVerdict.READS
+        return self._payoff.read_s if reads else None
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[PartBatch]:
+        """Return a loader's batches, which name their samples.
+
+        Raises:
+            DataError: the loader does not name them, or they vary.
+        """
+        batches = self._order.begin(loader)
+        self._kept.begin()
+        self._look_again()
+        return map(self._advanced, batches)
+
+    def attach(self, plan: Plan, executor: Executor, layout: Layout) -> None:
+        """Begin to cache what the frozen layers compute. Every worker must call this.
+
+        Called when the layout has changed, or other weights were loaded.
+
+        Args:
+            plan: what is played.
+            executor: this worker's.
+            layout: the ranks by device and replica.
+        """
+        is_frozen = not plan.schedule.program.stages[0].trainable
+        boundary = plan.boundaries[0] if is_frozen else 0
+        before, self._boundary = self._boundary, boundary
+        self._layout = layout
+        prefix = executor.runners.get(0)
+        if prefix is None or not boundary:
+            self._now = self._extension = None
+            self._kept.close(drop=not boundary)
+            self._look_again()
+            return
+        self._look_again()
+        prefix.kept = self
+        part = self._maker.part(prefix)
+        if self._now is not None and self._now.digest == part.digest:
+            self._now = replace(self._now, runner=prefix)
+        else:
+            kept, self._now = self._now, part
+            self._payoff, self._num_unread = Payoff(), 0
+            module = prefix.module
+            self._extension = self._maker.extension(before, boundary, module, kept)
+            self._kept.open(part, self._before)
+        self._kept.read_ahead(self._now, layout)
+
+    def outputs(
+        self, microbatch: Microbatch, compute: Callable[[], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Return the frozen layers' outputs of a microbatch: see `KeptOutputs`."""
+        now, form = self._now, input_form(microbatch)
+        if now is None or form is None or microbatch.samples is None:
+            return compute()
+        rows = self._rows_of(now, form, microbatch)
+        if rows is None:
+            return compute()
+        samples = microbatch.samples.tolist()
+        match self._payoff.verdict:
+            case CacheVerdict.MEASURING:
+                kept = self._tried(now, form, samples, compute)
+            case CacheVerdict.READS:
+                found = self._found(now, form, samples)
+                if found is not None:
+                    return found
+                kept = rows.kept(self._computed(form, samples, microbatch, compute))
+                self._kept.write(now, form, samples, kept)
+            case CacheVerdict.COMPUTES:
+                kept = rows.kept(compute())
+        return rows.computed(kept)
+
+    def take_hits(self) -> int:
+        """Return the samples read since the last call. Every worker must call this.
+
+        Returns:
+            Their number, over all replicas.
+
+        Warns:
+            CacheWarning: the cache keeps less than it was asked to.
+        """
+        if self._kept.problem:
+            self._warnings.add(f"{self._kept.problem}: it keeps what there is room for")
+        self._warnings.give()
+        own, self._num_hits = self._num_hits, 0
+        return self._over_all(own)
+
+    def take_seconds(self) -> float:
+        """Return the seconds of reading and storing here since the last call."""
+        return self._kept.take_seconds()
+
+    def close(self) -> None:
+        """Write what is left, and close all files."""
+        self._kept.close()
+
+    @property
+    def _before(self) -> FrozenPart | None:
+        return None if self._extension is None else self._extension.before
+
+    def _advanced(self, batch: PartBatch) -> PartBatch:
+        """Let time go on to the step that a batch is of."""
+        over, is_new_epoch = self._order.advance(batch)
+        self._kept.used(over, self._now, self._before)
+        if is_new_epoch:
+            self._look_again()
+        return batch
+
+    def _look_again(self) -> None:
+        """Find what other workers have written. Every worker must call this."""
+        self._kept.flush()
+        self._over_all(0)  # all have written what they had
+        self._kept.refresh()
+        if self._now is not None and self._layout is not None:
+            self._kept.read_ahead(self._now, self._layout)
+
+    def _over_all(self, own: int) -> int:
+        """Sum a number over all workers (all-reduce); every worker must call this."""
+        if self._group is None or not self._boundary:
+            return own
+        device = self._device if uses_nccl() else torch.device("cpu")
+        total = torch.tensor(own, device=device)
+        self._group.wait(self._group.all_reduce(total, _WHAT), _WHAT)
+        return int(total.item())
+
+    def _found(
+        self, now: FrozenPart, form: int, samples: Sequence[int]
+    ) -> tuple[Tensor, ...] | None:
+        """Return a microbatch's outputs, if all of its samples are kept; count them."""
+        begin_s = perf_counter()
+        found = self._kept.read(now, form, samples)
+        if found is not None:
+            self._num_hits += len(samples)
+            if self._payoff.add_read(perf_counter() - begin_s):
+                self._log_payoff(len(samples))
+        return found
+
+    def _computed(
+        self,
+        form: int,
+        samples: Sequence[int],
+        microbatch: Microbatch,
+        compute: Callable[[], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """Compute a microbatch, from what is kept of earlier layers if it is."""
+        extension = self._extension
+        if extension is None:
+            return compute()
+        if self._rows_of(extension.before, form, microbatch) is None:
+            return compute()
+        received = self._kept.read(extension.before, form, samples)
+        if received is None:
+            return compute()
+        return run_stage(extension.between, microbatch, received)
+
+    def _tried(
+        self,
+        now: FrozenPart,
+        form: int,
+        samples: Sequence[int],
+        compute: Callable[[], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """Compute a microbatch and keep it; measure that, and reading it again."""
+        assert self._layout is not None
+        self._kept.synchronize()
+        begin_s = perf_counter()
+        sent = compute()
+        self._kept.synchronize()
+        compute_s = perf_counter() - begin_s
+        kept = now.rows[form].kept(sent)
+        replicas = self._layout.num_replicas
+        read_s = self._kept.tried(now, form, samples, kept, replicas)
+        if read_s is not None:
+            if self._payoff.add_trial(compute_s, read_s):
+                self._log_payoff(len(samples))
+            return kept
+        self._num_unread += 1  # it was damaged, or nothing could be stored
+        if self._num_unread <= _MOST_UNREAD:
+            self._kept.write(now, form, samples, kept)
+        else:
+            self._payoff.verdict = CacheVerdict.COMPUTES
+            if not self._kept.problem:  # which is warned of
+                self._switch_off("nothing that it stores is read back")
+        return kept
+
+    def _log_payoff(self, num_samples: int) -> None:
+        payoff = self._payoff
+        log.info(
+            "outputs of the first %d layers of the captured model, of %d samples: "
+            "reading takes %.3g ms, computing %.3g ms; the cache is %s",
+            self._boundary,
+            num_samples,
+            1e3 * payoff.read_s,
+            1e3 * payoff.compute_s,
+            "on" if payoff.verdict is CacheVerdict.READS else "off",
+        )
+
+    def _rows_of(
+        self, part: FrozenPart, form: int, microbatch: Microbatch
+    ) -> OutputRows | None:
+        """Return the form of a part's outputs; None where they cannot be kept."""
+        if form in part.rows:
+            return part.rows[form]
+        if self._payoff.verdict is CacheVerdict.COMPUTES:
+            return None
+        try:
+            rows = part.add_form(form, microbatch)
+        except ModelError as error:
+            self._switch_off(str(error))
+            return None
+        small, fits_nowhere = small_budgets(self._settings, rows.num_bytes)
+        if fits_nowhere:
+            self._switch_off(" and ".join(small))
+            return None
+        for text in small:
+            self._warnings.add(f"{text}: nothing is kept there")
+        if part is self._now and self._layout is not None:
+            self._kept.read_ahead(part, self._layout)
+        return rows
+
+    def _switch_off(self, why: str) -> None:
+        self._warnings.add(f"the cache is off: {why}")
+        self._payoff.verdict = CacheVerdict.COMPUTES

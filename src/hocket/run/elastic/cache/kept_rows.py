@@ -1,0 +1,220 @@
+"""Reads and stores the outputs of frozen layers, a microbatch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from hocket.freeze.cache.disk import slot_size
+from hocket.freeze.cache.entry import Content, Key
+from hocket.freeze.cache.settings import Cache
+from hocket.freeze.cache.shard import file_bytes
+from hocket.freeze.cache.store import Store
+from hocket.run.cluster.layout import Layout
+from hocket.run.device.copies import copies_of
+from hocket.run.elastic.cache.frozen_part import FrozenPart
+from hocket.run.elastic.cache.training_order import TrainingOrder
+
+
+class KeptRows:
+    """One worker's entries, under the keys of the samples in a microbatch.
+
+    Nothing is stored until `open` is called.
+
+    Args:
+        settings: the user's.
+        order: the order in which training uses samples.
+        device: where outputs are computed.
+    """
+
+    def __init__(
+        self, settings: Cache, order: TrainingOrder, device: torch.device
+    ) -> None:
+        self._settings = settings
+        self._order = order
+        self._device = device
+        self._store: Store | None = None
+        self._spent_s = 0.0
+
+    def take_seconds(self) -> float:
+        """Return the seconds spent here since the last call, the disk's included."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+    @property
+    def problem(self) -> str:
+        """Why nothing more is written to the disk; empty if all is well."""
+        return "" if self._store is None else self._store.problem
+
+    def open(self, now: FrozenPart, before: FrozenPart | None) -> None:
+        """Drop all entries but those of two parts, and store from now on.
+
+        Args:
+            now: what is stored.
+            before: what it is computed from.
+        """
+        if self._store is None:
+            self._store = Store(self._settings, self._order.use)
+        self._store.keep(now.digest, before.digest if before else b"")
+
+    def close(self, *, drop: bool = False) -> None:
+        """Write what is left, and close all files.
+
+        Args:
+            drop: drop all entries.
+        """
+        store, self._store = self._store, None
+        if store is not None:
+            if drop:
+                store.keep(b"", b"")
+            store.close()
+
+    def begin(self) -> None:
+        """Begin another order of samples, or another place in it."""
+        if self._store is not None:
+            self._store.begin(self._order.use)
+
+    def flush(self) -> None:
+        """Wait until all is written."""
+        if self._store is not None:
+            with self._timed():
+                self._store.flush()
+
+    def refresh(self) -> None:
+        """Find what other workers have written."""
+        if self._store is not None:
+            with self._timed():
+                self._store.refresh()
+
+    def used(
+        self, samples: Sequence[int], now: FrozenPart | None, before: FrozenPart | None
+    ) -> None:
+        """Say which samples were used.
+
+        Args:
+            samples: theirs are the entries that are used again an epoch later.
+            now: what is stored.
+            before: what it is computed from: it is used no more.
+        """
+        if self._store is not None and samples:
+            self._store.used(*(self._all_keys(x, samples) for x in (now, before)))
+
+    def read_ahead(self, part: FrozenPart, layout: Layout) -> None:
+        """Read what this worker's replica uses next, as far as memory has room."""
+        if self._store is None or not part.rows or not self._settings.ram_bytes:
+            return
+        data = self._order.use.data
+        form = next(reversed(part.rows))
+        self._store.read_ahead(
+            (time, part.keys(data, form, [sample])[0])
+            for time, sample in self._order.ahead(layout)
+        )
+
+    def read(
+        self,
+        part: FrozenPart,
+        form: int,
+        samples: Sequence[int],
+        *,
+        from_disk: bool = False,
+    ) -> tuple[Tensor, ...] | None:
+        """Return a microbatch's outputs; None unless all of its samples are kept."""
+        rows, store = part.rows[form], self._store
+        assert store is not None
+        contents: list[Content] = []
+        with self._timed():
+            for key in part.keys(self._order.use.data, form, samples):
+                content = store.get(key, from_disk=from_disk)
+                if content is None or len(content) != rows.num_bytes:
+                    return None
+                contents.append(content)
+            return rows.unpack(contents, self._device)
+
+    def write(
+        self,
+        part: FrozenPart,
+        form: int,
+        samples: Sequence[int],
+        kept: Sequence[Tensor],
+    ) -> None:
+        """Store the outputs of a microbatch, without waiting for disk or device."""
+        with self._timed():
+            self._write(part, form, samples, kept)
+
+    def tried(
+        self,
+        part: FrozenPart,
+        form: int,
+        samples: Sequence[int],
+        kept: Sequence[Tensor],
+        num_replicas: int,
+    ) -> float | None:
+        """Store a microbatch and read it again.
+
+        Returns:
+            The seconds of reading it from where most entries will be; None if what was
+            stored does not come back.
+        """
+        self.write(part, form, samples, kept)
+        self.flush()
+        begin_s = perf_counter()
+        from_disk = not self._fits_memory(part.rows[form].num_bytes, num_replicas)
+        found = self.read(part, form, samples, from_disk=from_disk)
+        self.synchronize()
+        return None if found is None else perf_counter() - begin_s
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        copies = copies_of(self._device)
+        if copies is not None:
+            copies.record_event().synchronize()
+
+    def _write(
+        self,
+        part: FrozenPart,
+        form: int,
+        samples: Sequence[int],
+        kept: Sequence[Tensor],
+    ) -> None:
+        rows, store = part.rows[form], self._store
+        assert store is not None
+        copies = copies_of(self._device)
+        if copies is None:  # at once: later stages may change the outputs in place
+            contents = rows.pack(kept, len(samples))
+        else:
+            host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in kept]
+            event = copies.to_host(host, kept)
+
+        def packed() -> Sequence[Content]:
+            if copies is None:
+                return contents
+            event.synchronize()
+            return rows.pack(host, len(samples))
+
+        keys = part.keys(self._order.use.data, form, samples)
+        store.put(keys, packed, rows.num_bytes * len(samples))
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begin_s = perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_s += perf_counter() - begin_s
+
+    def _all_keys(self, part: FrozenPart | None, samples: Sequence[int]) -> list[Key]:
+        if part is None:
+            return []
+        data = self._order.use.data
+        return [key for form in part.rows for key in part.keys(data, form, samples)]
+
+    def _fits_memory(self, num_bytes: int, num_replicas: int) -> bool:
+        """Whether the memory has room for all samples of one replica."""
+        settings, num_samples = self._settings, self._order.num_samples / num_replicas
+        is_room = num_samples * num_bytes <= settings.ram_bytes
+        entry = file_bytes(slot_size(num_bytes), 1)
+        return is_room or settings.disk_bytes < entry or bool(self.problem)
