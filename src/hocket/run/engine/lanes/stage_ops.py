@@ -16,14 +16,9 @@ from hocket.core.program import Program
 from hocket.model.stages.splitter import Remainder
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.device.device import Device, DeviceLane
+from hocket.run.engine.lanes.inputs import Input, NearInput, RegroupedInput, Values
 from hocket.run.engine.lanes.op_times import OpTimer
-from hocket.run.engine.lanes.ports import (
-    Input,
-    InputMaker,
-    NearInput,
-    RegroupedInput,
-    Values,
-)
+from hocket.run.engine.lanes.ports import InputMaker
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather
 from hocket.run.stage.runner import StageRunner

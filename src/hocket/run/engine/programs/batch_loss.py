@@ -21,8 +21,9 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.step_batch import NetBatches
+from hocket.run.engine.lanes.inputs import Input, Key, Values
 from hocket.run.engine.lanes.op_times import OpTimer
-from hocket.run.engine.lanes.ports import Input, Key, Output, Values
+from hocket.run.engine.lanes.outputs import Output
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.runner import StageRunner
 
