@@ -18,15 +18,10 @@ from hocket.model.stages.cut import StageModule
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.data.token_mean import zero_losses
-from hocket.run.device.copies import copies_of
+from hocket.run.data.loss import LossFunction
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.compiled.function import uncompiled
 from hocket.run.stage.compiled.splitter import make_splitter
-from hocket.run.stage.loss_checks.batch_loss_check import check_mean
-from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
-from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
@@ -37,6 +32,7 @@ from hocket.run.stage.saved_forward import (
 )
 from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.layers.pending import Pending
+from hocket.run.stage.stage_loss import StageLoss
 from hocket.run.stage.stale_weight_check import check_stale_weights
 from hocket.run.stage.versions import WeightVersions
 
@@ -72,12 +68,9 @@ class StageRunner:
             None if the state is not saved.
 
     Attributes:
-        losses: the losses of the forwards since they were last read, on a net's last
-            stage.
+        loss: computes the losses, on a net's last stage.
         live: the state that forwards saved for their backwards, by step and microbatch.
         versions: the versions of the weights, if forwards read old ones.
-        batch_loss: the loss over the whole batch, on a net's last stage.
-        read_by_loss: the outputs of other nets that either loss reads.
         kept: gives outputs that need not be computed, if the stage has no backwards.
     """
 
@@ -105,17 +98,14 @@ class StageRunner:
         self.saved_prefix = saved_prefix
         self.trainable = trainable
         self.module = module
-        self.loss = loss
         self.device = device
         self.seed = seed
         self.net = net
         self.first_microbatch = first_microbatch
         self._autocast = precision.autocast(device)
-        self.losses = LossValues(number, copies_of(device))
+        self.loss = StageLoss(number, loss, device, self._autocast, checks=checks_loss)
         self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
-        self.batch_loss: LossFunction | None = None
-        self.read_by_loss: Sequence[NetOutput] = ()
         self.kept: KeptOutputs | None = None
         gradients = StageGradients.of(module) if gradients is None else gradients
         self._takes_grad = gradients.takes
@@ -132,12 +122,6 @@ class StageRunner:
         )
         self._make_splitter = make_splitter
         self._splitter: Splitter | None = None  # until a backward is split
-        self._checks_loss = checks_loss  # until one was checked
-        self._step_check = (  # until the first step's was
-            StepLossCheck(loss, self._loss_of_all, device)
-            if checks_loss and loss is not None
-            else None
-        )
         self._is_checked = False  # whether it may compute with old weights
         self._mode: bool | None = None  # the mode that its modules are in
         self._parts: list[tuple[nn.Module, bool]] = []
@@ -280,31 +264,9 @@ class StageRunner:
 
         They are copies: what was received is released before the loss is computed.
         """
-        forms = [replace(form, is_whole=False) for form in self.read_by_loss]
+        forms = [replace(form, is_whole=False) for form in self.loss.others]
         read = received[len(self.module.inputs) :] if forms else ()
         return rebuilt([x.clone() for x in read], forms, microbatch)
-
-    def loss_of(self, output: Any, targets: Any, *others: Any) -> dict[str, Tensor]:
-        """Return the named losses of the model's output.
-
-        Args:
-            output: the model's output.
-            targets: the loss's targets.
-            others: outputs of other nets.
-        """
-        loss = self.loss or self.batch_loss
-        assert loss is not None
-        with self._autocast:
-            return losses_of(loss, output, targets, *others)
-
-    def compare_losses(self) -> str:
-        """Compare the first step's losses with their joint loss (`StepLossCheck`)."""
-        check, self._step_check = self._step_check, None
-        return "" if check is None else check.compare()
-
-    def _loss_of_all(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Return the losses of the model's output and those of other nets."""
-        return self.loss_of(outputs[0], targets, *outputs[1:])
 
     def _check_stale_weights(self, given: ForwardInputs, delay: int) -> None:
         """Check, once, that the stage may compute with old weights.
@@ -380,21 +342,11 @@ class StageRunner:
         splitter = self._made_splitter() if splits else None
         out = self._call(inputs, given.microbatch, splitter)
         leaves = tuple(compress(inputs, self._takes_grad))
-        if self.loss is None:
+        if self.loss.function is None:
             return self._saved_outputs(leaves, out)
         others = rebuilt(inputs[self._num_own :], self._others, given.microbatch)
-        named = self.loss_of(out, given.microbatch.targets, *others)
-        if self._checks_loss:
-            self._check_loss(out, given.microbatch, others)
-        if not given.weight:
-            named = zero_losses(named, (out, *others))
-        if now is not None:
-            self.losses.take(*now, named)
-            if self._step_check is not None:
-                part = given.microbatch
-                read = out, *others
-                self._step_check.keep(read, part.targets, part.num_samples)
-        total = named[TOTAL]
+        outputs, counts = (out, *others), bool(given.weight)
+        total = self.loss.total(outputs, given.microbatch, now, counts=counts)
         if self._has_backward and not total.requires_grad:
             raise ModelError(
                 "the loss does not depend on any weight: it was detached, or made "
@@ -414,21 +366,6 @@ class StageRunner:
         sent = tuple(value.detach() for value in sent)
         return SavedForward(leaves, edges, depends=depends), sent
 
-    def _check_loss(
-        self, output: Any, microbatch: Microbatch, others: Sequence[Any]
-    ) -> None:
-        """Check, once, that microbatches' losses add up to the batch's."""
-        assert self.loss is not None
-        check_mean(
-            self.loss,
-            self._loss_of_all,
-            (output, *others),
-            microbatch.targets,
-            microbatch.num_samples,
-            device=self.device,
-        )
-        self._checks_loss = False
-
     def _call(
         self,
         inputs: Sequence[Tensor],
@@ -437,7 +374,7 @@ class StageRunner:
     ) -> Any:
         """Call the module with the values from its own net, and with the batch's."""
         leaves: Sequence[Any] = microbatch.leaves
-        if self._others and self.loss is None:
+        if self._others and self.loss.function is None:
             leaves = (*inputs[self._num_own :], *leaves)
         received = inputs[: self._num_own]
         own = [leaves[i] for i in self.module.batch_inputs]

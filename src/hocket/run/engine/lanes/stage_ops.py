@@ -77,7 +77,7 @@ class StageOps:
         keeps = program.stages[number].trainable and not evaluates
         self._keeps = keeps
         self._is_last = evaluates and not program.targets[number]
-        self.makes_loss = runner.loss is not None
+        self.makes_loss = runner.loss.function is not None
         self.loss: BatchLoss | None = None
         self.gather: Gather | None = None
         self._inputs = [

@@ -127,10 +127,10 @@ class BatchLoss:
             for one, values in zip(self._inputs, leaves, strict=True)
         ]
         targets = joined([part.targets for part in parts])
-        named = self._runner.loss_of(outputs[0], targets, *outputs[1:])
+        named = self._runner.loss.named(outputs[0], targets, *outputs[1:])
         share = sum(part.num_samples for part in work.microbatches)
         share_here = share / work.step.num_samples
-        self._runner.losses.take(work.step.number, 0, named)
+        self._runner.loss.values.take(work.step.number, 0, named)
         return named[TOTAL] * ((1.0 if everywhere else share_here) * work.loss_scale)
 
     def _keep(
