@@ -58,6 +58,10 @@ class StepBatch:
         """The factor of the loss; to be read once all earlier steps are over."""
         return 1.0 if self.read_scale is None else self.read_scale()
 
+    def weight(self, index: int) -> float:
+        """Return the factor of a microbatch's loss; see `loss_scale`."""
+        return self.share(index) * self.loss_scale
+
     def shares(self) -> dict[int, float]:
         """Return the shares of all microbatches, by their numbers in the step."""
         return {self.step.first + i: self.share(i) for i in range(len(self.step.sizes))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from hocket.run.stage.loss_checks.batch_loss_check import check_mean
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput
+from hocket.run.stage.precision import Precision
 
 
 class StageLoss:
@@ -26,7 +26,7 @@ class StageLoss:
         stage: the stage's number in the program.
         function: the loss of each microbatch; None if the stage has none.
         device: the outputs' device.
-        autocast: the context that losses compute in; can be entered again.
+        precision: the type that losses compute in.
         checks: whether the loss must be a mean over samples, for each microbatch is
             only a part of the batch.
 
@@ -42,7 +42,7 @@ class StageLoss:
         stage: int,
         function: LossFunction | None,
         device: torch.device,
-        autocast: AbstractContextManager[object],
+        precision: Precision,
         *,
         checks: bool,
     ) -> None:
@@ -51,7 +51,7 @@ class StageLoss:
         self.others: Sequence[NetOutput] = ()
         self.values = LossValues(stage, copies_of(device))
         self._device = device
-        self._autocast = autocast
+        self._losses_of = precision.computing(device, losses_of)
         self._checks = checks  # until one was checked
         self._step_check = (  # until the first step's was
             StepLossCheck(function, self._together, device)
@@ -69,8 +69,7 @@ class StageLoss:
         """
         function = self.function or self.batch_function
         assert function is not None
-        with self._autocast:
-            return losses_of(function, output, targets, *others)
+        return self._losses_of(function, output, targets, *others)
 
     def total(
         self,

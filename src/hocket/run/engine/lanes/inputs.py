@@ -14,10 +14,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from hocket.core.dataflow import Fact, Rule
+from hocket.core.dataflow import Rule
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.channel_ends import Incoming, LaneChannels
 from hocket.run.engine.lanes.wiring import Places
 
 Values: TypeAlias = tuple[Tensor, ...]
@@ -63,9 +63,7 @@ class FarInput(Input):
     and the last that releases it frees the buffer.
 
     Args:
-        channels: this device's messages.
-        fact: what the values are.
-        stage: the stage that makes them.
+        channel: where they come in.
         net: the net of the stage that makes them.
         counts: for how many microbatches each stage of this device reads them.
         recorder: notes that a wait is over.
@@ -73,16 +71,12 @@ class FarInput(Input):
 
     def __init__(
         self,
-        channels: PointToPoint,
-        fact: Fact,
-        stage: int,
+        channel: Incoming | LaneChannels,
         net: str,
         counts: Sequence[int],
         recorder: FlightRecorder,
     ) -> None:
-        self._channels = channels
-        self._fact = fact
-        self._stage = stage
+        self._channel = channel
         self._net = net
         self._counts = counts
         self._is_shared = len(counts) > 1
@@ -94,15 +88,13 @@ class FarInput(Input):
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`."""
         if not self._is_shared:
-            values = self._channels.receive(self._fact, self._stage, batch, microbatch)
+            values = self._channel.receive(batch, microbatch)
             self._recorder.resume()
             return values
         key = batch[self._net].step.place_of(microbatch)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._shared:
-                values = self._channels.receive(
-                    self._fact, self._stage, batch, microbatch
-                )
+                values = self._channel.receive(batch, microbatch)
                 self._recorder.resume()
                 self._shared[key] = values
             return tuple(value.clone() for value in self._shared[key])
@@ -117,7 +109,7 @@ class FarInput(Input):
                     self._num_released[key] = count
                     return
                 del self._shared[key], self._locks[key]
-        self._channels.release(self._fact, self._stage, batch, microbatch)
+        self._channel.release(batch, microbatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.run.data.step_batch import NetBatches
+from hocket.run.engine.lanes.channel_ends import Outgoing
 from hocket.run.engine.lanes.inputs import Key, Values
-from hocket.run.engine.lanes.point_to_point import PointToPoint, Route
 from hocket.run.engine.lanes.wiring import Places
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One of the ways that results go.
+class FarWay:
+    """A way of results to another device.
 
     Args:
-        to: a channel to another device, or where a stage of this device looks.
+        channels: the channel of each lane of this device.
         places: which of the results; None for all.
         count: for how many microbatches they are read.
     """
 
-    to: Route | dict[Key, Values]
+    channels: Mapping[int, Outgoing]
+    places: Places | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NearWay:
+    """A way of results to a stage of this device.
+
+    Args:
+        values: where that stage looks.
+        places: which of the results; None for all.
+        count: for how many microbatches they are read.
+    """
+
+    values: dict[Key, Values]
     places: Places | None
     count: int
 
@@ -30,7 +45,6 @@ class Output:
     """The places that one kind of a stage's results goes to.
 
     Args:
-        channels: this device's messages.
         net: the stage's net.
         far: to other devices.
         near: to stages of this device.
@@ -39,15 +53,8 @@ class Output:
     """
 
     def __init__(
-        self,
-        channels: PointToPoint,
-        net: str,
-        far: Sequence[Way],
-        near: Sequence[Way],
-        *,
-        copies: bool,
+        self, net: str, far: Sequence[FarWay], near: Sequence[NearWay], *, copies: bool
     ) -> None:
-        self._channels = channels
         self._net = net
         self._far = far
         self._near = near
@@ -66,19 +73,17 @@ class Output:
         """
         for way in self._far:
             if microbatch < way.count:
-                assert isinstance(way.to, tuple)
-                self._channels.send(
-                    way.to, lane, batch, microbatch, _picked(values, way.places)
-                )
-        copies = self._copies
-        for way in self._near:
-            if microbatch < way.count:
-                assert isinstance(way.to, dict)
-                key = batch[self._net].step.place_of(microbatch)
-                some = _picked(values, way.places)
-                way.to[key] = tuple(x.clone() for x in some) if copies else some
+                some = values if way.places is None else _picked(values, way.places)
+                way.channels[lane].send(batch, microbatch, some)
+        if not self._near:
+            return
+        copies, key = self._copies, batch[self._net].step.place_of(microbatch)
+        for near in self._near:
+            if microbatch < near.count:
+                some = values if near.places is None else _picked(values, near.places)
+                near.values[key] = tuple(x.clone() for x in some) if copies else some
                 copies = True  # a stage may change what it reads in place
 
 
-def _picked(values: Values, places: Places | None) -> Values:
-    return values if places is None else tuple(values[place] for place in places)
+def _picked(values: Values, places: Places) -> Values:
+    return tuple([values[place] for place in places])

@@ -27,7 +27,7 @@ from hocket.run.engine.lanes.inputs import (
     RegroupedInput,
     Values,
 )
-from hocket.run.engine.lanes.outputs import Output, Way
+from hocket.run.engine.lanes.outputs import FarWay, NearWay, Output
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Places, Wiring
 
@@ -159,9 +159,8 @@ class InputMaker:
         ]
         if (fact, maker) not in self._far:
             counts = [self._count(fact, maker, other) for other in readers]
-            self._far[fact, maker] = FarInput(
-                self._channels, fact, maker, net, counts, self._recorder
-            )
+            channel = self._channels.incoming(fact, maker)
+            self._far[fact, maker] = FarInput(channel, net, counts, self._recorder)
         whole = self._far[fact, maker]
         sent = self._places(fact, maker, readers)
         own = self._places(fact, maker, [reader])
@@ -187,8 +186,8 @@ class InputMaker:
             device = self._program.stages[reader].device if own is None else own
             by_device.setdefault(device, []).append(reader)
         far = [
-            Way(
-                (fact, maker, device),
+            FarWay(
+                self._channels.outgoing((fact, maker, device)),
                 self._places(fact, maker, stages),
                 max(self._count(fact, maker, stage) for stage in stages),
             )
@@ -196,7 +195,7 @@ class InputMaker:
             if device != self._device
         ]
         near = [
-            Way(
+            NearWay(
                 self._near.setdefault((fact, maker, reader), {}),
                 self._places(fact, maker, [reader]),
                 self._count(fact, maker, reader),
@@ -204,4 +203,4 @@ class InputMaker:
             for reader in by_device.get(self._device, ())
         ]
         net = self._program.stages[maker].net
-        return Output(self._channels, net, far, near, copies=copies)
+        return Output(net, far, near, copies=copies)
