@@ -230,7 +230,9 @@ class StageRunner:
         """
         if not self._has_backward:
             return ()
-        live = self._take(step, index, splits=False)
+        live = self.live.pop((step, index))
+        if isinstance(live, Replay):
+            live = self._run_again(live, step, index, splits=False)
         if live.starts:
             run_backward(live.starts, live.given(grads))
         return live.found(map(_grad_of, live.leaves))
@@ -251,7 +253,9 @@ class StageRunner:
         """
         if not self._has_backward:
             return (), _NOTHING_LEFT
-        live = self._take(step, index, splits=True)
+        live = self.live.pop((step, index))
+        if isinstance(live, Replay):
+            live = self._run_again(live, step, index, splits=True)
         splitter = self._made_splitter()
         found, left = splitter.input_gradients(
             live.starts, live.given(grads), live.leaves
@@ -300,16 +304,14 @@ class StageRunner:
             inputs[i] = inputs[i].detach().requires_grad_()
         return inputs
 
-    def _take(self, step: int, index: int, *, splits: bool) -> SavedForward:
-        """Return what a forward saved; run it again if it recomputes."""
-        live = self.live.pop((step, index))
-        if isinstance(live, SavedForward):
-            return live
+    def _run_again(
+        self, replay: Replay, step: int, index: int, *, splits: bool
+    ) -> SavedForward:
+        """Run a forward once more; return what it saves."""
         assert self._replayer is not None
-        replayed = self._replayer.restored(live)
+        replayed = self._replayer.restored(replay)
         with replayed, self._around_forward(step, index):
-            again, _ = self._run(*live.inputs, splits=splits)
-        return again
+            return self._run(*replay.inputs, splits=splits)[0]
 
     def _around_forward(self, step: int, index: int) -> AbstractContextManager[object]:
         """Put the step's weights in place, and seed the layers that draw."""
