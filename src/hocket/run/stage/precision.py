@@ -41,12 +41,8 @@ class Precision(Enum):
         """Return a function that computes in this type; itself without autocast."""
         if self is Precision.FLOAT32:
             return function
-        autocast = self.autocast(device)
-
-        def computed(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with autocast:
-                return function(*args, **kwargs)
-
+        computed: Callable[_P, _T]
+        computed = torch.autocast(device.type, getattr(torch, self.value))(function)
         return computed
 
 

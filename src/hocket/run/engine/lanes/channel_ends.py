@@ -30,7 +30,7 @@ from hocket.run.data.step_batch import Batches, NetBatches
 Signature: TypeAlias = int | tuple[int, ...]
 Place: TypeAlias = tuple[int, int]  # the step (within a portion) and microbatch
 
-_HEADER: Final = -1  # in the place of a microbatch: what comes before all of a step
+_HEADER: Final = -1  # as microbatch and signature: what comes before all of a step
 _PAUSE_S: Final = 5e-5  # while there is something to do meanwhile
 _FIRST_PAUSE_S: Final = 2e-5
 _LAST_PAUSE_S: Final = 1e-3
@@ -194,7 +194,7 @@ class Incoming:
         self._net, self._signature = sizing
         self._shared = shared
         self._in_order = in_order
-        self._agreed: dict[Signature, Schema] = {}
+        self._agreed: dict[Signature, Schema] = {_HEADER: HEADER}
         self._coming: deque[_Coming] = deque()  # that the receiver does not expect yet
         # The tags of those that it expects, by step and microbatch, until released.
         self._tags: dict[tuple[int, int], int] = {}
@@ -225,7 +225,7 @@ class Incoming:
             if self._headers and step.key in self._headers:
                 self._headers.remove(step.key)
                 self._unread.add(step.key)
-                self._coming.append((step, _HEADER, 0))
+                self._coming.append((step, _HEADER, _HEADER))
             self._coming.append((step, microbatch, self._signature(batch, microbatch)))
             if self._in_order:
                 self._numbers[step.place_of(microbatch)] = self._num_added
@@ -235,29 +235,18 @@ class Incoming:
     def _announce(self) -> None:
         """Announce messages, in order, up to the first one of an unknown shape."""
         coming, agreed = self._coming, self._agreed
-        while coming:
-            step, microbatch, signature = coming[0]
-            if microbatch == _HEADER:
-                self._receiver.expect([_header_tag(step)], HEADER)
-                coming.popleft()
-            elif (schema := agreed.get(signature)) is None:
-                return
-            else:
-                self._receiver.expect(self._tags_of(schema), schema)
-
-    def _tags_of(self, schema: Schema) -> list[int]:
-        """Take the next messages of one schema; return their tags."""
-        coming, tags = self._coming, []
-        while coming and coming[0][1] != _HEADER:
-            step, microbatch, signature = coming[0]
-            if self._agreed.get(signature) is not schema:
-                break
-            coming.popleft()
-            at = step.first + microbatch
-            tag = message_tag(schema, step.number, at, step.salt)
-            self._tags[step.number, at] = tag
-            tags.append(tag)
-        return tags
+        while coming and (schema := agreed.get(coming[0][2])) is not None:
+            tags = []
+            while coming and agreed.get(coming[0][2]) is schema:
+                step, microbatch, _ = coming.popleft()
+                if microbatch == _HEADER:
+                    tags.append(_header_tag(step))
+                    continue
+                at = step.first + microbatch
+                tag = message_tag(schema, step.number, at, step.salt)
+                self._tags[step.number, at] = tag
+                tags.append(tag)
+            self._receiver.expect(tags, schema)
 
     def post(self) -> Post:
         """Return the place of the next message in the order of all messages."""

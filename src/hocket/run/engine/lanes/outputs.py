@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.engine.lanes.channel_ends import Outgoing
 from hocket.run.engine.lanes.inputs import Key, Values
 from hocket.run.engine.lanes.wiring import Places
 
+_To = TypeVar("_To")
 
-@dataclass(frozen=True, slots=True)
-class FarWay:
-    """A way of results to another device.
+
+class Way(NamedTuple, Generic[_To]):
+    """One of the ways that results go.
 
     Args:
-        channels: the channel of each lane of this device.
+        to: each lane's channel to another device, or where a stage of this one looks.
         places: which of the results; None for all.
         count: for how many microbatches they are read.
     """
 
-    channels: Mapping[int, Outgoing]
-    places: Places | None
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class NearWay:
-    """A way of results to a stage of this device.
-
-    Args:
-        values: where that stage looks.
-        places: which of the results; None for all.
-        count: for how many microbatches they are read.
-    """
-
-    values: dict[Key, Values]
+    to: _To
     places: Places | None
     count: int
 
@@ -53,7 +39,12 @@ class Output:
     """
 
     def __init__(
-        self, net: str, far: Sequence[FarWay], near: Sequence[NearWay], *, copies: bool
+        self,
+        net: str,
+        far: Sequence[Way[Mapping[int, Outgoing]]],
+        near: Sequence[Way[dict[Key, Values]]],
+        *,
+        copies: bool,
     ) -> None:
         self._net = net
         self._far = far
@@ -71,17 +62,17 @@ class Output:
             microbatch: the microbatch.
             values: what the op made.
         """
-        for way in self._far:
-            if microbatch < way.count:
-                some = values if way.places is None else _picked(values, way.places)
-                way.channels[lane].send(batch, microbatch, some)
+        for channels, places, num_read in self._far:
+            if microbatch < num_read:
+                some = values if places is None else _picked(values, places)
+                channels[lane].send(batch, microbatch, some)
         if not self._near:
             return
         copies, key = self._copies, batch[self._net].step.place_of(microbatch)
-        for near in self._near:
-            if microbatch < near.count:
-                some = values if near.places is None else _picked(values, near.places)
-                near.values[key] = tuple(x.clone() for x in some) if copies else some
+        for found, places, num_read in self._near:
+            if microbatch < num_read:
+                some = values if places is None else _picked(values, places)
+                found[key] = tuple([x.clone() for x in some]) if copies else some
                 copies = True  # a stage may change what it reads in place
 
 

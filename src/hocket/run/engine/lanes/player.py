@@ -42,6 +42,7 @@ from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 Action: TypeAlias = Callable[[NetBatches], None]
+Exchange: TypeAlias = Callable[[int, int], None]  # of a stage, in a step
 OnError: TypeAlias = Callable[[Op, int, Exception], None]
 OnOutput: TypeAlias = Callable[[Microbatch, Any, Sequence[Any]], None]
 
@@ -351,19 +352,16 @@ class Player:
             with ops.lock:
                 versions.complete(work.step.number)
 
-    def _after_ties(
-        self, ops: StageOps, exchange: Callable[[int, int], None], play: Action
-    ) -> Action:
+    def _after_ties(self, ops: StageOps, exchange: Exchange, play: Action) -> Action:
         """Return what plays an op once its stage's shared weights are exchanged."""
-        if not self._has_ties:
-            return play
+        return partial(self._tied, ops, exchange, play) if self._has_ties else play
 
-        def exchange_and_play(batch: NetBatches) -> None:
-            exchange(ops.number, batch[ops.net].step.number)
-            self._notes.resume()
-            play(batch)
-
-        return exchange_and_play
+    def _tied(
+        self, ops: StageOps, exchange: Exchange, play: Action, batch: NetBatches
+    ) -> None:
+        exchange(ops.number, batch[ops.net].step.number)
+        self._notes.resume()
+        play(batch)
 
     def _count_gradient(self, ops: StageOps, play: Action, batch: NetBatches) -> None:
         play(batch)

@@ -27,7 +27,7 @@ from hocket.run.engine.lanes.inputs import (
     RegroupedInput,
     Values,
 )
-from hocket.run.engine.lanes.outputs import FarWay, NearWay, Output
+from hocket.run.engine.lanes.outputs import Output, Way
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Places, Wiring
 
@@ -186,7 +186,7 @@ class InputMaker:
             device = self._program.stages[reader].device if own is None else own
             by_device.setdefault(device, []).append(reader)
         far = [
-            FarWay(
+            Way(
                 self._channels.outgoing((fact, maker, device)),
                 self._places(fact, maker, stages),
                 max(self._count(fact, maker, stage) for stage in stages),
@@ -195,7 +195,7 @@ class InputMaker:
             if device != self._device
         ]
         near = [
-            NearWay(
+            Way(
                 self._near.setdefault((fact, maker, reader), {}),
                 self._places(fact, maker, [reader]),
                 self._count(fact, maker, reader),
