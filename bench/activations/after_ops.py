@@ -75,19 +75,23 @@ class _Marks:
 
     def at_end_of(self, lane_op: LaneOp) -> LaneOp:
         """Return the op with a mark where its time ends."""
-        action = lane_op.action
-        assert isinstance(action, partial)
-        args = [
-            replace(x, end=partial(self._end, x.end)) if isinstance(x, OpTimer) else x
-            for x in action.args
-        ]
-        return replace(lane_op, action=partial(action.func, *args))
+        return replace(lane_op, action=self._marked(lane_op.action))
 
-    def _end(self, end: Callable[[], None]) -> None:
-        end()
+    def _marked(self, x: Any) -> Any:
+        """Return an action, or an argument of one, with a mark at the timer's end."""
+        if isinstance(x, partial):
+            return partial(x.func, *map(self._marked, x.args), **x.keywords)
+        if isinstance(x, OpTimer):
+            end, run = partial(self._end, x.end), partial(self._end, x.run)
+            return replace(x, end=end, run=run)
+        return x
+
+    def _end(self, end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = end(*args, **kwargs)
         self.close()
         self.num_ops += 1
         self._span = self._begun()
+        return result
 
     def close(self) -> None:
         """End the last span."""

@@ -86,14 +86,14 @@ def _steps(work: Given, kind: str) -> dict[str, Callable[[], object]]:
 def _whole(runner: StageRunner, work: Given) -> None:
     runner.forward(0, 0, work.part, work.received, 1.0)
     runner.backward(0, 0, ())
-    runner.losses.clear()
+    runner.loss.values.clear()
 
 
 def _halves(runner: StageRunner, work: Given) -> None:
     runner.forward(0, 0, work.part, work.received, 1.0, splits=True)
     _, left = runner.input_gradients(0, 0, ())
     left.finish()
-    runner.losses.clear()
+    runner.loss.values.clear()
 
 
 if __name__ == "__main__":

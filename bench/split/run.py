@@ -208,14 +208,14 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 def _whole(runner: StageRunner, work: Given) -> None:
     runner.forward(0, 0, work.part, work.received, 1.0)
     runner.backward(0, 0, ())
-    runner.losses.clear()
+    runner.loss.values.clear()
 
 
 def _halves(runner: StageRunner, work: Given) -> None:
     runner.forward(0, 0, work.part, work.received, 1.0, splits=True)
     _, left = runner.input_gradients(0, 0, ())
     left.finish()
-    runner.losses.clear()
+    runner.loss.values.clear()
 
 
 def _torch(work: Given) -> None:

@@ -100,7 +100,7 @@ def trained(num_bad: int, *, at_once: bool) -> tuple[list[float], list[Tensor]]:
         num_microbatches=4,
     ) as pipeline:
         (runner,) = pipeline._executor.runners.values()
-        runner.losses = loss_values(0, at_once=at_once)
+        runner.loss.values = loss_values(0, at_once=at_once)
         losses = [pipeline.step(batch).loss for batch in batches[:2]]
         weights = [p.detach().clone() for p in runner.parameters.values()]
         if num_bad:

@@ -13,7 +13,7 @@ from hocket.core.dataflow import Fact, Rule
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import split_batch
 from hocket.run.data.step_batch import NetBatches, StepBatch
-from hocket.run.engine.lanes.ports import Input, RegroupedInput, Values
+from hocket.run.engine.lanes.inputs import Input, RegroupedInput, Values
 
 NUM_SAMPLES = 12
 

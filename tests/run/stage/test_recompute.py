@@ -142,7 +142,7 @@ def test_three_microbatches_on_their_way(make: Any, shape: tuple[int, ...]) -> N
         assert torch.equal(grad, parameter.grad), name
     assert old.keys() == new.keys()
     assert all(torch.equal(new[name], value) for name, value in old.items())
-    assert again.losses.read() == kept.losses.read()
+    assert again.loss.values.read() == kept.loss.values.read()
 
 
 def test_statistics_are_updated_once() -> None:

@@ -57,13 +57,13 @@ def forward(
         )
         for i, module in enumerate(cut(captured, boundaries))
     ]
-    runners[-1].loss = lambda out, _: out.square().mean()
+    runners[-1].loss.function = lambda out, _: out.square().mean()
     part = Microbatch((x,), None, len(x))
     values: tuple[Tensor, ...] = ()
     for runner in runners:
         values = runner.forward(step, 3, part, values, 1.0)
         torch.rand(7)  # whatever else is drawn between two forwards
-    losses = runners[-1].losses.read()
+    losses = runners[-1].loss.values.read()
     grads: tuple[Tensor, ...] = ()
     for runner in reversed(runners):
         grads = runner.backward(step, 3, grads)

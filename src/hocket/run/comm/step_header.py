@@ -12,7 +12,7 @@ the same order, which they check by comparing headers:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import torch
@@ -37,6 +37,9 @@ class StepHeader:
         num_samples: samples of the whole step, over all its batches and replicas.
         sizes: samples of each of the batch's microbatches in this replica.
         first: the batch's first microbatch, counted over the whole step.
+
+    Attributes:
+        key: the step's number, and the batch's first microbatch.
     """
 
     number: int
@@ -44,6 +47,10 @@ class StepHeader:
     num_samples: int
     sizes: tuple[int, ...]
     first: int = 0
+    key: tuple[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.number, self.first))
 
     def place_of(self, microbatch: int) -> tuple[int, int]:
         """Return the step's number, and a microbatch's among all of the step."""

@@ -11,7 +11,8 @@ the latter must be made of whole parts of the former, whatever the number of sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import sub
 from typing import TypeAlias
 
 from hocket.errors import DataError
@@ -46,8 +47,10 @@ def nested_sizes(
 
     sizes: dict[int, Sizes] = {}
     for count in set(counts):
-        edges = [begin(part, count) for part in range(count * num_replicas + 1)]
-        sizes[count] = tuple(b - a for a, b in pairwise(edges))
+        edges = begins
+        if count != first:
+            edges = [begin(part, count) for part in range(count * num_replicas + 1)]
+        sizes[count] = tuple(map(sub, edges[1:], edges))
         if min(sizes[count]) < 1:
             raise DataError(
                 f"a batch of {num_samples} samples has {first * num_replicas} "

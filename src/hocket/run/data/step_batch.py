@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +24,8 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch, digest, on_device, split_batch
 from hocket.run.data.token_mean import TokenMean
+
+_samples_of = attrgetter("num_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,10 @@ class StepBatch:
     def loss_scale(self) -> float:
         """The factor of the loss; to be read once all earlier steps are over."""
         return 1.0 if self.read_scale is None else self.read_scale()
+
+    def weight(self, index: int) -> float:
+        """Return the factor of a microbatch's loss; see `loss_scale`."""
+        return self.share(index) * self.loss_scale
 
     def shares(self) -> dict[int, float]:
         """Return the shares of all microbatches, by their numbers in the step."""
@@ -110,7 +117,7 @@ def make_step_batches(
         split_batch(on_device(batch, device), num_parts, example, sizes_of)
         for batch in batches
     ]
-    num_samples = sum(part.num_samples for batch in parts for part in batch)
+    num_samples = sum(map(_samples_of, chain(*parts)))
     step_batches: list[NetBatches] = []
     for i, salt in enumerate(salts):
         by_net: dict[str, StepBatch] = {}
@@ -121,7 +128,7 @@ def make_step_batches(
                 [x for at in begins for x in parts[i][at : at + count]]
             )
             mine = everywhere[layout.replica * count :][:count]
-            sizes = tuple(part.num_samples for part in mine)
+            sizes = tuple(map(_samples_of, mine))
             step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
             ends_step = i == len(batches) - 1
             by_net[net] = StepBatch(step, mine, ends_step, everywhere=everywhere)
@@ -132,10 +139,12 @@ def make_step_batches(
 
 def _numbered(parts: Sequence[Microbatch]) -> tuple[Microbatch, ...]:
     """Give each microbatch its first row."""
-    begins = accumulate((part.num_samples for part in parts), initial=0)
+    begins = accumulate(map(_samples_of, parts), initial=0)
     return tuple(
-        replace(part, first_row=begin)
-        for part, begin in zip(parts, begins, strict=False)
+        [
+            Microbatch(x.leaves, x.targets, x.num_samples, begin, x.samples)
+            for x, begin in zip(parts, begins, strict=False)
+        ]
     )
 
 

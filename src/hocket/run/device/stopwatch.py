@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Seconds: TypeAlias = NDArray[np.float64]
 
 _NUM_MARKS: Final = 8  # events by which a stream's time is compared with the host's
@@ -32,6 +34,11 @@ class Stopwatch(Protocol):
 
     def end(self, i: int) -> None:
         """Record that op `i` has ended."""
+
+    def run(
+        self, i: int, compute: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Compute op `i`, and record that it begins and has ended."""
 
     def read(self) -> tuple[Seconds, Seconds]:
         """Return when each op began and ended since the last call; 0 if it did not.
@@ -65,6 +72,15 @@ class HostWatch:
     def end(self, i: int) -> None:
         """See `Stopwatch.end`."""
         self._end_s[i] = perf_counter()
+
+    def run(
+        self, i: int, compute: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """See `Stopwatch.run`."""
+        self._start_s[i] = perf_counter()
+        result = compute(*args, **kwargs)
+        self._end_s[i] = perf_counter()
+        return result
 
     def read(self) -> tuple[Seconds, Seconds]:
         """See `Stopwatch.read`."""
@@ -116,6 +132,15 @@ class StreamWatch:
         """See `Stopwatch.end`."""
         self._ends[i].record()
         self._ended.append(i)
+
+    def run(
+        self, i: int, compute: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """See `Stopwatch.run`."""
+        self.start(i)
+        result = compute(*args, **kwargs)
+        self.end(i)
+        return result
 
     def read(self) -> tuple[Seconds, Seconds]:
         """See `Stopwatch.read`.

@@ -227,7 +227,7 @@ class Evaluator:
     def _add_losses_of_batch(self) -> None:
         """Add the losses of a batch, once all outputs of it are there."""
         parts, outputs, others = zip(*self._whole, strict=True)
-        forms = self._last.read_by_loss
+        forms = self._last.loss.others
         read = [
             joined(column) if self._is_whole or form.is_whole else None
             for form, column in zip(forms, zip(*others, strict=True), strict=True)
@@ -255,8 +255,8 @@ class Evaluator:
 
     def _add_losses(self, part: Microbatch, output: Any, others: Sequence[Any]) -> None:
         last = self._last
-        named = last.loss_of(output, part.targets, *others)
-        weight = count_of(last.loss, part)
+        named = last.loss.named(output, part.targets, *others)
+        weight = count_of(last.loss.function, part)
         if not weight:
             named = zero_losses(named, (output, *others))
         self._sums.add_losses(named, weight)

@@ -70,6 +70,6 @@ def make_runner(
         others=() if stage in program.loss_stages else net.others.get(stage, ()),
         saved_prefix=net.saved_prefix,
     )
-    runner.batch_loss = loss if is_whole else None
-    runner.read_by_loss = net.others.get(stage, ()) if loss else ()
+    runner.loss.batch_function = loss if is_whole else None
+    runner.loss.others = net.others.get(stage, ()) if loss else ()
     return runner

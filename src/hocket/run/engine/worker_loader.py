@@ -39,7 +39,7 @@ def worker_loader(
     num_replicas = 1 if reads_all else layout.num_replicas
     reads = ReadSpec(
         inputs=any(runner.module.batch_inputs for runner in runners),
-        targets=any(runner.loss or runner.batch_loss for runner in runners),
+        targets=any(x.loss.function or x.loss.batch_function for x in runners),
         num_microbatches=net.num_microbatches * layout.num_replicas // num_replicas,
         num_replicas=num_replicas,
         replica=layout.replica % num_replicas,

@@ -65,12 +65,12 @@ class CapturedStepPlayer:
             )
         self._sync, self._recorder = executor.sync, recorder
         self._device = executor.device
-        self._runner.losses.outcome = "the weights were updated from it"
+        self._runner.loss.values.outcome = "the weights were updated from it"
         self._runner.train(mode=True)
         self._watch = make_stopwatch(1, executor.device)
         self.step = CompiledStep(
             _WholeModel(self._runner),
-            self._runner.loss_of,
+            self._runner.loss.named,
             self._updater.optimizer,
             open_device(executor.device, _NUM_LANES, timeout_s=_TIMEOUT_S),
             memory_bytes,
@@ -104,7 +104,7 @@ class CapturedStepPlayer:
         self._watch.end(0)
         self._updater.advance()
         self._sync.take_status(status_of_captured_step(number))
-        self._runner.losses.take(number, 0, losses)
+        self._runner.loss.values.take(number, 0, losses)
         self._sync.after_losses(self._runner.number, work)
         (start_s,), (end_s,) = self._watch.read()
         self._recorder.end()

@@ -10,12 +10,16 @@ is halved; on all workers at once, since each has the norms of all gradients
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Precision(Enum):
@@ -30,6 +34,16 @@ class Precision(Enum):
         if self is Precision.FLOAT32:
             return nullcontext()
         return torch.autocast(device.type, getattr(torch, self.value))
+
+    def computing(
+        self, device: torch.device, function: Callable[_P, _T]
+    ) -> Callable[_P, _T]:
+        """Return a function that computes in this type; itself without autocast."""
+        if self is Precision.FLOAT32:
+            return function
+        computed: Callable[_P, _T]
+        computed = torch.autocast(device.type, getattr(torch, self.value))(function)
+        return computed
 
 
 class LossScale:

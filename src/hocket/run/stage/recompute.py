@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.stage.seed import preserve_generators, random_state, set_random_state
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardInputs:
+class ForwardInputs(NamedTuple):
     """The arguments of a forward.
 
     Args:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import compress
+from functools import partial
+from itertools import compress, count
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -18,15 +20,10 @@ from hocket.model.stages.cut import StageModule
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.data.token_mean import zero_losses
-from hocket.run.device.copies import copies_of
+from hocket.run.data.loss import LossFunction
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.compiled.function import uncompiled
 from hocket.run.stage.compiled.splitter import make_splitter
-from hocket.run.stage.loss_checks.batch_loss_check import check_mean
-from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
-from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
@@ -37,10 +34,13 @@ from hocket.run.stage.saved_forward import (
 )
 from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.layers.pending import Pending
+from hocket.run.stage.stage_loss import StageLoss
 from hocket.run.stage.stale_weight_check import check_stale_weights
 from hocket.run.stage.versions import WeightVersions
 
 _NOTHING: Final = nullcontext()  # can be entered again
+_grad_of: Final = attrgetter("grad")
+_requires_grad: Final = attrgetter("requires_grad")
 _NOTHING_LEFT: Final[Remainder] = Pending(())
 
 
@@ -72,12 +72,9 @@ class StageRunner:
             None if the state is not saved.
 
     Attributes:
-        losses: the losses of the forwards since they were last read, on a net's last
-            stage.
+        loss: computes the losses, on a net's last stage.
         live: the state that forwards saved for their backwards, by step and microbatch.
         versions: the versions of the weights, if forwards read old ones.
-        batch_loss: the loss over the whole batch, on a net's last stage.
-        read_by_loss: the outputs of other nets that either loss reads.
         kept: gives outputs that need not be computed, if the stage has no backwards.
     """
 
@@ -105,20 +102,19 @@ class StageRunner:
         self.saved_prefix = saved_prefix
         self.trainable = trainable
         self.module = module
-        self.loss = loss
         self.device = device
         self.seed = seed
         self.net = net
         self.first_microbatch = first_microbatch
-        self._autocast = precision.autocast(device)
-        self.losses = LossValues(number, copies_of(device))
+        self._computes = partial(precision.computing, device)
+        self._module = self._split_module = self._computes(module)
+        self.loss = StageLoss(number, loss, device, precision, checks=checks_loss)
         self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
-        self.batch_loss: LossFunction | None = None
-        self.read_by_loss: Sequence[NetOutput] = ()
         self.kept: KeptOutputs | None = None
         gradients = StageGradients.of(module) if gradients is None else gradients
         self._takes_grad = gradients.takes
+        self._leaf_places = tuple(compress(count(), gradients.takes))
         self._gives_grad = gradients.gives
         self._trains = trainable and any(p.requires_grad for p in module.parameters())
         self._has_backward = self._trains or (trainable and any(self._takes_grad))
@@ -127,17 +123,13 @@ class StageRunner:
         self._num_own = len(module.inputs) if others else len(self._takes_grad)
         self._ends_net = loss is None and module.index == module.num_stages - 1
         self.training = training
+        # Nothing has to be put in place around its forward, except for old weights.
+        self._is_plain = trainable and not module.random_layers
         self._replayer = (
             Replayer(module, device) if recomputes and self._has_backward else None
         )
         self._make_splitter = make_splitter
         self._splitter: Splitter | None = None  # until a backward is split
-        self._checks_loss = checks_loss  # until one was checked
-        self._step_check = (  # until the first step's was
-            StepLossCheck(loss, self._loss_of_all, device)
-            if checks_loss and loss is not None
-            else None
-        )
         self._is_checked = False  # whether it may compute with old weights
         self._mode: bool | None = None  # the mode that its modules are in
         self._parts: list[tuple[nn.Module, bool]] = []
@@ -201,28 +193,27 @@ class StageRunner:
             ModelError: the loss is no scalar, or does not depend on any weight;
                 it is no mean over samples, or the stage cannot have old weights.
         """
-        given = ForwardInputs(microbatch, tuple(received), weight)
-        now = step, index
-        if self.versions is not None and self._has_backward and not self._is_checked:
-            self._check_stale_weights(given, self.versions.delay)
+        given, now = (microbatch, received, weight), (step, index)
         if self.kept is not None:
             return self.kept.outputs(microbatch, lambda: self._sent(given, now))
-        saved: SavedForward | Replay
-        with self._around_forward(step, index):
-            if self._replayer is None:
-                saved, sent = self._run(given, now, splits=splits)
-            else:
-                saved = self._replayer.keep(given)
-                with discard_saved_tensors():
-                    _, sent = self._run(given, now)
+        run = self._run if self._replayer is None else self._run_to_replay
+        if self._is_plain and self.versions is None:
+            saved, sent = run(*given, now, splits=splits)
+        else:
+            if not self._is_checked:
+                self._check_stale_weights(received, microbatch)
+            with self._around_forward(step, index):
+                saved, sent = run(*given, now, splits=splits)
         if self._has_backward:
             self.live[now] = saved
         return sent
 
-    def _sent(self, given: ForwardInputs, now: tuple[int, int]) -> tuple[Tensor, ...]:
+    def _sent(
+        self, given: tuple[Microbatch, Sequence[Tensor], float], now: tuple[int, int]
+    ) -> tuple[Tensor, ...]:
         """Run a forward that keeps nothing; return its outputs."""
         with self._around_forward(*now):
-            return self._run(given, now)[1]
+            return self._run(*given, now)[1]
 
     def backward(
         self, step: int, index: int, grads: Sequence[Tensor]
@@ -239,10 +230,12 @@ class StageRunner:
         """
         if not self._has_backward:
             return ()
-        live = self._take(step, index, splits=False)
+        live = self.live.pop((step, index))
+        if isinstance(live, Replay):
+            live = self._run_again(live, step, index, splits=False)
         if live.starts:
             run_backward(live.starts, live.given(grads))
-        return live.found([leaf.grad for leaf in live.leaves])
+        return live.found(map(_grad_of, live.leaves))
 
     def input_gradients(
         self, step: int, index: int, grads: Sequence[Tensor]
@@ -260,7 +253,9 @@ class StageRunner:
         """
         if not self._has_backward:
             return (), _NOTHING_LEFT
-        live = self._take(step, index, splits=True)
+        live = self.live.pop((step, index))
+        if isinstance(live, Replay):
+            live = self._run_again(live, step, index, splits=True)
         splitter = self._made_splitter()
         found, left = splitter.input_gradients(
             live.starts, live.given(grads), live.leaves
@@ -280,67 +275,47 @@ class StageRunner:
 
         They are copies: what was received is released before the loss is computed.
         """
-        forms = [replace(form, is_whole=False) for form in self.read_by_loss]
+        forms = [replace(form, is_whole=False) for form in self.loss.others]
         read = received[len(self.module.inputs) :] if forms else ()
         return rebuilt([x.clone() for x in read], forms, microbatch)
 
-    def loss_of(self, output: Any, targets: Any, *others: Any) -> dict[str, Tensor]:
-        """Return the named losses of the model's output.
-
-        Args:
-            output: the model's output.
-            targets: the loss's targets.
-            others: outputs of other nets.
-        """
-        loss = self.loss or self.batch_loss
-        assert loss is not None
-        with self._autocast:
-            return losses_of(loss, output, targets, *others)
-
-    def compare_losses(self) -> str:
-        """Compare the first step's losses with their joint loss (`StepLossCheck`)."""
-        check, self._step_check = self._step_check, None
-        return "" if check is None else check.compare()
-
-    def _loss_of_all(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Return the losses of the model's output and those of other nets."""
-        return self.loss_of(outputs[0], targets, *outputs[1:])
-
-    def _check_stale_weights(self, given: ForwardInputs, delay: int) -> None:
+    def _check_stale_weights(
+        self, received: Sequence[Tensor], microbatch: Microbatch
+    ) -> None:
         """Check, once, that the stage may compute with old weights.
 
         Compiled code may have no whole backward: the stage's own code is checked.
         """
+        if self.versions is None or not self._has_backward:
+            return
         with uncompiled(self.module):
             check_stale_weights(
                 self.module,
-                lambda: self._call(self._inputs(given), given.microbatch),
+                lambda: self._call(self._inputs(received), microbatch),
                 device=self.device,
-                delay=delay,
+                delay=self.versions.delay,
             )
         self._is_checked = True
 
-    def _inputs(self, given: ForwardInputs) -> list[Tensor]:
+    def _inputs(self, received: Sequence[Tensor]) -> list[Tensor]:
         """Return the received values as leaves of a new graph."""
-        return [
-            value.detach().requires_grad_() if takes else value
-            for value, takes in zip(given.received, self._takes_grad, strict=True)
-        ]
+        inputs = list(received)
+        for i in self._leaf_places:
+            inputs[i] = inputs[i].detach().requires_grad_()
+        return inputs
 
-    def _take(self, step: int, index: int, *, splits: bool) -> SavedForward:
-        """Return what a forward saved; run it again if it recomputes."""
-        live = self.live.pop((step, index))
-        if isinstance(live, SavedForward):
-            return live
+    def _run_again(
+        self, replay: Replay, step: int, index: int, *, splits: bool
+    ) -> SavedForward:
+        """Run a forward once more; return what it saves."""
         assert self._replayer is not None
-        replayed = self._replayer.restored(live)
+        replayed = self._replayer.restored(replay)
         with replayed, self._around_forward(step, index):
-            again, _ = self._run(live.inputs, splits=splits)
-        return again
+            return self._run(*replay.inputs, splits=splits)[0]
 
     def _around_forward(self, step: int, index: int) -> AbstractContextManager[object]:
         """Put the step's weights in place, and seed the layers that draw."""
-        if self.trainable and not self.module.random_layers:
+        if self._is_plain:
             return _NOTHING if self.versions is None else self.versions.put(step)
         return self._forward_context(step, index)
 
@@ -363,11 +338,30 @@ class StageRunner:
         """Return the splitter, made when it is first needed."""
         if self._splitter is None:
             self._splitter = self._make_splitter(self.module)
+            self._split_module = self._computes(self._splitter.module)
         return self._splitter
+
+    def _run_to_replay(
+        self,
+        microbatch: Microbatch,
+        received: Sequence[Tensor],
+        weight: float,
+        now: tuple[int, int],
+        *,
+        splits: bool,  # the second run does
+    ) -> tuple[Replay, tuple[Tensor, ...]]:
+        """Run the forward; return what it runs from once more, and its outputs."""
+        assert self._replayer is not None
+        inputs = ForwardInputs(microbatch, tuple(received), weight)
+        replay = self._replayer.keep(inputs)
+        with discard_saved_tensors():
+            return replay, self._run(*inputs, now)[1]
 
     def _run(
         self,
-        given: ForwardInputs,
+        microbatch: Microbatch,
+        received: Sequence[Tensor],
+        weight: float,
         now: tuple[int, int] | None = None,
         *,
         splits: bool = False,
@@ -376,32 +370,19 @@ class StageRunner:
 
         The losses are recorded for a step and a microbatch, but not when recomputing.
         """
-        inputs = self._inputs(given)
-        splitter = self._made_splitter() if splits else None
-        out = self._call(inputs, given.microbatch, splitter)
+        inputs = self._inputs(received)
+        out = self._call(inputs, microbatch, splits=splits)
         leaves = tuple(compress(inputs, self._takes_grad))
-        if self.loss is None:
+        if self.loss.function is None:
             return self._saved_outputs(leaves, out)
-        others = rebuilt(inputs[self._num_own :], self._others, given.microbatch)
-        named = self.loss_of(out, given.microbatch.targets, *others)
-        if self._checks_loss:
-            self._check_loss(out, given.microbatch, others)
-        if not given.weight:
-            named = zero_losses(named, (out, *others))
-        if now is not None:
-            self.losses.take(*now, named)
-            if self._step_check is not None:
-                part = given.microbatch
-                read = out, *others
-                self._step_check.keep(read, part.targets, part.num_samples)
-        total = named[TOTAL]
+        outputs = out, *rebuilt(inputs[self._num_own :], self._others, microbatch)
+        total = self.loss.total(outputs, microbatch, now, counts=bool(weight))
         if self._has_backward and not total.requires_grad:
             raise ModelError(
                 "the loss does not depend on any weight: it was detached, or made "
                 "from numbers (.item()), so nothing would be trained"
             )
-        weight = torch.full_like(total, given.weight)
-        return SavedForward(leaves, (total,), (weight,)), ()
+        return SavedForward(leaves, (total,), (torch.full_like(total, weight),)), ()
 
     def _saved_outputs(
         self, leaves: tuple[Tensor, ...], out: Any
@@ -409,40 +390,22 @@ class StageRunner:
         """Return the outputs, detached, and their places in the graph."""
         sent = tuple(pytree.tree_leaves(out)) if self._ends_net else out
         giving = tuple(compress(sent, self._gives_grad))
-        depends = tuple(value.requires_grad for value in giving)
+        depends = tuple(map(_requires_grad, giving))
         edges = tuple(map(get_gradient_edge, compress(giving, depends)))
-        sent = tuple(value.detach() for value in sent)
+        sent = tuple(map(Tensor.detach, sent))
         return SavedForward(leaves, edges, depends=depends), sent
 
-    def _check_loss(
-        self, output: Any, microbatch: Microbatch, others: Sequence[Any]
-    ) -> None:
-        """Check, once, that microbatches' losses add up to the batch's."""
-        assert self.loss is not None
-        check_mean(
-            self.loss,
-            self._loss_of_all,
-            (output, *others),
-            microbatch.targets,
-            microbatch.num_samples,
-            device=self.device,
-        )
-        self._checks_loss = False
-
     def _call(
-        self,
-        inputs: Sequence[Tensor],
-        microbatch: Microbatch,
-        splitter: Splitter | None = None,
+        self, inputs: Sequence[Tensor], microbatch: Microbatch, *, splits: bool = False
     ) -> Any:
         """Call the module with the values from its own net, and with the batch's."""
         leaves: Sequence[Any] = microbatch.leaves
-        if self._others and self.loss is None:
+        if self._others and self.loss.function is None:
             leaves = (*inputs[self._num_own :], *leaves)
         received = inputs[: self._num_own]
-        own = [leaves[i] for i in self.module.batch_inputs]
-        with self._autocast:
-            if splitter is None:
-                return self.module(*received, *own)
-            with splitter.on():
-                return splitter.module(*received, *own)
+        own = map(leaves.__getitem__, self.module.batch_inputs)
+        if not splits:
+            return self._module(*received, *own)
+        splitter = self._made_splitter()
+        with splitter.on():
+            return self._split_module(*received, *own)

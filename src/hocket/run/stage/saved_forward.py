@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Protocol
@@ -51,12 +51,10 @@ class SavedForward:
         """Return the gradients of the starts, of those that were received."""
         return self.grads or tuple(compress(grads, self.depends))
 
-    def found(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    def found(self, grads: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
         """Return the gradients of the leaves; zeros for those without one."""
-        return tuple(
-            torch.zeros_like(leaf) if grad is None else grad
-            for leaf, grad in zip(self.leaves, grads, strict=True)
-        )
+        pairs = zip(self.leaves, grads, strict=True)
+        return tuple([torch.zeros_like(x) if dx is None else dx for x, dx in pairs])
 
 
 @dataclass(frozen=True, slots=True)

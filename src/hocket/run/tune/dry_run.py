@@ -136,7 +136,7 @@ def _played(
         player.begin(batch)
         record = player.play(Portion.STEP, _STEP, batches)
         for runner in runners.values():
-            runner.losses.read()
+            runner.loss.values.read()
             for parameter in runner.parameters.values():
                 parameter.grad = None
         played = gather_timeline(order, costs, record, context.world, context.layout)

@@ -67,8 +67,8 @@ def test_three_microbatches_on_their_way(name: str, recomputes: bool) -> None:
             waiting.finish()
 
     assert_close(eager, compiled)
-    told = compiled.losses.read()
-    for m, losses in eager.losses.read().items():
+    told = compiled.loss.values.read()
+    for m, losses in eager.loss.values.read().items():
         assert told[m] == pytest.approx(losses, rel=TOLERANCE)
     assert not compiled.live
     assert function_of(compiled).num_calls == 4 * (2 if recomputes else 1)
@@ -225,5 +225,5 @@ def test_images_of_one_channel() -> None:
         runner.backward(0, m, ())
 
     assert function_of(runner).num_calls == 2
-    losses = runner.losses.read()
+    losses = runner.loss.values.read()
     assert losses[0] == losses[1]

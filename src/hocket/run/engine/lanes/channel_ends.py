@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import torch.distributed as dist
@@ -24,22 +24,31 @@ from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_key
 from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
 from hocket.run.comm.transport import Channel, Post, Receiver, Sender
+from hocket.run.data.step_batch import Batches, NetBatches
 
 # What a message's shapes follow from: numbers of samples.
 Signature: TypeAlias = int | tuple[int, ...]
-StepKey: TypeAlias = tuple[int, int]  # the step's number, its batch's first microbatch
+Place: TypeAlias = tuple[int, int]  # the step (within a portion) and microbatch
 
-_HEADER: Final = -1  # in the place of a microbatch: what comes before all of a step
+_HEADER: Final = -1  # as microbatch and signature: what comes before all of a step
+_PAUSE_S: Final = 5e-5  # while there is something to do meanwhile
 _FIRST_PAUSE_S: Final = 2e-5
 _LAST_PAUSE_S: Final = 1e-3
 
+# A message that the receiver does not expect yet: step, microbatch, signature.
+_Coming: TypeAlias = tuple[StepHeader, int, Signature]
 
-class _Coming(NamedTuple):
-    """A message that the receiver does not expect yet; a header has no microbatch."""
 
-    step: StepHeader
-    microbatch: int
-    signature: Signature
+class Sizing(NamedTuple):
+    """How many samples a channel's messages have.
+
+    Args:
+        net: the net of the stage that makes them; its step numbers them.
+        signature: returns what the shapes of a microbatch's message follow from.
+    """
+
+    net: str
+    signature: Callable[[NetBatches, int], Signature]
 
 
 class SharedReceivers(NamedTuple):
@@ -100,44 +109,52 @@ class Outgoing:
         channel: its name and ends.
         sender: its end here.
         schemas: looks up schemas.
+        sizing: how many samples the messages have.
     """
 
-    def __init__(self, channel: Channel, sender: Sender, schemas: Schemas) -> None:
+    def __init__(
+        self, channel: Channel, sender: Sender, schemas: Schemas, sizing: Sizing
+    ) -> None:
         self._channel = channel
         self._sender = sender
         self._schemas = schemas
+        self._net, self._signature = sizing
         self._agreed: dict[Signature, Schema] = {}
-        self._headers: set[StepKey] = set()  # that go before a step's first message
+        # Headers that go before a step's first message, by `StepHeader.key`.
+        self._headers: set[tuple[int, int]] = set()
 
     def begin(self, step: StepHeader) -> None:
         """Send a header before the first message of a step."""
-        self._headers.add(_key(step))
+        self._headers.add(step.key)
 
     def post(self) -> Post:
         """Return the place of the next message in the order of all messages."""
         return Post(self._sender, lambda: None)
 
     def send(
-        self,
-        step: StepHeader,
-        microbatch: int,
-        signature: Signature,
-        values: Sequence[Tensor],
+        self, batch: NetBatches, microbatch: int, values: Sequence[Tensor]
     ) -> None:
-        """Copy values into a message, and send it.
+        """Copy what an op made into a message, and send it.
+
+        Args:
+            batch: the batch of each net.
+            microbatch: the microbatch; 0 for a value that is one per step.
+            values: the tensors.
 
         Raises:
             SchemaError: their shapes differ from what was agreed.
             WaitError: the receiver took nothing within the timeout.
         """
-        if self._headers and (key := _key(step)) in self._headers:
-            self._headers.remove(key)
+        step, signature = batch[self._net].step, self._signature(batch, microbatch)
+        if self._headers and step.key in self._headers:
+            self._headers.remove(step.key)
             self._sender.send(_header_tag(step), (step.header(),), HEADER)
         schema = self._agreed.get(signature)
         if schema is None:
             schema = self._schemas.agree(self._channel, signature, schema_of(values))
             self._agreed[signature] = schema
-        self._sender.send(_tag(schema, step, microbatch), values, schema)
+        tag = message_tag(schema, step.number, step.first + microbatch, step.salt)
+        self._sender.send(tag, values, schema)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything sent has left."""
@@ -151,8 +168,13 @@ class Incoming:
         channel: its name and ends.
         receiver: its end here.
         schemas: looks up schemas.
+        sizing: how many samples the messages have.
         shared: held while the receiver is used, where several lanes of this device use
             receivers; None for one lane.
+        in_order: whether the transport needs an order of messages.
+
+    Attributes:
+        meanwhile: called while a message is waited for, as long as it returns True.
     """
 
     def __init__(
@@ -160,78 +182,103 @@ class Incoming:
         channel: Channel,
         receiver: Receiver,
         schemas: Schemas,
+        sizing: Sizing,
         shared: SharedReceivers | None,
+        *,
+        in_order: bool,
     ) -> None:
+        self.meanwhile: Callable[[], bool] | None = None
         self._channel = channel
         self._receiver = receiver
         self._schemas = schemas
+        self._net, self._signature = sizing
         self._shared = shared
-        self._agreed: dict[Signature, Schema] = {}
+        self._in_order = in_order
+        self._agreed: dict[Signature, Schema] = {_HEADER: HEADER}
         self._coming: deque[_Coming] = deque()  # that the receiver does not expect yet
         # The tags of those that it expects, by step and microbatch, until released.
         self._tags: dict[tuple[int, int], int] = {}
-        # How many messages were added before them, until released.
+        # How many messages come before them, until received; where there is an order.
         self._numbers: dict[tuple[int, int], int] = {}
         self._num_added = 0
-        self._headers: set[StepKey] = set()  # of steps that are not added yet
-        self._unread: set[StepKey] = set()
+        self._headers: set[tuple[int, int]] = set()  # of steps that are not added yet
+        self._unread: set[tuple[int, int]] = set()
 
     def begin(self, step: StepHeader) -> None:
         """Expect a header before the first message of a step."""
-        self._headers.add(_key(step))
+        self._headers.add(step.key)
 
-    def add(self, step: StepHeader, microbatch: int, signature: Signature) -> None:
-        """Add a message behind those that will come."""
-        key = _key(step)
-        if key in self._headers:
-            self._headers.remove(key)
-            self._unread.add(key)
-            self._coming.append(_Coming(step, _HEADER, 0))
-        self._coming.append(_Coming(step, microbatch, signature))
-        self._numbers[step.place_of(microbatch)] = self._num_added
-        self._num_added += 1
+    def expect(self, places: Iterable[Place], first: int, batches: Batches) -> None:
+        """Have buffers ready for a portion's messages, as far as shapes are agreed.
 
-    def announce(self) -> None:
-        """Have buffers ready, in order, up to the first message of an unknown shape."""
-        while self._coming:
-            step, microbatch, signature = self._coming[0]
-            if microbatch == _HEADER:
-                self._receiver.expect([_header_tag(step)], HEADER)
-            else:
-                schema = self._agreed.get(signature)
-                if schema is None:
-                    return
-                tag = _tag(schema, step, microbatch)
-                self._tags[step.place_of(microbatch)] = tag
-                self._receiver.expect([tag], schema)
-            self._coming.popleft()
+        Args:
+            places: where they are, in the order in which they come; those of
+                microbatches that a batch does not have are left out.
+            first: the step that the portion's step 0 is.
+            batches: the batches under way, by step and net.
+        """
+        for relative, microbatch in places:
+            batch = batches[first + relative]
+            step = batch[self._net].step
+            if microbatch >= len(step.sizes):
+                continue
+            if self._headers and step.key in self._headers:
+                self._headers.remove(step.key)
+                self._unread.add(step.key)
+                self._coming.append((step, _HEADER, _HEADER))
+            self._coming.append((step, microbatch, self._signature(batch, microbatch)))
+            if self._in_order:
+                self._numbers[step.place_of(microbatch)] = self._num_added
+                self._num_added += 1
+        self._announce()
+
+    def _announce(self) -> None:
+        """Announce messages, in order, up to the first one of an unknown shape."""
+        coming, agreed = self._coming, self._agreed
+        while coming and (schema := agreed.get(coming[0][2])) is not None:
+            tags = []
+            while coming and agreed.get(coming[0][2]) is schema:
+                step, microbatch, _ = coming.popleft()
+                if microbatch == _HEADER:
+                    tags.append(_header_tag(step))
+                    continue
+                at = step.first + microbatch
+                tag = message_tag(schema, step.number, at, step.salt)
+                self._tags[step.number, at] = tag
+                tags.append(tag)
+            self._receiver.expect(tags, schema)
 
     def post(self) -> Post:
         """Return the place of the next message in the order of all messages."""
         return Post(self._receiver, self._agree)
 
-    def receive(self, step: StepHeader, microbatch: int) -> tuple[Tensor, ...]:
+    def receive(self, batch: NetBatches, microbatch: int) -> tuple[Tensor, ...]:
         """Wait for a message; its values stay valid until `release`.
 
         Raises:
             WaitError: it did not come within the timeout, or the sender is gone.
             SchemaError: something else came, or the two sides' batches differ.
         """
+        step = batch[self._net].step
         if self._shared is not None:
             return self._poll(self._shared, step, microbatch)
-        self._receiver.await_turn(self._numbers[step.place_of(microbatch)])
-        if self._unread and (key := _key(step)) in self._unread:
+        if self.meanwhile is not None:
+            while self.meanwhile() and not self._has_come(step, microbatch):
+                time.sleep(_PAUSE_S)
+        place = step.place_of(microbatch)
+        if self._in_order:
+            self._receiver.await_turn(self._numbers.pop(place))
+        if self._unread and step.key in self._unread:
             self._announce_until(step, _HEADER)
-            self._unread.remove(key)
+            self._unread.remove(step.key)
             self._read_header(step)
         if self._coming:
             self._announce_until(step, microbatch)
-        return self._receiver.receive(self._tags[step.place_of(microbatch)])
+        return self._receiver.receive(self._tags[place])
 
-    def release(self, step: StepHeader, microbatch: int) -> None:
-        """Release the buffer of a message."""
-        tag = self._tags.pop(step.place_of(microbatch))
-        del self._numbers[step.place_of(microbatch)]
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """Release the buffer of a message that is no longer needed."""
+        tag = self._tags.pop(batch[self._net].step.place_of(microbatch))
         if self._shared is None:
             self._receiver.release(tag)
             return
@@ -259,19 +306,14 @@ class Incoming:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    def has_come(self, step: StepHeader, microbatch: int) -> bool:
-        """Whether a message can be received without a wait, by the only lane."""
-        return self._shared is None and self._has_come(step, microbatch)
-
     def _has_come(self, step: StepHeader, microbatch: int) -> bool:
         """Whether a message can be received without a wait; reads its header."""
-        key = _key(step)
-        if key in self._unread:
+        if step.key in self._unread:
             if not self._is_announced(step, _HEADER):
                 return False
             if not self._receiver.poll(_header_tag(step)):
                 return False
-            self._unread.remove(key)
+            self._unread.remove(step.key)
             self._read_header(step)
         return self._is_announced(step, microbatch) and self._receiver.poll(
             self._tags[step.place_of(microbatch)]
@@ -280,7 +322,7 @@ class Incoming:
     def _is_announced(self, step: StepHeader, microbatch: int) -> bool:
         """Whether the receiver expects a message; looks up shapes that are known."""
         while self._is_coming(step, microbatch):
-            if not self._schemas.is_there(self._channel, self._coming[0].signature):
+            if not self._schemas.is_there(self._channel, self._coming[0][2]):
                 return False
             self._agree()
         return True
@@ -291,13 +333,13 @@ class Incoming:
             self._agree()
 
     def _is_coming(self, step: StepHeader, microbatch: int) -> bool:
-        return any(x.step is step and x.microbatch == microbatch for x in self._coming)
+        return any(x[0] is step and x[1] == microbatch for x in self._coming)
 
     def _agree(self) -> None:
         """Look up the shapes of the first message that is not announced yet."""
-        signature = self._coming[0].signature
+        signature = self._coming[0][2]
         self._agreed[signature] = self._schemas.agree(self._channel, signature, None)
-        self.announce()
+        self._announce()
 
     def _read_header(self, step: StepHeader) -> None:
         tag = _header_tag(step)
@@ -307,12 +349,35 @@ class Incoming:
         self._receiver.release(tag)
 
 
-def _key(step: StepHeader) -> StepKey:
-    return step.number, step.first
+class LaneChannels:
+    """The channels of what a stage makes in several lanes of its device.
 
+    Args:
+        net: the stage's net.
+    """
 
-def _tag(schema: Schema, step: StepHeader, microbatch: int) -> int:
-    return message_tag(schema, step.number, step.first + microbatch, step.salt)
+    def __init__(self, net: str) -> None:
+        self._net = net
+        self._of: dict[tuple[int, int], Incoming] = {}  # each message's, until released
+
+    def expect(
+        self, channel: Incoming, places: Iterable[Place], first: int, batches: Batches
+    ) -> None:
+        """Note which channel a portion's messages use; see `Incoming.expect`."""
+        for relative, microbatch in places:
+            step = batches[first + relative][self._net].step
+            if microbatch < len(step.sizes):
+                self._of[step.place_of(microbatch)] = channel
+
+    def receive(self, batch: NetBatches, microbatch: int) -> tuple[Tensor, ...]:
+        """See `Incoming.receive`."""
+        place = batch[self._net].step.place_of(microbatch)
+        return self._of[place].receive(batch, microbatch)
+
+    def release(self, batch: NetBatches, microbatch: int) -> None:
+        """See `Incoming.release`."""
+        place = batch[self._net].step.place_of(microbatch)
+        self._of.pop(place).release(batch, microbatch)
 
 
 def _header_tag(step: StepHeader) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -55,12 +56,14 @@ class OpTimer:
     Args:
         start: called when the op begins.
         end: called when it has ended.
+        run: calls a function with arguments, between `start` and `end`.
         late_end: called when it has ended after the end of its portion.
         lane: the number of the op's lane in the schedule.
     """
 
     start: Callable[[], None]
     end: Callable[[], None]
+    run: Callable[..., Any]
     late_end: Callable[[], None]
     lane: int
 
@@ -79,6 +82,5 @@ class OpTimer:
             watch.start(num_ops + index)
             watch.end(num_ops + index)
 
-        return cls(
-            partial(watch.start, index), partial(watch.end, index), late_end, lane
-        )
+        start, end = partial(watch.start, index), partial(watch.end, index)
+        return cls(start, end, partial(watch.run, index), late_end, lane)

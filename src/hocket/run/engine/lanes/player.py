@@ -22,7 +22,7 @@ import torch
 from hocket.core.op import ASYNCHRONOUS, STEP_ENDS, Kind, Op
 from hocket.core.plans.lane_plan import OpPlan
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.step_batch import Batches, NetBatches, first_of
+from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -33,7 +33,7 @@ from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.ports import InputMaker
 from hocket.run.engine.lanes.stage_ops import StageOps
-from hocket.run.engine.lanes.step_end import Countdown, StepEnd
+from hocket.run.engine.lanes.step_end import StepEnd
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync, StepSync
 from hocket.run.stage.runner import StageRunner
@@ -41,6 +41,8 @@ from hocket.run.weights.follower import Follower
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
+Action: TypeAlias = Callable[[NetBatches], None]
+Exchange: TypeAlias = Callable[[int, int], None]  # of a stage, in a step
 OnError: TypeAlias = Callable[[Op, int, Exception], None]
 OnOutput: TypeAlias = Callable[[Microbatch, Any, Sequence[Any]], None]
 
@@ -123,12 +125,16 @@ class Player:
             )
             for number, runner in runners.items()
         }
+        if lanes is not None:
+            for stage in self.stages.values():
+                stage.share_between_lanes(lanes, numbers)
         self._end = StepEnd(
             runners, updaters, self._followers, self._sync, self._ties, notes
         )
-        channels.meanwhile = self._end.await_norms
+        if self._sync.posts_early and any(x.reducer for x in updaters.values()):
+            channels.do_meanwhile(self._end.await_norms)
         self._last: tuple[Portion, OpTimes] | None = None  # where R goes on after it
-        self._num_forwards = Countdown()
+        self._num_forwards, self._num_gradients = Countdown(), Countdown()
         # Stages and microbatches whose backward is I and W in some portion. Where it is
         # B, it is played as I and W, too.
         self._split = frozenset(
@@ -150,8 +156,6 @@ class Player:
         }
         self._concurrent: ConcurrentLanes | None = None
         if lanes is not None:
-            for stage in self.stages.values():
-                stage.share_between_lanes(lanes, numbers)
             self._concurrent = ConcurrentLanes(
                 lanes, plan, numbers, self._parts, self._play_op, recorder
             )
@@ -277,21 +281,33 @@ class Player:
         action = self._action(op, timer)
         return LaneOp(op, text, action, plan.waits, plan.records, op.kind in STEP_ENDS)
 
-    def _action(self, op: Op, timer: OpTimer) -> Callable[[NetBatches], None]:
-        ops = self.stages[op.stage]
-        match op:
-            case Op(kind=Kind.FORWARD, microbatch=int(index)):
-                play = self._evaluate if self._evaluates else self._forward
-            case Op(kind=Kind.BACKWARD, microbatch=int(index)):
-                split = (op.stage, index) in self._split
-                play = self._split_backward if split else self._backward
-            case Op(kind=Kind.BACKWARD_INPUT, microbatch=int(index)):
-                play = self._input_gradients
-            case Op(kind=Kind.BACKWARD_WEIGHT, microbatch=int(index)):
-                play = self._weight_gradients
+    def _action(self, op: Op, timer: OpTimer) -> Action:
+        ops, index = self.stages[op.stage], op.microbatch
+        timer = ops.timed_alone(timer)
+        if index is None:
+            return partial(self._once_per_step(op), ops, timer)
+        split = (op.stage, index) in self._split
+        match op.kind:
+            case Kind.FORWARD if self._evaluates:
+                return partial(self._evaluate, ops, index, timer)
+            case Kind.FORWARD:
+                play = partial(ops.forward, index, timer, splits=split)
+                forward = self._with_end_of_forwards(ops, play)
+                return self._after_ties(ops, self._ties.before_forward, forward)
+            case Kind.BACKWARD:
+                backward = ops.split_backward if split else ops.backward
+                play = partial(
+                    self._count_gradient, ops, partial(backward, index, timer)
+                )
+                return self._after_ties(ops, self._ties.before_backward, play)
+            case Kind.BACKWARD_INPUT:
+                play = partial(ops.input_gradients, index, timer)
+                return self._after_ties(ops, self._ties.before_backward, play)
+            case Kind.BACKWARD_WEIGHT:
+                play = partial(ops.weight_gradients, index, timer)
+                return partial(self._count_gradient, ops, play)
             case _:
-                return partial(self._once_per_step(op), ops, timer)
-        return partial(play, ops, index, timer)
+                raise AssertionError(f"{op}: playable_order leaves no such op")
 
     def _once_per_step(self, op: Op) -> Callable[[StageOps, OpTimer, NetBatches], None]:
         match op.kind:
@@ -311,30 +327,47 @@ class Player:
     def _evaluate(
         self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
-        found = ops.evaluate(batch, index, timer)
+        found = ops.evaluate(index, timer, batch)
         if found is not None and self._on_output is not None:
             self._on_output(batch[ops.net].microbatches[index], *found)
 
-    def _forward(
-        self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
-    ) -> None:
+    def _with_end_of_forwards(self, ops: StageOps, play: Action) -> Action:
+        """Return what plays F, and ends a batch's forwards if that does something."""
+        stage = ops.number
+        if ops.makes_loss or self._buffer_readers[stage] or stage in self._followers:
+            return partial(self._count_forward, ops, play)
+        return play
+
+    def _count_forward(self, ops: StageOps, play: Action, batch: NetBatches) -> None:
+        play(batch)
         stage, work = ops.number, batch[ops.net]
-        if self._has_ties:
-            self._ties.before_forward(stage, work.step.number)
-            self._notes.resume()
-        ops.forward(batch, index, timer, splits=(stage, index) in self._split)
-        readers = self._buffer_readers[stage]
-        if not (ops.makes_loss or readers or stage in self._followers):
+        if not self._num_forwards.is_last(stage, work):
             return
-        if self._num_forwards.is_last(stage, work):
-            if ops.makes_loss:
-                self._sync.after_losses(stage, work)
-            for follower in readers:
-                follower.after_forwards_of(stage, work.step.number)
-            versions = self._runners[stage].versions
-            if stage in self._followers and versions is not None:
-                with ops.lock:
-                    versions.complete(work.step.number)
+        if ops.makes_loss:
+            self._sync.after_losses(stage, work)
+        for follower in self._buffer_readers[stage]:
+            follower.after_forwards_of(stage, work.step.number)
+        versions = self._runners[stage].versions
+        if stage in self._followers and versions is not None:
+            with ops.lock:
+                versions.complete(work.step.number)
+
+    def _after_ties(self, ops: StageOps, exchange: Exchange, play: Action) -> Action:
+        """Return what plays an op once its stage's shared weights are exchanged."""
+        return partial(self._tied, ops, exchange, play) if self._has_ties else play
+
+    def _tied(
+        self, ops: StageOps, exchange: Exchange, play: Action, batch: NetBatches
+    ) -> None:
+        exchange(ops.number, batch[ops.net].step.number)
+        self._notes.resume()
+        play(batch)
+
+    def _count_gradient(self, ops: StageOps, play: Action, batch: NetBatches) -> None:
+        play(batch)
+        work = batch[ops.net]
+        if self._num_gradients.is_last(ops.number, work):
+            self._end.end_backwards(ops, work)
 
     def _loss(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         assert ops.loss is not None
@@ -345,31 +378,17 @@ class Player:
         assert ops.gather is not None
         ops.gather.play(batch, timer)
 
-    def _backward(
-        self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
-    ) -> None:
-        work = batch[ops.net]
-        if self._has_ties:
-            self._ties.before_backward(ops.number, work.step.number)
-        ops.backward(batch, index, timer)
-        self._end.count_gradient(ops, work)
 
-    def _split_backward(
-        self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
-    ) -> None:
-        """Play B of a microbatch whose backward is split in another step."""
-        self._input_gradients(ops, index, timer, batch)
-        self._weight_gradients(ops, index, timer, batch)
+class Countdown:
+    """Counts the microbatches of each stage's batches down to the last one."""
 
-    def _input_gradients(
-        self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
-    ) -> None:
-        if self._has_ties:
-            self._ties.before_backward(ops.number, batch[ops.net].step.number)
-        ops.input_gradients(batch, index, timer)
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, tuple[int, int]], int] = {}
 
-    def _weight_gradients(
-        self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
-    ) -> None:
-        ops.weight_gradients(batch, index, timer)
-        self._end.count_gradient(ops, batch[ops.net])
+    def is_last(self, stage: int, work: StepBatch) -> bool:
+        """Count one microbatch of a stage's batch; return whether it was the last."""
+        key = stage, work.step.key
+        num_left = self._left.pop(key, len(work.microbatches)) - 1
+        if num_left:
+            self._left[key] = num_left
+        return not num_left

@@ -17,13 +17,11 @@ batches find out.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor
 
 from hocket.core.dataflow import Fact
 from hocket.core.op import STEP_ENDS
@@ -35,17 +33,19 @@ from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.device.device import Device
 from hocket.run.engine.lanes.channel_ends import (
     Incoming,
+    LaneChannels,
     Outgoing,
+    Place,
     Schemas,
     SharedReceivers,
     Signature,
+    Sizing,
 )
 from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
 from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
 Source = tuple[Fact, int, int]  # fact, stage that makes it, lane that sends it
-Place = tuple[int, int]  # the step (within a portion) and microbatch of a message
 
 
 class Orders(NamedTuple):
@@ -62,7 +62,6 @@ class Orders(NamedTuple):
     groups: list[list[tuple[Message, Place]]]
 
 
-_PAUSE_S: Final = 5e-5  # while there is something to do meanwhile
 WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per step
 _LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B", Fact.GATHERED: "G"}
 
@@ -80,9 +79,6 @@ class PointToPoint:
         timeout_s: after which a wait ends.
         lanes: the device's lanes, where it has several.
 
-    Attributes:
-        meanwhile: called while a message is waited for, as long as it returns True.
-
     Raises:
         RunError: the transport needs an order of messages, and there is none.
     """
@@ -99,7 +95,7 @@ class PointToPoint:
         timeout_s: float,
         lanes: Device | None = None,
     ) -> None:
-        self.meanwhile: Callable[[], bool] = _nothing
+        self._meanwhile: Callable[[], bool] | None = None
         self._device = device
         self._transport = transport
         self._plan = plan
@@ -110,10 +106,6 @@ class PointToPoint:
         self._timeout_s = timeout_s
         self._out: dict[tuple[Route, int], Outgoing] = {}
         self._in: dict[Source, Incoming] = {}
-        self._sized_by: dict[tuple[Fact, int, int], tuple[str, ...]] = {}
-        # The channel of each message, where several lanes make a stage's.
-        self._from: dict[tuple[Fact, int], dict[tuple[int, int], Incoming]] = {}
-        self._only: dict[tuple[Fact, int], Incoming] = {}
         shared = None
         if lanes is not None:
             shared = SharedReceivers(threading.RLock(), partial(self._check, lanes))
@@ -124,19 +116,24 @@ class PointToPoint:
             if lane != plan.schedule.lanes_of(from_device)[0]:
                 name += f" of lane {lane}"
             route = fact, stage, to_device
-            self._sized_by[route] = _nets_that_size(plan.program, route)
+            sizing = Sizing(self._nets[stage], _signature(plan.program, route))
             ends = ranks[from_device], ranks[to_device]
             channel = Channel(name, *ends, Carries.PLANNED)
             if from_device == device:
                 sender = transport.sender(channel)
-                self._out[route, lane] = Outgoing(channel, sender, schemas)
+                self._out[route, lane] = Outgoing(channel, sender, schemas, sizing)
             elif to_device == device:
                 receiver = transport.receiver(channel)
-                incoming = Incoming(channel, receiver, schemas, shared)
-                self._in[fact, stage, lane] = incoming
-                if (fact, stage) in self._only:
-                    self._from[fact, stage] = {}
-                self._only[fact, stage] = incoming
+                self._in[fact, stage, lane] = Incoming(
+                    channel,
+                    receiver,
+                    schemas,
+                    sizing,
+                    shared,
+                    in_order=transport.needs_order,
+                )
+        # Of what a stage makes in several lanes; filled by `incoming`.
+        self._of_lanes: dict[tuple[Fact, int], LaneChannels] = {}
 
     def begin(self, steps: Mapping[str, StepHeader]) -> None:
         """Begin a batch: a header goes before its first output in each channel.
@@ -177,6 +174,23 @@ class PointToPoint:
         ]
         return Orders(found, groups)
 
+    def do_meanwhile(self, act: Callable[[], bool]) -> None:
+        """Call this while a message is waited for, as long as it returns True."""
+        self._meanwhile = act
+        for incoming in self._in.values():
+            incoming.meanwhile = act
+
+    def outgoing(self, route: Route) -> dict[int, Outgoing]:
+        """Return the channels of a route, by the lane that sends."""
+        return {lane: end for (of, lane), end in self._out.items() if of == route}
+
+    def incoming(self, fact: Fact, stage: int) -> Incoming | LaneChannels:
+        """Return where the values of a stage of another device come in."""
+        found = [end for key, end in self._in.items() if key[:2] == (fact, stage)]
+        if len(found) == 1:
+            return found[0]
+        return self._of_lanes.setdefault((fact, stage), LaneChannels(self._nets[stage]))
+
     def expect(self, orders: Orders, first: int, batches: Batches) -> None:
         """Have buffers ready for a portion's messages, as far as shapes are agreed.
 
@@ -190,20 +204,10 @@ class PointToPoint:
             batches: the batches under way, by step and net.
         """
         for source, incoming in self._in.items():
-            fact, stage, _ = source
-            net = self._nets[stage]
-            channels = self._from.get((fact, stage))
-            for relative, microbatch in orders.arrivals[source]:
-                batch = batches[first + relative]
-                step = batch[net].step
-                if microbatch >= len(step.sizes):
-                    continue
-                route = fact, stage, self._device
-                signature = self._signature(route, batch, microbatch)
-                incoming.add(step, microbatch, signature)
-                if channels is not None:
-                    channels[step.place_of(microbatch)] = incoming
-            incoming.announce()
+            places = orders.arrivals[source]
+            incoming.expect(places, first, batches)
+            if source[:2] in self._of_lanes:
+                self._of_lanes[source[:2]].expect(incoming, places, first, batches)
         if orders.groups:
             groups = [
                 [
@@ -230,73 +234,10 @@ class PointToPoint:
     def _sizes(self, message: Message, batch: NetBatches) -> tuple[int, ...]:
         return batch[self._nets[message.value.stage]].step.sizes
 
-    def send(
-        self,
-        route: Route,
-        lane: int,
-        batch: NetBatches,
-        microbatch: int,
-        values: Sequence[Tensor],
-    ) -> None:
-        """Copy what an op made into a message, and send it.
-
-        Args:
-            route: what it is, and where it goes.
-            lane: the lane that the op is in.
-            batch: the batch of each net.
-            microbatch: the microbatch; `WHOLE_BATCH` for a value that is one per step.
-            values: the tensors.
-        """
-        step = batch[self._nets[route[1]]].step
-        signature = self._signature(route, batch, microbatch)
-        self._out[route, lane].send(step, microbatch, signature, values)
-
-    def receive(
-        self, fact: Fact, stage: int, batch: NetBatches, microbatch: int
-    ) -> tuple[Tensor, ...]:
-        """Wait for a value of another device; it stays valid until `release`.
-
-        Raises:
-            WaitError: it did not come within the timeout, or the sender is gone.
-            SchemaError: something else came, or the two sides' batches differ.
-        """
-        step = batch[self._nets[stage]].step
-        incoming = self._incoming(fact, stage, step, microbatch)
-        while self.meanwhile() and not incoming.has_come(step, microbatch):
-            time.sleep(_PAUSE_S)
-        return incoming.receive(step, microbatch)
-
-    def release(
-        self, fact: Fact, stage: int, batch: NetBatches, microbatch: int
-    ) -> None:
-        """Release the buffer of a message that is no longer needed."""
-        step = batch[self._nets[stage]].step
-        incoming = self._incoming(fact, stage, step, microbatch)
-        if stage_channels := self._from.get((fact, stage)):
-            del stage_channels[step.place_of(microbatch)]
-        incoming.release(step, microbatch)
-
-    def _incoming(
-        self, fact: Fact, stage: int, step: StepHeader, microbatch: int
-    ) -> Incoming:
-        channels = self._from.get((fact, stage))
-        if channels is None:
-            return self._only[fact, stage]
-        return channels[step.place_of(microbatch)]
-
-    def _signature(self, route: Route, batch: NetBatches, microbatch: int) -> Signature:
-        """Return what the shapes of a message follow from."""
-        nets = self._sized_by[route]
-        if route[0] is Fact.GATHERED:
-            return batch[nets[0]].step.num_samples
-        if len(nets) == 1:
-            return batch[nets[0]].step.sizes[microbatch]
-        sizes = [batch[net].step.sizes for net in nets]
-        return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
-
     def _check(self, lanes: Device) -> None:
         lanes.check()
-        self.meanwhile()
+        if self._meanwhile is not None:
+            self._meanwhile()
 
     def begin_step_end(self) -> None:
         """Receive what stands before an R or U: it may wait for other devices."""
@@ -328,21 +269,32 @@ def _place(message: Message, part: PortionPlan) -> Place:
     return value.step - part.shift, microbatch
 
 
-def _nothing() -> bool:
-    return False
+def _signature(
+    program: Program, route: Route
+) -> Callable[[NetBatches, int], Signature]:
+    """Return what tells from which numbers of samples the shapes of a message follow.
 
-
-def _nets_that_size(program: Program, route: Route) -> tuple[str, ...]:
-    """Return the nets whose microbatches say how many samples a message has.
-
-    These are the net that makes an output, and the nets that read a gradient of theirs.
+    These are those of the net that makes an output, and of the nets that read a
+    gradient of theirs.
     """
     fact, stage, device = route
-    if fact is not Fact.INPUT_GRAD:
-        return (program.stages[stage].net,)
-    readers = [program.stages[source] for source in program.sources[stage]]
-    nets = [x.net for x in readers if x.device == device and x.trainable]
-    return tuple(dict.fromkeys(nets))
+    net = program.stages[stage].net
+    if fact is Fact.GATHERED:
+        return lambda batch, microbatch: batch[net].step.num_samples
+    if fact is Fact.INPUT_GRAD:
+        readers = [program.stages[source] for source in program.sources[stage]]
+        read = [x.net for x in readers if x.device == device and x.trainable]
+        net, *others = dict.fromkeys(read)
+        if others:
+            return partial(_sizes_of, (net, *others))
+    return lambda batch, microbatch: batch[net].step.sizes[microbatch]
+
+
+def _sizes_of(
+    nets: Sequence[str], batch: NetBatches, microbatch: int
+) -> tuple[int, ...]:
+    sizes = [batch[net].step.sizes for net in nets]
+    return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
 
 
 def _routes(plan: PlayPlan) -> Iterator[tuple[Route, Message]]:

@@ -1,302 +1,39 @@
-"""Where a stage's inputs come from, and where its outputs go.
+"""Makes a stage's inputs and outputs.
 
     from another device ──▶ │       │ ──▶ to another device
                             │ stage │
     from a stage here   ──▶ │       │ ──▶ to a stage here
 
 Which of them it is follows from the program and does not change from step to step, so
-it is looked up once. The other way round, gradients take the same ways back. A message
-to a device holds what all of its stages read; each takes its part.
+it is looked up once. The other way round, gradients take the same ways back.
 """
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-import torch
-from torch import Tensor
-
-from hocket.core.dataflow import Fact, Rule, need_rules
+from hocket.core.dataflow import Fact, need_rules
 from hocket.core.op import Kind
 from hocket.core.program import Program
-from hocket.run.data.step_batch import NetBatches
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.point_to_point import PointToPoint, Route
+from hocket.run.engine.lanes.inputs import (
+    FarInput,
+    Input,
+    Key,
+    NearInput,
+    PartInput,
+    RegroupedInput,
+    Values,
+)
+from hocket.run.engine.lanes.outputs import Output, Way
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Places, Wiring
 
-Values: TypeAlias = tuple[Tensor, ...]
-Key: TypeAlias = tuple[int, int]  # step, microbatch
 _OP_G: Final = -1  # in the place of a stage that reads outputs
 # Values between stages of one device, by fact, stage that makes and stage that reads.
 Near: TypeAlias = dict[tuple[Fact, int, int], dict[Key, Values]]
-
-
-class Input(ABC):
-    """One of the places that values for a stage come from."""
-
-    @abstractmethod
-    def take(self, batch: NetBatches, microbatch: int) -> Values:
-        """Return a microbatch's values; waits for them where another device sends."""
-
-    @abstractmethod
-    def release(self, batch: NetBatches, microbatch: int) -> None:
-        """Release the memory of a microbatch's values."""
-
-
-class NearInput(Input):
-    """Values of another stage of this device.
-
-    Args:
-        values: where that stage's op puts them.
-        net: the net of the stage that makes them.
-    """
-
-    def __init__(self, values: dict[Key, Values], net: str) -> None:
-        self._values = values
-        self._net = net
-
-    def take(self, batch: NetBatches, microbatch: int) -> Values:
-        """See `Input.take`; they are there."""
-        return self._values.pop(batch[self._net].step.place_of(microbatch), ())
-
-    def release(self, batch: NetBatches, microbatch: int) -> None:
-        """See `Input.release`; there is nothing to release."""
-
-
-class FarInput(Input):
-    """Values of a stage of another device.
-
-    One message may serve several stages of this device: the first that takes it waits,
-    and the last that releases it frees the buffer.
-
-    Args:
-        channels: this device's messages.
-        fact: what the values are.
-        stage: the stage that makes them.
-        net: the net of the stage that makes them.
-        counts: for how many microbatches each stage of this device reads them.
-        recorder: notes that a wait is over.
-    """
-
-    def __init__(
-        self,
-        channels: PointToPoint,
-        fact: Fact,
-        stage: int,
-        net: str,
-        counts: Sequence[int],
-        recorder: FlightRecorder,
-    ) -> None:
-        self._channels = channels
-        self._fact = fact
-        self._stage = stage
-        self._net = net
-        self._counts = counts
-        self._is_shared = len(counts) > 1
-        self._recorder = recorder
-        self._locks: dict[Key, threading.Lock] = {}  # of what several readers share
-        self._shared: dict[Key, Values] = {}
-        self._num_released: dict[Key, int] = {}
-
-    def take(self, batch: NetBatches, microbatch: int) -> Values:
-        """See `Input.take`."""
-        if not self._is_shared:
-            values = self._channels.receive(self._fact, self._stage, batch, microbatch)
-            self._recorder.resume()
-            return values
-        key = batch[self._net].step.place_of(microbatch)
-        with self._locks.setdefault(key, threading.Lock()):
-            if key not in self._shared:
-                values = self._channels.receive(
-                    self._fact, self._stage, batch, microbatch
-                )
-                self._recorder.resume()
-                self._shared[key] = values
-            return tuple(value.clone() for value in self._shared[key])
-
-    def release(self, batch: NetBatches, microbatch: int) -> None:
-        """See `Input.release`."""
-        if self._is_shared:
-            key = batch[self._net].step.place_of(microbatch)
-            with self._locks[key]:
-                count = self._num_released.pop(key, 0) + 1
-                if count < sum(microbatch < other for other in self._counts):
-                    self._num_released[key] = count
-                    return
-                del self._shared[key], self._locks[key]
-        self._channels.release(self._fact, self._stage, batch, microbatch)
-
-
-@dataclass(frozen=True, slots=True)
-class PartInput(Input):
-    """Some of the values of a message.
-
-    Args:
-        whole: all of them.
-        places: which.
-    """
-
-    whole: FarInput
-    places: Places
-
-    def take(self, batch: NetBatches, microbatch: int) -> Values:
-        """See `Input.take`."""
-        values = self.whole.take(batch, microbatch)
-        return tuple(values[place] for place in self.places)
-
-    def release(self, batch: NetBatches, microbatch: int) -> None:
-        """See `Input.release`."""
-        self.whole.release(batch, microbatch)
-
-
-class RegroupedInput(Input):
-    """Values of a net with other microbatches than the stage that reads them.
-
-        maker's     0   1 │ 2   3        maker's     0       │ 1
-        reader's      0   │   1          reader's    0 │  1  │ 2 │  3
-
-    Several are joined along dimension 0. What several of the reader's microbatches read
-    is kept until the last of them has taken it: each takes its rows, or all.
-
-    Args:
-        source: the values of the maker's microbatches.
-        rule: which of them a microbatch of the reader reads.
-        reader: the net of the stage that reads them.
-        takes_all: whether each reader takes the whole value, and not its own rows.
-        joins_once: whether readers share one joined tensor. False where they are in
-            several lanes, since no event says that another lane's join is done.
-    """
-
-    def __init__(
-        self,
-        source: Input,
-        rule: Rule,
-        reader: str,
-        *,
-        takes_all: bool,
-        joins_once: bool,
-    ) -> None:
-        self._source = source
-        self._rule = rule
-        self._reader = reader
-        self._takes_all = takes_all
-        self._joins_once = joins_once
-        self._locks: dict[Key, threading.Lock] = {}  # for forwards in two lanes
-        # By the first of a group's readers; of each microbatch of the maker, or joined.
-        self._kept: dict[Key, list[Values]] = {}
-        self._num_taken: dict[Key, int] = {}
-
-    def take(self, batch: NetBatches, microbatch: int) -> Values:
-        """See `Input.take`."""
-        work, num_readers = batch[self._reader], self._rule.num_readers
-        group = microbatch // num_readers
-        key = work.step.place_of(group * num_readers)
-        num_read = self._rule.num_read
-        numbers = range(group * num_read, (group + 1) * num_read)
-        with self._locks.setdefault(key, threading.Lock()):
-            if key not in self._kept:
-                parts = [self._source.take(batch, number) for number in numbers]
-                self._kept[key] = [_joined(parts)] if self._joins_once else parts
-            parts = self._kept[key]
-            values = parts[0] if self._joins_once else _joined(parts)
-            self._num_taken[key] = self._num_taken.get(key, 0) + 1
-            if self._num_taken[key] == num_readers:
-                del self._kept[key], self._num_taken[key], self._locks[key]
-                for number in numbers:
-                    self._source.release(batch, number)
-        if self._takes_all or num_readers == 1:
-            return values
-        own, first = (
-            work.microbatches[microbatch],
-            work.microbatches[group * num_readers],
-        )
-        rows = own.first_row - first.first_row, own.num_samples
-        return tuple(value.narrow(0, *rows) for value in values)
-
-    def release(self, batch: NetBatches, microbatch: int) -> None:
-        """See `Input.release`; `take` has released the source."""
-
-
-def _joined(parts: Sequence[Values]) -> Values:
-    """Join the values of several microbatches, into new tensors."""
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One of the ways that results go.
-
-    Args:
-        to: a channel to another device, or where a stage of this device looks.
-        places: which of the results; None for all.
-        count: for how many microbatches they are read.
-    """
-
-    to: Route | dict[Key, Values]
-    places: Places | None
-    count: int
-
-
-class Output:
-    """The places that one kind of a stage's results goes to.
-
-    Args:
-        channels: this device's messages.
-        net: the stage's net.
-        far: to other devices.
-        near: to stages of this device.
-        copies: whether values may lie in a buffer that is released when the op has
-            ended, so that a stage here needs copies.
-    """
-
-    def __init__(
-        self,
-        channels: PointToPoint,
-        net: str,
-        far: Sequence[_Way],
-        near: Sequence[_Way],
-        *,
-        copies: bool,
-    ) -> None:
-        self._channels = channels
-        self._net = net
-        self._far = far
-        self._near = near
-        self._copies = copies
-
-    def put(
-        self, batch: NetBatches, lane: int, microbatch: int, values: Values
-    ) -> None:
-        """Hand on what an op made for a microbatch.
-
-        Args:
-            batch: the batch of each net.
-            lane: the lane that the op is in.
-            microbatch: the microbatch.
-            values: what the op made.
-        """
-        for way in self._far:
-            if microbatch < way.count:
-                assert isinstance(way.to, tuple)
-                self._channels.send(
-                    way.to, lane, batch, microbatch, _picked(values, way.places)
-                )
-        copies = self._copies
-        for way in self._near:
-            if microbatch < way.count:
-                assert isinstance(way.to, dict)
-                key = batch[self._net].step.place_of(microbatch)
-                some = _picked(values, way.places)
-                way.to[key] = tuple(x.clone() for x in some) if copies else some
-                copies = True  # a stage may change what it reads in place
-
-
-def _picked(values: Values, places: Places | None) -> Values:
-    return values if places is None else tuple(values[place] for place in places)
 
 
 class InputMaker:
@@ -422,9 +159,8 @@ class InputMaker:
         ]
         if (fact, maker) not in self._far:
             counts = [self._count(fact, maker, other) for other in readers]
-            self._far[fact, maker] = FarInput(
-                self._channels, fact, maker, net, counts, self._recorder
-            )
+            channel = self._channels.incoming(fact, maker)
+            self._far[fact, maker] = FarInput(channel, net, counts, self._recorder)
         whole = self._far[fact, maker]
         sent = self._places(fact, maker, readers)
         own = self._places(fact, maker, [reader])
@@ -450,8 +186,8 @@ class InputMaker:
             device = self._program.stages[reader].device if own is None else own
             by_device.setdefault(device, []).append(reader)
         far = [
-            _Way(
-                (fact, maker, device),
+            Way(
+                self._channels.outgoing((fact, maker, device)),
                 self._places(fact, maker, stages),
                 max(self._count(fact, maker, stage) for stage in stages),
             )
@@ -459,7 +195,7 @@ class InputMaker:
             if device != self._device
         ]
         near = [
-            _Way(
+            Way(
                 self._near.setdefault((fact, maker, reader), {}),
                 self._places(fact, maker, [reader]),
                 self._count(fact, maker, reader),
@@ -467,4 +203,4 @@ class InputMaker:
             for reader in by_device.get(self._device, ())
         ]
         net = self._program.stages[maker].net
-        return Output(self._channels, net, far, near, copies=copies)
+        return Output(net, far, near, copies=copies)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,33 +17,15 @@ from hocket.core.program import Program
 from hocket.model.stages.splitter import Remainder
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.device.device import Device, DeviceLane
+from hocket.run.engine.lanes.inputs import Input, NearInput, RegroupedInput, Values
 from hocket.run.engine.lanes.op_times import OpTimer
-from hocket.run.engine.lanes.ports import (
-    Input,
-    InputMaker,
-    NearInput,
-    RegroupedInput,
-    Values,
-)
+from hocket.run.engine.lanes.ports import InputMaker
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather
 from hocket.run.stage.runner import StageRunner
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """What I leaves for W.
-
-    Args:
-        remainder: the gradients that W computes.
-        held: the inputs whose memory W still reads.
-    """
-
-    remainder: Remainder
-    held: tuple[Input, ...]
 
 
 class StageOps:
@@ -82,7 +65,7 @@ class StageOps:
         keeps = program.stages[number].trainable and not evaluates
         self._keeps = keeps
         self._is_last = evaluates and not program.targets[number]
-        self.makes_loss = runner.loss is not None
+        self.makes_loss = runner.loss.function is not None
         self.loss: BatchLoss | None = None
         self.gather: Gather | None = None
         self._inputs = [
@@ -109,10 +92,10 @@ class StageOps:
         self.lock: AbstractContextManager[object] = nullcontext()
         self._device: Device | None = None
         self._lanes: Mapping[int, DeviceLane] = {}
-        # Of microbatches whose backward is split: what their forward received, and what
-        # I has left.
+        # Of microbatches whose backward is split: what their forward received; what I
+        # leaves for W, and the inputs whose memory W still reads.
         self._received: dict[tuple[int, int], Sequence[Tensor]] = {}
-        self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._waiting: dict[tuple[int, int], tuple[Remainder, list[Input]]] = {}
 
     def share_between_lanes(self, device: Device, numbers: Sequence[int]) -> None:
         """Let one lane at a time run the stage's module, where several have its ops.
@@ -125,42 +108,38 @@ class StageOps:
         self._device = device
         self._lanes = dict(zip(numbers, device.lanes, strict=True))
 
-    def _timed(
+    def timed_alone(self, timer: OpTimer) -> OpTimer:
+        """Return an op's timer; it holds what only one of several lanes may use."""
+        if self._device is None:
+            return timer
+        return replace(timer, run=partial(self._run_alone, timer))
+
+    def _run_alone(
         self,
         timer: OpTimer,
         compute: Callable[_P, _T],
         *args: _P.args,
         **kwargs: _P.kwargs,
     ) -> _T:
-        """Run the module, and take the op's time.
-
-        Where several lanes have the stage's ops, they hold what only one may use.
-        """
         device = self._device
-        if device is None:
-            timer.start()
-            result = compute(*args, **kwargs)
-            timer.end()
-            return result
+        assert device is not None
         with self.lock:
             # The runner seeds the generator, which all lanes of a device share.
             draws = self._runner.module.random_layers
             lane = self._lanes[timer.lane]
             with device.fork_rng(lane, 0) if draws else nullcontext():
-                timer.start()
-                result = compute(*args, **kwargs)
-                timer.end()
+                result: _T = timer.run(compute, *args, **kwargs)
                 return result
 
     def forward(
-        self, batch: NetBatches, index: int, timer: OpTimer, *, splits: bool
+        self, index: int, timer: OpTimer, batch: NetBatches, *, splits: bool
     ) -> None:
         """Play F.
 
         Args:
-            batch: the batch of each net.
             index: the microbatch's number in the schedule.
             timer: takes the op's time.
+            batch: the batch of each net.
             splits: whether I and W follow, and not B.
         """
         work = batch[self.net]
@@ -168,14 +147,13 @@ class StageOps:
         received = self._take_inputs(batch, index)
         if splits:
             self._received[step.place_of(index)] = received
-        values = self._timed(
-            timer,
+        values = timer.run(
             self._runner.forward,
             step.number,
             step.first + index,
             work.microbatches[index],
             received,
-            work.share(index) * work.loss_scale,
+            work.weight(index) if self.makes_loss else 1.0,
             splits=splits,
         )
         self._outputs.put(batch, timer.lane, index, values)
@@ -184,7 +162,7 @@ class StageOps:
                 one.release(batch, index)
 
     def evaluate(
-        self, batch: NetBatches, index: int, timer: OpTimer
+        self, index: int, timer: OpTimer, batch: NetBatches
     ) -> tuple[object, Sequence[Any]] | None:
         """Play F without a backward.
 
@@ -207,12 +185,12 @@ class StageOps:
             one.release(batch, index)
         return (values, others) if self._is_last else None
 
-    def backward(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
+    def backward(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
         """Play B."""
         step = batch[self.net].step
         grads = self._take_gradients(batch, index)
-        values = self._timed(
-            timer, self._runner.backward, step.number, step.first + index, grads
+        values = timer.run(
+            self._runner.backward, step.number, step.first + index, grads
         )
         for one in self._gradients_from:
             one.release(batch, index)
@@ -220,16 +198,17 @@ class StageOps:
         for one in self._received_from:
             one.release(batch, index)
 
-    def input_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
+    def split_backward(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
+        """Play B of a microbatch whose backward is split in another step."""
+        self.input_gradients(index, timer, batch)
+        self.weight_gradients(index, timer, batch)
+
+    def input_gradients(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
         """Play I; inputs that W does not read are released at once."""
         step = batch[self.net].step
         grads = self._take_gradients(batch, index)
-        values, remainder = self._timed(
-            timer,
-            self._runner.input_gradients,
-            step.number,
-            step.first + index,
-            grads,
+        values, remainder = timer.run(
+            self._runner.input_gradients, step.number, step.first + index, grads
         )
         self._put_gradients(batch, index, timer, values)
         key = step.place_of(index)
@@ -243,15 +222,16 @@ class StageOps:
             else:
                 for one in inputs:
                     one.release(batch, index)
-        self._waiting[key] = _Waiting(remainder, tuple(held))
+        self._waiting[key] = remainder, held
 
-    def weight_gradients(self, batch: NetBatches, index: int, timer: OpTimer) -> None:
+    def weight_gradients(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
         """Play W."""
-        waiting = self._waiting.pop(batch[self.net].step.place_of(index))
+        key = batch[self.net].step.place_of(index)
+        remainder, held = self._waiting.pop(key)
         timer.start()
-        waiting.remainder.finish()
+        remainder.finish()
         timer.end()
-        for one in waiting.held:
+        for one in held:
             one.release(batch, index)
 
     def _sum_of_gradients(self, batch: NetBatches, index: int) -> Values:

@@ -26,21 +26,6 @@ from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 
-class Countdown:
-    """Counts the microbatches of each stage's batches down to the last one."""
-
-    def __init__(self) -> None:
-        self._left: dict[tuple[int, int, int], int] = {}
-
-    def is_last(self, stage: int, work: StepBatch) -> bool:
-        """Count one microbatch of a stage's batch; return whether it was the last."""
-        key = stage, work.step.number, work.step.first
-        num_left = self._left.pop(key, len(work.microbatches)) - 1
-        if num_left:
-            self._left[key] = num_left
-        return not num_left
-
-
 class StepEnd:
     """Plays ops R and U of one device.
 
@@ -74,7 +59,6 @@ class StepEnd:
         self._recorder = recorder
         self._lock = threading.RLock()  # of the reductions
         self._order = threading.Lock()  # of completed gradients and updates
-        self._left = Countdown()  # of ops that add to gradients
         self._timers: dict[int, OpTimer] = {}  # of R, by stage, as long as it is timed
         self._late: dict[int, OpTimer] = {}  # those of the portion before
         self.reducing: dict[int, StepBatch] = {}
@@ -86,15 +70,15 @@ class StepEnd:
         """Whether reductions went on after the last portion."""
         return bool(self._late)
 
-    def count_gradient(self, ops: StageOps, work: StepBatch) -> None:
-        """Count an op that added to a stage's gradients.
+    def end_backwards(self, ops: StageOps, work: StepBatch) -> None:
+        """Called after the last op of a batch that adds to a stage's gradients.
 
-        After the last one they move to `parameter.grad`, since the next step's
-        gradients may begin to add up before this step's update.
+        They move to `parameter.grad`, since the next step's gradients may begin to add
+        up before this step's update.
         """
-        stage = ops.number
-        if not self._left.is_last(stage, work) or not work.ends_step:
+        if not work.ends_step:
             return
+        stage = ops.number
         versions = self._runners[stage].versions
         if versions is not None:
             with ops.lock:
@@ -135,10 +119,10 @@ class StepEnd:
     def await_norms(self) -> bool:
         """Finish the reductions that have ended; return whether to call this again.
 
-        A lane that waits for another device calls this: that device may wait for the
-        norms of gradients whose reduction ends meanwhile.
+        A lane that waits for another device calls this, where norms are posted early:
+        that device may wait for those of gradients whose reduction ends meanwhile.
         """
-        if not self._sync.posts_early or not self.reducing:
+        if not self.reducing:
             return False
         self.take_finished()
         return bool(self.reducing)

@@ -21,8 +21,9 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.step_batch import NetBatches
+from hocket.run.engine.lanes.inputs import Input, Key, Values
 from hocket.run.engine.lanes.op_times import OpTimer
-from hocket.run.engine.lanes.ports import Input, Key, Output, Values
+from hocket.run.engine.lanes.outputs import Output
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.runner import StageRunner
 
@@ -126,10 +127,10 @@ class BatchLoss:
             for one, values in zip(self._inputs, leaves, strict=True)
         ]
         targets = joined([part.targets for part in parts])
-        named = self._runner.loss_of(outputs[0], targets, *outputs[1:])
+        named = self._runner.loss.named(outputs[0], targets, *outputs[1:])
         share = sum(part.num_samples for part in work.microbatches)
         share_here = share / work.step.num_samples
-        self._runner.losses.take(work.step.number, 0, named)
+        self._runner.loss.values.take(work.step.number, 0, named)
         return named[TOTAL] * ((1.0 if everywhere else share_here) * work.loss_scale)
 
     def _keep(

@@ -124,7 +124,7 @@ class StepSync(NoSync):
             WaitError: another replica did not come as far.
         """
         for stage, net in self._ends.items():
-            loss = self._runners[stage].loss
+            loss = self._runners[stage].loss.function
             if isinstance(loss, TokenMean):
                 add_up = self._results[net].add_up
                 batches = with_counts(batches, net, loss, add_up)
@@ -145,7 +145,7 @@ class StepSync(NoSync):
             ModelError: a `TokenMean` counts otherwise than its loss.
         """
         if work.ends_step:
-            losses = self._runners[stage].losses
+            losses = self._runners[stage].loss.values
             losses.begin_read()
             self._steps[work.step.number].unread.add(stage)
             if losses.is_read:
@@ -162,10 +162,10 @@ class StepSync(NoSync):
         if stage not in step.unread:
             return
         step.unread.remove(stage)
-        losses, shares = self._runners[stage].losses.read(number), step.shares[net]
+        losses, shares = self._runners[stage].loss.values.read(number), step.shares[net]
         if len(losses) < len(shares):  # one over the whole batch
             shares = dict.fromkeys(losses, sum(shares.values()))
-        warning = self._runners[stage].compare_losses()
+        warning = self._runners[stage].loss.compare()
         self._results[net].begin(number, losses, shares, warning)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
@@ -173,7 +173,7 @@ class StepSync(NoSync):
         net, number = self._ends.get(stage), work.step.number
         if net is None or number != min(self._steps):  # losses are posted in order
             return
-        if self._runners[stage].losses.is_read:
+        if self._runners[stage].loss.values.is_read:
             self._read_losses(stage, number)
             if self._results[net].is_ready(number):
                 self._post_losses(stage, number)

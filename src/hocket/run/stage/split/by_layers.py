@@ -26,7 +26,7 @@ class ByLayers:
     def __init__(self, stage: StageModule) -> None:
         self._deferral = Deferral()
         routes = make_routes(self._deferral)
-        self._watch: ModuleRoutes | None = None
+        self._watch: AbstractContextManager[object] = nullcontext()
         if runs_modules(stage):
             self.module = stage
             self._watch = ModuleRoutes(routes, stage)
@@ -35,7 +35,7 @@ class ByLayers:
 
     def on(self) -> AbstractContextManager[object]:
         """See `Splitter.on`."""
-        return nullcontext() if self._watch is None else self._watch.on()
+        return self._watch
 
     def input_gradients(
         self, starts: Starts, grads: Sequence[Tensor], leaves: Sequence[Tensor]

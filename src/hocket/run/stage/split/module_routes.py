@@ -19,8 +19,7 @@ layers inside of one, so their weights get their gradients with I.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -43,6 +42,7 @@ class ModuleRoutes:
 
     def __init__(self, routes: Routes, module: nn.Module) -> None:
         mode = _Mode(routes)
+        self._before: list[list[Forward | None]] = []  # of each time that it is on
         self._forwards = [
             (vars(owner), _routed(mode, routes, owner))
             for owner in module.modules()
@@ -50,20 +50,19 @@ class ModuleRoutes:
             and not has_own_kernel(owner)
         ]
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Enable the routes for a forward, or a backward that runs forwards again."""
-        before = [own.get("forward") for own, _ in self._forwards]
+        self._before.append([own.get("forward") for own, _ in self._forwards])
         for own, forward in self._forwards:
             own["forward"] = forward
-        try:
-            yield
-        finally:
-            for (own, _), old in zip(self._forwards, before, strict=True):
-                if old is None:
-                    del own["forward"]
-                else:
-                    own["forward"] = old
+
+    def __exit__(self, *error: object) -> None:
+        """Restore what the modules called before."""
+        for (own, _), old in zip(self._forwards, self._before.pop(), strict=True):
+            if old is None:
+                del own["forward"]
+            else:
+                own["forward"] = old
 
 
 def _routed(mode: _Mode, routes: Routes, owner: Any) -> Forward:

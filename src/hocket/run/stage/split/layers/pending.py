@@ -48,28 +48,25 @@ class Pending:
         """Return whether it holds the memory of any of these tensors."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         blocks = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
-        return any(
-            begin <= tensor.data_ptr() < end
-            for tensor in self._held()
-            for begin, end in blocks
-        )
+        held = map(Tensor.data_ptr, self._held())
+        return bool([x for x in held for begin, end in blocks if begin <= x < end])
 
     @property
     def num_bytes(self) -> int:
         """The bytes that it holds, each block of memory once."""
         return num_bytes_held(self._held())
 
-    def _held(self) -> Iterable[Tensor]:
-        for call, dy in self._calls:
-            yield from call.inputs
-            yield dy
+    def _held(self) -> list[Tensor]:
+        return [x for call, dy in self._calls for x in (*call.inputs, dy)]
 
 
 def _used_again(calls: Iterable[tuple[DeferredCall, Tensor]]) -> Counter[int]:
     """Return how often each parameter with several uses is used."""
-    uses = Counter([id(call.weight) for call, _ in calls])
-    uses.update([id(call.bias) for call, _ in calls if call.bias is not None])
-    return Counter({key: num for key, num in uses.items() if num > 1})
+    pairs = [(call.weight, call.bias) for call, _ in calls]
+    used = [id(x) for pair in pairs for x in pair if x is not None]
+    if len(set(used)) == len(used):
+        return Counter()
+    return Counter({key: num for key, num in Counter(used).items() if num > 1})
 
 
 def _add(
