@@ -173,10 +173,12 @@ def rank(
     most_delay = search.max_delay if search.schedules is None else inf
     bounds = sorted(_bounds(predictor, _candidates(predictor, search), most_delay))
     for bound_s, candidate in bounds:
-        if search.is_exhaustive or not found.is_beaten(bound_s, candidate):
-            found.add(_try(predictor, candidate, found))
-        else:
+        if not search.is_exhaustive and _is_beaten(
+            predictor, candidate, bound_s, found
+        ):
             found.num_beaten += 1
+        else:
+            found.add(_try(predictor, candidate, found))
     if not found.outcomes:
         raise PlanError(
             f"nothing can be tried for {batch_size} samples on {cluster.num_devices} "
@@ -201,6 +203,17 @@ def rank(
     is_plain = best.candidate.is_data_parallel
     draw = data_parallel_timeline if is_plain else Predictor.timeline
     return ranking.with_timeline(draw(predictor, best.candidate))
+
+
+def _is_beaten(
+    predictor: Predictor, candidate: Candidate, bound_s: float, found: _RankedSoFar
+) -> bool:
+    """Return whether a candidate cannot matter: by a quick bound, or by a tight one."""
+    if found.is_beaten(bound_s, candidate):
+        return True
+    if candidate.is_data_parallel or not found.best_s:
+        return False
+    return found.is_beaten(predictor.tight_bound_s(candidate), candidate)
 
 
 def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> str:
