@@ -16,7 +16,7 @@ from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig
     from hocket.recipes.config.resolve import Resolved
-    from hocket.recipes.training.planning import Paper, Shown
+    from hocket.planner.ranking.shown import Paper, Shown
 
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
@@ -119,7 +119,7 @@ def plan_command(
     """
     from hocket.planner.published.catalogue import NETWORKS, plan_network
     from hocket.planner.rank import PlanConfig, Search
-    from hocket.recipes.training.planning import Shown
+    from hocket.planner.ranking.shown import Shown
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
     config = PlanConfig(
@@ -186,7 +186,8 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
         PlanError: a name that is not known, or numbers that nothing fits.
         WorkerError: a worker failed.
     """
-    from hocket.recipes.training.planning import Shown, plan_recipe
+    from hocket.planner.ranking.shown import Shown
+    from hocket.recipes.training.planning import plan_recipe
 
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
@@ -205,7 +206,7 @@ def _has(num_devices: int) -> bool:
 
 
 def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
-    from hocket.recipes.training.planning import Shown
+    from hocket.planner.ranking.shown import Shown
 
     typer.echo(f"measuring on {config.num_devices} workers of this machine", err=True)
     shown = run_workers(
@@ -217,7 +218,7 @@ def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
 def _paper(num_rows: int, *, has_page: bool) -> Paper:
     import sys
 
-    from hocket.recipes.training.planning import Paper
+    from hocket.planner.ranking.shown import Paper
 
     is_terminal = sys.stdout.isatty()
     width = _FILE_COLUMNS

@@ -79,7 +79,7 @@ class Search:
     stages_per_device: tuple[int, ...] = STAGES_PER_DEVICE
     recompute: tuple[bool, ...] = (False, True)
     data_parallel: bool = True
-    num_best: int = 30
+    num_best: int = 12
     is_exhaustive: bool = False
     max_delay: int = 0
     clips: bool = False
